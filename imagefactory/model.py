@@ -142,7 +142,7 @@ class Base:
     fit. `public` is the nearest public image for builds by hand. A pulled base has no `suite` and no
     `packages`; its `image` is `host/repository[:tag]@sha256:...`, and its `public` the same without the tag.
     `interpreter` is the absolute path of its Python, empty for Debian's own place. `on` names the base that
-    this one adds packages to, which `packages` holds too; empty for none.
+    this one adds packages to, which `packages` holds too; empty for none. `platform` is what it is for.
     """
 
     name: str
@@ -155,6 +155,7 @@ class Base:
     image: str = ""
     interpreter: str = ""
     on: str = ""
+    platform: str = "linux/amd64"
 
     @property
     def python_path(self) -> str:

@@ -20,6 +20,7 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.errors import StaleError, UnsolvableError, UsageError
+from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
@@ -254,11 +255,11 @@ def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
-    """The bases of these names, and those that the chosen targets' recipes add packages to."""
+    """The bases of these names, and those that the chosen targets' recipes add packages or a platform to."""
     asked = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(f"no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}")
-    own = [target.base for target in chosen if known[target.base].on]
+    own = [t.base for t in chosen if (base := known[t.base]).on or base.platform != AMD64]
     return [known[name] for name in dict.fromkeys((*asked, *own))] if names else list(factory.bases)

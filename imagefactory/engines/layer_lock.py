@@ -52,7 +52,7 @@ def image_of(
     """The image of a definition and these layers; its config, manifest and index go to `blobs`."""
     epoch, below = bases[0].source_date_epoch, lock.layers[: len(bases)]
     named = _Named()
-    index = write_base(named, below, epoch)
+    index = write_base(named, below, epoch, definition.base.platform)
     on = BaseImage(
         image=named.image(f"base:{definition.base.name}", index, below),
         folders=(),

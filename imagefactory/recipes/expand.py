@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from imagefactory.errors import NothingSelectedError, RecipeError
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.platforms import MACHINES, with_suffix
 from imagefactory.model import NO_CUDA, Base, Start, Target
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, channel_address, parse_spec
@@ -23,7 +24,7 @@ from imagefactory.recipes.row_faults import (
     source_faults,
     virtual_faults,
 )
-from imagefactory.recipes.values import ARCHSPECS, REQUIREMENT_RULES, RULES, normal_requirement
+from imagefactory.recipes.values import REQUIREMENT_RULES, RULES, normal_requirement
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural
 
@@ -127,10 +128,10 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
             for platform in row.platforms:
                 for index, cuda in enumerate(row.builds):
                     if recipe.source == "conda":
-                        faults += virtual_faults(row, index, base)
+                        faults += virtual_faults(row, index, base, platform)
                     else:
-                        faults += source_faults(row, index)
-                    target = _target(recipe, row, cuda, platform)
+                        faults += source_faults(row, index, platform)
+                    target = _on_platform(_target(recipe, row, cuda, platform), base, bases, faults)
                     glibc = base.glibc if base else ""
                     if recipe.source == "pypi" and base and base.python != row.python:
                         target = replace(target, channels=(channel_address(PYTHON_CHANNEL),))
@@ -145,10 +146,8 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
     name = f"{recipe.family}-{row.version}-{built_for.replace('.', '')}"
     if row.python != recipe.python:
         name += f"-py{row.python.replace('.', '')}"
-    if platform != recipe.platform:
-        name += f"-{platform.rpartition('/')[2]}"
     return Target(
-        name=name,
+        name=with_suffix(name, platform, recipe.platform),
         family=recipe.family,
         description=row.description or recipe.description,
         source=recipe.source,
@@ -175,11 +174,25 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
     )
 
 
+def _on_platform(target: Target, base: Base | None, bases: dict[str, Base], faults: list[str]) -> Target:
+    """The target on its base for its platform, which has a name of its own beside the one for amd64."""
+    if base is None or target.platform == base.platform:
+        return target
+    below = bases.get(base.name, base)
+    made = replace(below, name=with_suffix(below.name, target.platform), platform=target.platform)
+    if (other := bases.setdefault(made.name, made)) != made:
+        faults.append(
+            f"{target.where}: its base for {made.platform} would be '{made.name}', which is at {other.where} "
+            "(rename one of them)"
+        )
+    return replace(target, base=made.name)
+
+
 def _on_system(
     target: Target, recipe: Recipe, row: MatrixRow, bases: dict[str, Base], faults: list[str]
 ) -> Target:
     """The target on its base with the packages of Debian that its recipe adds, a base of its own name."""
-    below = row.own_base or bases.get(target.base)
+    below = bases.get(target.base) or row.own_base
     if not recipe.system or below is None:
         return target
     if below.image:
@@ -212,7 +225,7 @@ def _all_virtual(target: Target, row: MatrixRow, glibc: str) -> tuple[tuple[str,
     """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
     if not target.conda:
         return ()
-    found = {"glibc": glibc, "archspec": ARCHSPECS[0]} | dict(row.virtual)
+    found = {"glibc": glibc, "archspec": MACHINES[target.platform]} | dict(row.virtual)
     if target.source == "conda" and target.gpu:  # without a driver conda has no package __cuda
         found = {"cuda": target.cuda} | found
     return tuple(sorted((f"__{key}", value) for key, value in found.items()))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
+from imagefactory.gpu.platforms import AMD64, MACHINES
 from imagefactory.model import NO_CUDA, Base, Target, Where
 from imagefactory.recipes.model import MatrixRow
 from imagefactory.recipes.values import (
@@ -66,13 +67,19 @@ def base_faults(row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iter
         yield f"{place_of(row, 'base')}: there is no base '{row.base}' ({hint})"
 
 
-def virtual_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[str]:
+def virtual_faults(row: MatrixRow, index: int, base: Base | None, platform: str) -> Iterator[str]:
     """What no machine has, or none that the image is for."""
     cuda, virtual = row.cuda[index], dict(row.virtual)
     if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
         yield (
             f"{place_of(row, 'virtual.glibc')}: base '{base.name}' carries glibc {base.glibc}, older than "
             f'{virtual["glibc"]} (write "{base.glibc}" or less, or leave it out)'
+        )
+    machine = MACHINES.get(platform, "")
+    if "archspec" in virtual and not virtual["archspec"].startswith(machine):
+        yield (
+            f"{place_of(row, 'virtual.archspec')}: no machine of {platform} is '{virtual['archspec']}' "
+            f"(write {machine}, leave it out, or write rows by platform)"
         )
     if cuda == NO_CUDA:
         return
@@ -92,16 +99,16 @@ def virtual_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[st
         )
 
 
-def source_faults(row: MatrixRow, index: int) -> Iterator[str]:
-    """What the source is known not to offer. A version that the table lacks is left to the solver."""
-    name = f"{row.framework} {row.version}"
-    cuda = row.builds[index]
+def source_faults(row: MatrixRow, index: int, platform: str) -> Iterator[str]:
+    """What the source is known not to offer. What the table lacks is left to the solver: a version, and all
+    that is for another platform than amd64."""
+    cuda, name = row.builds[index], f"{row.framework} {row.version}"
     wheels = knowledge.offered(row.framework, row.version)
     if cuda == NO_CUDA or rocm_of(cuda):
         whose = "CPUs" if cuda == NO_CUDA else "AMD's GPUs"
         yield from _cpu_faults(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
         return
-    if not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
+    if platform != AMD64 or not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
         return
     fitting = [wheel for wheel in wheels if wheel.cuda == cuda]
     if not fitting:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from imagefactory.gpu.platforms import PLATFORMS
 from imagefactory.model import NO_CUDA
 from imagefactory.recipes import match_spec
 from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
@@ -28,9 +29,8 @@ WAIVABLE = tuple(
     if not check.endswith("-controls")
 )
 SOURCES = ("pypi", "conda")
-PLATFORMS = ("linux/amd64",)
 PRIORITIES = ("strict", "disabled")
-ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
+ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4", "aarch64")
 
 # The factory sets these itself, in every image.
 OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "LANG")

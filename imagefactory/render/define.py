@@ -14,8 +14,8 @@ from dataclasses import replace
 from imagefactory.errors import LockError, RecipeError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
+from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock.files import lock_digest
-from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import PLAIN_START, Base, Definition, Lock, LockedPackage, OwnFile, Target
 
 PREFIX = "/opt/env"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
 from imagefactory.render.define import entrypoint
@@ -108,6 +109,7 @@ def render_dockerfile(definition: Definition) -> str:
         path=dict(definition.environment).get("PATH", ""),
         nvidia="NVIDIA_VISIBLE_DEVICES" in dict(definition.environment),
         tag=reference(target),
+        docker_build=f"docker build{'' if target.platform == AMD64 else f' --platform {target.platform}'}",
         facts=facts(definition),
         indexes=named_indexes(definition),
         bring=wheels_to_bring(definition),

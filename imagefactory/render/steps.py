@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock.files import explicit
 from imagefactory.lock.pypi.origins import from_files
-from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Definition, LockedConda, LockedWheel
 from imagefactory.render.define import HOME, interpreter, pyvenv_cfg, venv_links
 from imagefactory.render.quoting import word, words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from imagefactory.lock.files import UNSOLVABLE, lock_names
 from imagefactory.lock.layers import LAYERS
 from imagefactory.model import Target
 from imagefactory.recipes.bases import BASES_FILE
+from imagefactory.recipes.read import read_bases
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import SHIPPED, Settings
@@ -49,8 +50,9 @@ def make_factory(
     shipped = replace(settings, root=Setting(value=str(SHIPPED), origin="init"))
     targets = read_factory(shipped, environ).targets
     families = _with_those_below(targets, wanted)
-    theirs = _theirs(targets, families)
-    texts = {name: (SHIPPED / name).read_text(encoding="utf-8") for name in (*_always(), *theirs)}
+    always = _always()
+    theirs = _theirs(targets, families, always)
+    texts = {name: (SHIPPED / name).read_text(encoding="utf-8") for name in (*always, *theirs)}
     texts[FILE_NAME] = SETTINGS
     try:
         there = {name for name in texts if (root / name).exists()}
@@ -96,12 +98,17 @@ def _with_those_below(targets: Iterable[Target], wanted: Iterable[str]) -> tuple
 def _always() -> list[str]:
     """The files that any factory has, by their names below the root."""
     recipes = SHIPPED / "recipes"
-    paths = (recipes / BASES_FILE, *recipes.glob("*.schema.json"), *SHIPPED.glob("lockfiles/bases/*.lock"))
-    return [str(path.relative_to(SHIPPED)) for path in paths]
+    paths = (recipes / BASES_FILE, *recipes.glob("*.schema.json"))
+    locks = (SHIPPED / _base_lock(base.name) for base in read_bases(recipes))
+    return [str(path.relative_to(SHIPPED)) for path in (*paths, *locks) if path.exists()]
 
 
-def _theirs(targets: Iterable[Target], families: tuple[str, ...]) -> list[str]:
-    """The files of families."""
+def _base_lock(name: str) -> str:
+    return f"lockfiles/bases/{name}.lock"
+
+
+def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequence[str]) -> list[str]:
+    """The files of families, beside those that are there `always`."""
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
@@ -110,4 +117,6 @@ def _theirs(targets: Iterable[Target], families: tuple[str, ...]) -> list[str]:
                 *(f"{target.name}.{kind}" for kind in (UNSOLVABLE, LAYERS)),
             )
             names += [f"lockfiles/{name}" for name in kept if (SHIPPED / "lockfiles" / name).exists()]
+            base = _base_lock(target.base)  # of its own: for its platform, or with packages of its recipe
+            names += [base] if base not in always and (SHIPPED / base).exists() else []
     return names

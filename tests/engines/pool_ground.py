@@ -165,7 +165,7 @@ def put_base(factory: Factory, layer: Descriptor) -> BaseImage:
     made = Layer(descriptor=layer, diff_id=layer.digest, title=base.name)
     factory.layout.record_layer(base_image._layer_key(lock, factory.settings.codec.value, None), made)
     epoch = lock.source_date_epoch
-    image = base_image._tag(factory.layout, base.name, (made,), epoch)
+    image = base_image._tag(factory.layout, base, (made,), epoch)
     return BaseImage(image=image, folders=(), identity=base_image.base_key(lock), epoch=epoch, published=True)
 
 

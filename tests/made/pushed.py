@@ -36,10 +36,11 @@ def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None
     layout = factory.layout
     blob = layout.add(content, "application/vnd.oci.image.layer.v1.tar")
     layer = Layer(descriptor=blob, diff_id=blob.digest, title=target.base)
-    lock = read_base_lock(factory.base_lock_path(factory.base_of(target)))
+    base = factory.base_of(target)
+    lock = read_base_lock(factory.base_lock_path(base))
     assert lock is not None
     layout.record_layer(image._layer_key(lock, factory.settings.codec.value, None), layer)
-    image._tag(layout, target.base, (layer,), lock.source_date_epoch)
+    image._tag(layout, base, (layer,), lock.source_date_epoch)
 
 
 def put_built(

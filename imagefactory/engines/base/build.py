@@ -30,7 +30,7 @@ from imagefactory.engines.base.fetch import FetchedBase, verify_deb
 from imagefactory.engines.base.look import SETUP_HOOK
 from imagefactory.engines.base.tar import WrittenLayer, check_installed, write_layer
 from imagefactory.errors import BuildError, DownloadError, ToolError
-from imagefactory.lock.debian.file import ARCHITECTURE
+from imagefactory.lock.debian.file import lock_architecture
 from imagefactory.lock.debian.sources import search_path
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Progress
@@ -95,7 +95,7 @@ def mmdebstrap_command(lock: BaseLock, repository: Path, dpkg_options: Path, *, 
         "mmdebstrap",
         f"--mode={'root' if as_root else 'unshare'}",
         "--variant=apt",
-        f"--architectures={ARCHITECTURE}",
+        f"--architectures={lock_architecture(lock)}",
         "--format=tar",
         "--verbose",
         f"--include={','.join(package.name for package in lock.packages)}",
@@ -130,10 +130,10 @@ def format_packages(entries: Iterable[tuple[str, str, DebianPackage]]) -> str:
     )
 
 
-def format_release(suite: str, index: bytes) -> str:
+def format_release(lock: BaseLock, index: bytes) -> str:
     """Its Release file: mmdebstrap looks for essential packages under the suite's name."""
     return (
-        f"Suite: {suite}\nCodename: {suite}\nArchitectures: {ARCHITECTURE}\n"
+        f"Suite: {lock.suite}\nCodename: {lock.suite}\nArchitectures: {lock_architecture(lock)}\n"
         f"SHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
     )
 
@@ -155,7 +155,7 @@ def _write_repository(fetched: FetchedBase, repository: Path) -> None:
     index = format_packages(entries)
     for file, text in (
         (repository / "Packages", index),
-        (repository / "Release", format_release(fetched.lock.suite, index.encode())),
+        (repository / "Release", format_release(fetched.lock, index.encode())),
         (repository.parent / "dpkg.cfg", "force-unsafe-io\n"),
     ):
         file.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError
 from imagefactory.lock.debian.archive import Archive, open_archive
-from imagefactory.lock.debian.file import deb_filename, downloaded_filename
+from imagefactory.lock.debian.file import deb_filename, downloaded_filename, lock_architecture
 from imagefactory.lock.debian.solve import solve_base
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock, DebianPackage
@@ -62,7 +62,7 @@ def fetch_base(
         moved: tuple[Moved, ...] = ()
         missing = _missing(lock, mirror.debs)
         if missing:
-            with open_archive(mirror, lock.suite, progress) as archive:
+            with open_archive(mirror, lock.suite, lock_architecture(lock), progress) as archive:
                 gone = _gone(missing, archive)
                 if gone and locked:
                     raise BuildError(

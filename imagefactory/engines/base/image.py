@@ -16,6 +16,7 @@ from imagefactory.engines.base.fetch import FetchedBase, fetch_base
 from imagefactory.engines.base.look import base_key
 from imagefactory.errors import LockError
 from imagefactory.files import explain_full_disk, unseal
+from imagefactory.gpu.platforms import architecture
 from imagefactory.lock.debian.file import format_base_lock, parse_base_lock
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock
@@ -207,7 +208,7 @@ def _finish(layout: Layout, order: BaseWanted, laid: _Laid, progress: Progress) 
     if laid.lock != order.lock:
         tell_unpublished(order.base.name, progress)
     epoch = laid.below.epoch if laid.below else laid.lock.source_date_epoch
-    return laid.base(_tag(layout, order.base.name, laid.layers, epoch), tuple(folders), order)
+    return laid.base(_tag(layout, order.base, laid.layers, epoch), tuple(folders), order)
 
 
 def tell_unpublished(name: str, progress: Progress) -> None:
@@ -245,9 +246,9 @@ def _compress(layout: Layout, made: BaseTar, order: BaseWanted) -> Layer:
     return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=order.base.name)
 
 
-def _tag(layout: Layout, name: str, layers: Sequence[Layer], epoch: int) -> Image:
+def _tag(layout: Layout, base: Base, layers: Sequence[Layer], epoch: int) -> Image:
     """Makes the base's own image and tags it."""
-    index, tag = write_base(layout, layers, epoch), f"base:{name}"
+    index, tag = write_base(layout, layers, epoch, base.platform), f"base:{base.name}"
     known = layout.tags().get(tag)
     if known is None or known.digest != index.digest:
         layout.tag(tag, index)
@@ -260,12 +261,12 @@ class Blobs(Protocol):
     def add(self, data: bytes, media_type: str) -> Descriptor: ...
 
 
-def write_base(blobs: Blobs, layers: Sequence[Layer], epoch: int) -> Descriptor:
+def write_base(blobs: Blobs, layers: Sequence[Layer], epoch: int, platform: str) -> Descriptor:
     """Adds the config, manifest and index of a base's own image; gives the index's descriptor."""
     created = format_time(epoch)
     config = {
         "created": created,
-        "architecture": "amd64",
+        "architecture": architecture(platform),
         "os": "linux",
         "config": {
             "Env": [f"{variable}={value}" for variable, value in ENVIRONMENT],
@@ -283,7 +284,7 @@ def write_base(blobs: Blobs, layers: Sequence[Layer], epoch: int) -> Descriptor:
             {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
         ],
     }
-    return write_index(blobs, manifest, "linux/amd64")
+    return write_index(blobs, manifest, platform)
 
 
 def write_index(blobs: Blobs, manifest: Mapping[str, object], platform: str) -> Descriptor:

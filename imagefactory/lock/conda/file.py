@@ -15,13 +15,12 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 from imagefactory.errors import LockError
+from imagefactory.gpu.platforms import MACHINES, SUBDIRS
 from imagefactory.model import Lock, LockedConda
 
 FORMAT = 1
 MAX_BYTES = 8 * 1024 * 1024
 MAX_PACKAGES = 5_000
-SUBDIRS = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
-"""Machine -> conda's name of the platform. Packages of `noarch` fit every one."""
 
 _TARGET = r"[a-z0-9]+(?:[._-][a-z0-9]+)*"
 _CHANNEL = (
@@ -122,7 +121,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
 
 def platform_subdir(lock: Lock) -> str:
     """Conda's name of the lock's platform: `linux-64` for `manylinux_2_36_x86_64`."""
-    return next(name for machine, name in SUBDIRS.items() if lock.platform.endswith(f"_{machine}"))
+    return next(SUBDIRS[name] for name, machine in MACHINES.items() if lock.platform.endswith(f"_{machine}"))
 
 
 def _told(lock: Lock, pip: str) -> list[str]:
@@ -271,7 +270,7 @@ def _read_lock(reader: _LockReader) -> Lock:
         raise reader.fault(f"lock format {known} is not known to this imagefactory (it knows {FORMAT})")
     target = reader.value(f"{_KEY}target: ", _TARGET)
     python = reader.value(f"{_KEY}python: ", r"3\.[0-9]{1,2}")
-    machine = next(machine for machine, name in SUBDIRS.items() if name == subdir)
+    machine = next(MACHINES[platform] for platform, name in SUBDIRS.items() if name == subdir)
     platform = reader.value(f"{_KEY}platform: ", rf"manylinux_2_[0-9]{{1,2}}_{machine}")
     solver = reader.value(f"{_KEY}solver: ", r"[A-Za-z0-9][A-Za-z0-9 .,+_-]{0,120}")
     system = reader.maybe(f"{_KEY}system: ", rf"{_SYSTEM}(?: {_SYSTEM})*") or ""

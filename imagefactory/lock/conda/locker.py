@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
+from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.conda.behind import find_behind
 from imagefactory.lock.conda.builds import CudaBuild, cuda_builds
@@ -35,7 +36,6 @@ from imagefactory.lock.conda.solver import (
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.question import origins_of
-from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.progress import Progress

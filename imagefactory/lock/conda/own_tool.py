@@ -23,11 +23,12 @@ from typing import Any
 import yaml
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint
+from imagefactory.gpu.platforms import SUBDIRS
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.lock.conda.solver import SUBDIRS, CondaQuestion, Solver, first_question, run
+from imagefactory.lock.conda.solver import CondaQuestion, Solver, first_question, run
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import LockedConda, Target
 from imagefactory.web import redact

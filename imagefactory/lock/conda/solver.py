@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory.errors import LockError
+from imagefactory.gpu.platforms import SUBDIRS
 from imagefactory.lock import asked_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
@@ -30,7 +31,6 @@ T = TypeVar("T")
 Rank = tuple[bool, Any, int]
 _LINGER = 0.02
 _BROKEN = re.compile(r"at line \d+ column \d+")  # of what came whole, but is not JSON
-SUBDIRS = {"linux/amd64": "linux-64", "linux/arm64": "linux-aarch64"}
 
 
 class NoSolutionError(Exception):

@@ -18,16 +18,16 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from imagefactory.errors import DownloadError, LockError, ToolError
-from imagefactory.lock.debian.file import ALWAYS, ARCHITECTURE
+from imagefactory.lock.debian.file import ALWAYS
 from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror, parse_stanzas
 from imagefactory.model import DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
 
 
-def sources_text(mirror: DebianMirror, suite: str) -> str:
+def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
     """apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
-    options = f"signed-by={mirror.keyring} arch={ARCHITECTURE} target=Packages"
+    options = f"signed-by={mirror.keyring} arch={architecture} target=Packages"
     if mirror.dated:
         options += " check-valid-until=no"
     return "".join(
@@ -40,7 +40,7 @@ def sources_text(mirror: DebianMirror, suite: str) -> str:
     )
 
 
-def apt_config(root: Path, certificates: str = "") -> str:
+def apt_config(root: Path, architecture: str, certificates: str = "") -> str:
     """apt.conf of a private apt root: its own state, cache and sources, the machine's network settings.
 
     The machine may have loosened apt's checks for its own use; here they hold.
@@ -52,8 +52,8 @@ def apt_config(root: Path, certificates: str = "") -> str:
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
 #clear DPkg::Pre-Install-Pkgs;
-APT::Architecture "{ARCHITECTURE}";
-APT::Architectures {{ "{ARCHITECTURE}"; }};
+APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
 APT::Default-Release "";
 APT::Install-Recommends "false";
 APT::Install-Suggests "false";
@@ -168,8 +168,10 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
 
 
 @contextmanager
-def open_archive(mirror: DebianMirror, suite: str, progress: Progress) -> Iterator[Archive]:
-    """Read the indexes of `suite` into a private apt root under the temporary folder, removed at the end.
+def open_archive(
+    mirror: DebianMirror, suite: str, architecture: str, progress: Progress
+) -> Iterator[Archive]:
+    """Read the indexes of `suite` for `architecture` (`arm64`) into a private apt root, removed at the end.
 
     Raises ToolError without apt or Debian's keyring, LockError when the archive cannot be reached or
     its signatures do not hold.
@@ -186,8 +188,8 @@ def open_archive(mirror: DebianMirror, suite: str, progress: Progress) -> Iterat
         for folder in ("state/lists/partial", "cache/archives/partial"):
             (root / folder).mkdir(parents=True)
         (root / "state/status").touch()
-        (root / "sources.list").write_text(sources_text(mirror, suite), encoding="utf-8")
-        (root / "apt.conf").write_text(apt_config(root, mirror.certificates), encoding="utf-8")
+        (root / "sources.list").write_text(sources_text(mirror, suite, architecture), encoding="utf-8")
+        (root / "apt.conf").write_text(apt_config(root, architecture, mirror.certificates), encoding="utf-8")
         argv = ["apt-get", "-c", str(root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "update"]
         with progress.task(f"package lists of Debian {suite}", total=100, unit="percent") as task:
             done = 0

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from imagefactory.errors import LockError
 from imagefactory.files import replace_text
+from imagefactory.gpu.platforms import PLATFORMS, architecture
 from imagefactory.model import Base, BaseLock, DebianPackage
 
-ARCHITECTURE = "amd64"
 FORMAT = "imagefactory-base-lock 1"
 
 
@@ -39,11 +39,16 @@ def base_content_hash(base: Base, below: BaseLock | None = None) -> str:
         "format": FORMAT,
         "base": base.name,
         "suite": base.suite,
-        "architecture": ARCHITECTURE,
+        "architecture": architecture(base.platform),
         "packages": sorted({*base.packages, *ALWAYS}),
         **({"below": [f"{one.name} {one.version} {one.sha256}" for one in below.packages]} if below else {}),
     }
     return "sha256:" + hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+
+
+def lock_architecture(lock: BaseLock) -> str:
+    """The processor that a base's packages are for, in Debian's word (`arm64`)."""
+    return next((one.architecture for one in lock.packages if one.architecture != "all"), "all")
 
 
 def format_base_lock(lock: BaseLock) -> str:
@@ -87,6 +92,8 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
             raise _malformed(file, number, f"'{other.name}' is out of order or there twice")
     if not packages:
         raise _malformed(file, 7, "there is no package")
+    if len(processors := {one.architecture for one in packages} - {"all"}) > 1:
+        raise _malformed(file, 7, f"packages for {' and '.join(sorted(processors))} stand in one lock")
     return BaseLock(
         base=fields[1],
         suite=fields[2],
@@ -132,17 +139,17 @@ def _package(line: str, number: int, file: str) -> DebianPackage:
     fields = line.split(" ")
     if len(fields) != 5:
         raise _malformed(file, number, "expected 'name version architecture sha256 size'")
-    name, version, architecture, sha256, size = fields
+    name, version, processor, sha256, size = fields
     for value, good in (
         (name, _NAME.fullmatch(name)),
         (version, _VERSION.fullmatch(version)),
-        (architecture, architecture in ("all", ARCHITECTURE)),
+        (processor, processor in ("all", *map(architecture, PLATFORMS))),
         (sha256, _HEX64.fullmatch(sha256)),
         (size, re.fullmatch("[1-9][0-9]{0,11}", size)),
     ):
         if not good:
             raise _malformed(file, number, f"'{value}' is not a value that belongs here")
-    return DebianPackage(name=name, version=version, architecture=architecture, sha256=sha256, size=int(size))
+    return DebianPackage(name=name, version=version, architecture=processor, sha256=sha256, size=int(size))
 
 
 def _malformed(file: str, number: int, what: str) -> LockError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagefactory.errors import LockError
+from imagefactory.gpu.platforms import architecture
 from imagefactory.lock.debian.archive import Archive, open_archive
 from imagefactory.lock.debian.file import base_content_hash
 from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror
@@ -28,7 +29,7 @@ def lock_base(
     current = previous is not None and previous.content_hash == decided
     if previous is not None and current and not update:
         return previous
-    with open_archive(mirror, base.suite, progress) as archive:
+    with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
         fresh = solve_base(base, archive, decided)
     return previous if previous is not None and current and previous.packages == fresh.packages else fresh
 

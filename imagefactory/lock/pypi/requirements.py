@@ -16,7 +16,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError
-from imagefactory.lock.pypi.tags import MACHINES, fitting_set
+from imagefactory.gpu.platforms import MACHINES
+from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.recipes.values import RULES
 

@@ -7,8 +7,6 @@ from functools import lru_cache
 
 from packaging import tags
 
-MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
-
 
 @lru_cache(maxsize=32)
 def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:

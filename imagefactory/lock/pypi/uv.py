@@ -17,6 +17,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip
+from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.asked import as_lines, in_plain_words, write_asked
@@ -37,7 +38,6 @@ from imagefactory.lock.pypi.offers import (
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
-from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of

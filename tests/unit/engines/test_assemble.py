@@ -215,7 +215,7 @@ def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) ->
         base=BASE.name, suite="bookworm", content_hash=f"sha256:{'0' * 64}", source_date_epoch=77, packages=()
     )
     base = BaseImage(
-        image=_tag(layout, BASE.name, (below,), 77),
+        image=_tag(layout, BASE, (below,), 77),
         folders=(layout.path,),
         identity=base_key(lock),
         epoch=77,

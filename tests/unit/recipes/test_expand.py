@@ -15,7 +15,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target, Where
 from imagefactory.recipes import scaffold, values
 from imagefactory.recipes.bases import all_bases, parse_bases
-from imagefactory.recipes.expand import expand, expand_all, select
+from imagefactory.recipes.expand import expand, expand_all, expand_sound, select
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.reader import MAX_FAULTS
 from imagefactory.recipes.recipe import parse_recipe
@@ -107,8 +107,22 @@ def test_targets_of_a_recipe() -> None:
 def test_a_platform_that_is_not_the_familys_is_in_the_name() -> None:
     recipe = parse_recipe(RECIPE, FILE)
     row = replace(recipe.matrix[0], platforms=("linux/amd64", "linux/arm64"))
-    names = [target.name for target in expand(replace(recipe, matrix=(row,)), bases())]
-    assert names == ["pytorch-2.3-cu121", "pytorch-2.3-cu121-arm64"]
+    amd, arm = expand(replace(recipe, matrix=(row,)), bases())
+    assert (amd.name, amd.base) == ("pytorch-2.3-cu121", "debian-12")
+    assert (arm.name, arm.base) == ("pytorch-2.3-cu121-arm64", "debian-12-arm64")
+
+
+def test_a_base_for_another_platform_has_a_name_of_its_own() -> None:
+    recipe = parse_recipe(edited("platform: linux/amd64", "platform: linux/arm64"), FILE)
+    made, targets, faults = expand_sound([recipe], bases(), {})
+    assert targets[0].name == "pytorch-2.3-cu121"
+    assert faults == ()
+    by_name = {base.name: base for base in made}
+    assert replace(by_name["debian-12"], name="debian-12-arm64", platform="linux/arm64") in made
+    assert by_name[targets[0].base].platform == "linux/arm64"
+    taken = replace(bases()[0], name="debian-12-arm64")
+    said = expand_sound([recipe], (*bases(), taken), {})[2]
+    assert "its base for linux/arm64 would be 'debian-12-arm64'" in said[0]
 
 
 def test_defaults_and_several_cudas() -> None:
@@ -188,7 +202,11 @@ FAULTS = [
     ("source: pypi", "source: conda", "1:1: 'channels' is missing (write channels: [conda-forge])"),
     ('["12.1"]', '["12.1"]\n    virtual: {cuda: "12.4"}', "17:5: 'virtual' belongs to source conda (remove it, or write source: conda)"),
     ('["12.1"]', '["12.1"]\n    on: jax-0.10-cu12', "17:5: 'on' stands in a family that has a source of its own (give what is built on"),
-    ("linux/amd64", "linux/arm64", "5:11: 'platform' cannot be 'linux/arm64' (write \"linux/amd64\")"),
+    (
+        "linux/amd64",
+        "linux/riscv64",
+        "5:11: 'platform' cannot be 'linux/riscv64' (write \"linux/amd64\" or \"linux/arm64\")",
+    ),
     ("framework: torch", "framework: torch==2", "4:12: 'framework' cannot be 'torch==2' (write a distribution's name without"),
     ('["9.0"', '["sm_90"', "8:16: 'capabilities' cannot be 'sm_90' (write a compute capability in quotes, such as \"8.0\","),
     ('["9.0"', '["8.0"', "8:23: '8.0' stands in 'capabilities' twice, first at recipes/torch.yaml:8:16 (remove one)"),

@@ -169,7 +169,7 @@ ALLOWED = {
     "cuda": r"[0-9.]+|none",
     "python": r"3\.[0-9]+",
     "base": r"[a-z0-9-]+",
-    "platform": "linux/amd64",
+    "platform": "linux/(amd64|arm64)",
     "capabilities": r"[0-9]+\.[0-9]",
     "checks": r"[a-z-]+",
     "channels": r"https://[a-z0-9.:-]+(/[A-Za-z0-9._-]+)+|file://(/[A-Za-z0-9._+-]+)+",
@@ -209,7 +209,7 @@ def assert_clean(target: Target) -> None:
     virtual = dict(target.virtual)
     assert set(virtual) == {"__archspec", "__glibc"} | ({"__cuda"} if target.gpu else set())
     archspec, cuda, glibc = virtual["__archspec"], virtual.get("__cuda", "12.4"), virtual["__glibc"]
-    assert re.fullmatch(r"x86_64(_v[234])?", archspec, re.ASCII)
+    assert re.fullmatch(r"x86_64(_v[234])?|aarch64", archspec, re.ASCII)
     assert re.fullmatch(r"(9|1[0-3]|[1-8])\.[0-9]{1,2}", cuda, re.ASCII)
     assert re.fullmatch(r"2\.[0-9]{1,2}", glibc, re.ASCII)
 

@@ -16,7 +16,7 @@ from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.model import Base, Definition, Lock, OwnFile, Start, Target
-from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.expand import expand_sound
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.render import quoting
 from imagefactory.render.apptainer import render_apptainer
@@ -52,8 +52,7 @@ def test_both_texts_say_which_indexes_pip_must_know() -> None:
 
 
 def committed() -> dict[str, Definition]:
-    bases = read_bases(ROOT / "recipes")
-    targets = expand_all(read_recipes(ROOT / "recipes"), bases)
+    bases, targets, _ = expand_sound(read_recipes(ROOT / "recipes"), read_bases(ROOT / "recipes"), {})
     by_name = {base.name: base for base in bases}
     made: dict[str, Definition] = {}
     for target in sorted(targets, key=lambda target: target.on != ""):

@@ -194,8 +194,8 @@ def test_certificates_reach_the_index_uv_and_apt(tmp_path: Path, bundle: Path) -
     assert dict(index.environment)["SSL_CERT_FILE"] == str(bundle)
     assert "SSL_CERT_DIR" not in dict(index.environment)
     assert trusting(found, None) == found
-    assert f'Acquire::https::CaInfo "{bundle}";' in apt_config(tmp_path, str(bundle))
-    assert "CaInfo" not in apt_config(tmp_path)
+    assert f'Acquire::https::CaInfo "{bundle}";' in apt_config(tmp_path, "amd64", str(bundle))
+    assert "CaInfo" not in apt_config(tmp_path, "amd64")
 
 
 def test_the_rows_of_engines_and_runners_name_what_is_there() -> None:

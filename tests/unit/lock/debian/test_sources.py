@@ -250,13 +250,13 @@ def test_indexes_are_read_with_debians_keys_and_checks() -> None:
         environ=(),
     )
     options = "[signed-by=/k.gpg arch=amd64 target=Packages]"
-    assert archive.sources_text(mirror, "trixie") == (
+    assert archive.sources_text(mirror, "trixie", "amd64") == (
         f"deb {options} http://m/debian trixie main\n"
         f"deb {options} http://m/debian trixie-updates main\n"
         f"deb {options} http://m/s trixie-security main\n"
     )
-    assert "check-valid-until=no" in archive.sources_text(replace(mirror, dated=True), "trixie")
-    config = archive.apt_config(Path("/root-of-apt"))
+    assert "check-valid-until=no" in archive.sources_text(replace(mirror, dated=True), "trixie", "arm64")
+    config = archive.apt_config(Path("/root-of-apt"), "amd64")
     assert 'APT::Get::AllowUnauthenticated "false";' in config
     assert 'Dir::State::status "/root-of-apt/state/status";' in config
 
@@ -424,7 +424,7 @@ def test_commands() -> None:
         "PYTHONHASHSEED": "0",
         "TMPDIR": "/t",
     }
-    assert build.format_release("trixie", b"abc").splitlines()[1:2] == ["Codename: trixie"]
+    assert build.format_release(LOCK, b"abc").splitlines()[1:2] == ["Codename: bookworm"]
     assert build.format_packages([("Package: a\n", "a.deb", package("a"))]) == (
         f"Package: a\nFilename: ./a.deb\nSize: 1\nSHA256: {package('a').sha256}\n\n"
     )
