@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -20,10 +20,10 @@ from pathlib import Path
 from imagefactory import __version__
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, ComingBase
+from imagefactory.engines.claims import HISTORY, check_conflicts, describe_claims, own_files
 from imagefactory.engines.conda.layer import lay_changes
 from imagefactory.engines.conda.prefix import (
     LinkedPrefix,
-    PathClaim,
     Staging,
     extracted_folder,
     forget_extracted,
@@ -57,7 +57,7 @@ from imagefactory.engines.layer_work import (
 from imagefactory.engines.own_layer import lay_own_files, own_title
 from imagefactory.engines.protocol import Supplies
 from imagefactory.engines.wheel_layer import AlteredError, Prefix
-from imagefactory.errors import BuildError, StoreError
+from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk, unseal
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import (
@@ -81,8 +81,6 @@ from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
 from imagefactory.render.define import HOME, entrypoint, pyvenv_cfg, venv_links
 from imagefactory.runners.unshare import UnshareRunner
-
-HISTORY = "conda-meta/history"
 
 
 def make_engine(access: Access) -> AssembleEngine:
@@ -350,50 +348,3 @@ def _of_config(definition: Definition) -> list[object]:
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
     own = [start.command, start.workdir, start.user]
     return [*decided, *(own if start != PLAIN_START else [])]
-
-
-def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
-    """A line for each two conda packages that bring one path with different content."""
-    paths: dict[tuple[str, str], list[str]] = {}
-    for claim in claims:
-        if not claim.same:
-            paths.setdefault((claim.kept, claim.lost), []).append(claim.path)
-    for (kept, lost), found in sorted(paths.items()):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"{kept} and {lost} both bring {min(found)}{more}, not the same: that of {kept} is kept"
-
-
-def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:
-    """Refuses images whose packages claim one path with different bytes.
-
-    `laid` gives (package, content hash, path). The same file in several wheels is fine
-    (`nvidia/__init__.py` stands in nine); conda's packages have settled their claims before. Raises
-    BuildError naming both packages.
-    """
-    owners: dict[str, tuple[str, str]] = {}
-    for wheel, content, path in laid:
-        other = owners.setdefault(path, (wheel, content))
-        if other[1] != content:
-            raise BuildError(
-                f"/{path} stands in {other[0]} and in {wheel} with different content",
-                hint="constrain one of the two packages in the recipe to a version without it",
-            )
-    for path, (wheel, _) in owners.items():
-        above = path.rpartition("/")[0]
-        while above:
-            if above in owners:
-                raise BuildError(
-                    f"/{above} is a file in {owners[above][0]} and a folder in {wheel}",
-                    hint="constrain one of the two packages in the recipe to a version without it",
-                )
-            above = above.rpartition("/")[0]
-
-
-def own_files(definition: Definition) -> Iterator[tuple[str, str, str]]:
-    """What the environment itself consists of, which no package may lay anew."""
-    if definition.lock.conda:
-        yield "the environment", "", f"{definition.prefix}/{HISTORY}".lstrip("/")
-        return
-    yield "the environment", "", f"{definition.prefix}/pyvenv.cfg".lstrip("/")
-    for path, _ in venv_links(definition):
-        yield "the environment", "", path.lstrip("/")

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.assemble import AssembleEngine, check_conflicts, describe_claims
+from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.claims import check_conflicts, describe_claims
 from imagefactory.engines.conda import prefix
 from imagefactory.engines.conda.layer import lay_changes
 from imagefactory.engines.conda.prefix import (

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from imagefactory.engines import layer_plan, layer_work
-from imagefactory.engines.assemble import AssembleEngine, check_conflicts
+from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base.image import BaseImage, ComingBase, _tag, as_coming
 from imagefactory.engines.base.look import base_key
 from imagefactory.engines.layer_lock import image_of, lock_layers
@@ -149,16 +149,6 @@ def test_all_that_decides_the_bytes_is_in_the_key(tmp_path: Path, field: str) ->
     wheels = {wheel_of("a", 1): Path("/a")}
     one, other = bench(tmp_path), replace(bench(tmp_path), **{field: others[field]})  # type: ignore[arg-type]
     assert plan_layers(wheels, one)[0].key != plan_layers(wheels, other)[0].key
-
-
-def test_one_path_with_two_contents_names_both_wheels() -> None:
-    check_conflicts(
-        [("a.whl", "sha256=x", "s/nvidia/__init__.py"), ("b.whl", "sha256=x", "s/nvidia/__init__.py")]
-    )
-    with pytest.raises(BuildError, match=r"/s/same\.py stands in a\.whl and in b\.whl"):
-        check_conflicts([("a.whl", "sha256=x", "s/same.py"), ("b.whl", "sha256=y", "s/same.py")])
-    with pytest.raises(BuildError, match=r"/s/x is a file in a\.whl and a folder in b\.whl"):
-        check_conflicts([("a.whl", "sha256=x", "s/x"), ("b.whl", "sha256=y", "s/x/deep/file")])
 
 
 # --- building ------------------------------------------------------------------------------------
