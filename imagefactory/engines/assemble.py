@@ -59,6 +59,7 @@ from imagefactory.engines.protocol import Supplies
 from imagefactory.engines.wheel_layer import AlteredError, Prefix
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk, unseal
+from imagefactory.gpu.platforms import architecture
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import (
     PLAIN_START,
@@ -72,11 +73,7 @@ from imagefactory.model import (
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.oci.manifests import (
-    INDEX_TYPE,
-    canonical_json,
-    hash_key,
-)
+from imagefactory.oci.manifests import INDEX_TYPE, canonical_json, hash_key
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
 from imagefactory.render.define import HOME, entrypoint, pyvenv_cfg, venv_links
@@ -232,8 +229,14 @@ class AssembleEngine:
                 read_only=True,
                 mounts=(mount,),
             )
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            return runner.start(base.folders, spec, **pipes)
+            return runner.start(
+                base.folders,
+                spec,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                processor=bench.processor,
+            )
 
         with explain_full_disk(self.layout.path):
             changes = run_scripts(prefix, start)
@@ -283,6 +286,7 @@ class AssembleEngine:
             environment=inherited(base.environment),
             linked=prefix.folder if prefix else None,
             linker=linker() if conda else "",
+            processor=architecture(definition.target.platform),
         )
 
     def _write(self, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Image:

@@ -35,7 +35,7 @@ class LayerInputs:
 
     `interpreter` is the Python that makes byte code and `environment` what it needs to start; `compiler`
     names both: of the base, or conda's own. `linked` is the folder of a linked conda prefix, None where
-    there is none; `linker` names what linked it.
+    there is none; `linker` names what linked it. `processor` is the one that the base's programs are for.
     """
 
     store: Path
@@ -48,6 +48,7 @@ class LayerInputs:
     environment: tuple[tuple[str, str], ...] = ()
     linked: Path | None = None
     linker: str = ""
+    processor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import RunSpec
+from imagefactory.runners.emulator import Emulator
 from imagefactory.runners.gpu_devices import DRIVER_FOLDER, NO_GPU_HINT, GpuDevices
 from imagefactory.runners.limits import Limits
 from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
@@ -48,7 +49,8 @@ class SandboxPlan:
     """All that the program in sandbox/ needs to know, as plain values for JSON.
 
     `lower` are the layers' folders, lowest first; `scratch` is the folder to make the scratch folder in;
-    `driver` is None without GPUs. An empty `argv` is a trial: everything is set up and nothing is run.
+    `driver` is None without GPUs, `emulator` where the image is for this processor. An empty `argv` is a
+    trial: everything is set up and nothing is run.
     """
 
     argv: tuple[str, ...]
@@ -71,16 +73,21 @@ class SandboxPlan:
     limits: Limits
     caller: int
     machine: str
+    emulator: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPaths:
-    """Of what a sandbox is made: layers' folders (lowest first), scratch, the image's environment, bounds."""
+    """Of what a sandbox is made: layers' folders (lowest first), scratch, the image's environment, bounds.
+
+    `emulator` starts its programs, None where they are this processor's.
+    """
 
     lower: tuple[Path, ...]
     scratch: Path
     environment: tuple[tuple[str, str], ...] = ()
     limits: Limits = field(default_factory=Limits)
+    emulator: Emulator | None = None
 
 
 def plan(
@@ -95,6 +102,11 @@ def plan(
         raise ToolError(
             f"the unshare runner does not know the processor '{caller.machine}'",
             hint=f"it runs on {', '.join(sorted(ARCHITECTURES))}",
+        )
+    if spec.gpus and place.emulator:
+        raise ToolError(
+            f"an image for {place.emulator.machine} runs by emulation here, and sees no GPU",
+            hint="run it on a machine of that processor",
         )
     if spec.gpus and gpus is None:
         raise ToolError("no GPU", hint=NO_GPU_HINT)
@@ -141,6 +153,7 @@ def plan(
         limits=place.limits,
         caller=caller.pid,
         machine=caller.machine,
+        emulator=asdict(place.emulator) if place.emulator else None,
     )
 
 

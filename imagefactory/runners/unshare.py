@@ -46,6 +46,7 @@ from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
+from imagefactory.runners.emulator import find_emulator
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.limits import Limits, decide_limits, read_room, say_over
 from imagefactory.runners.protocol import RunnerGround
@@ -121,7 +122,13 @@ class UnshareRunner:
             )
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
         limits = self.limits(spec)
-        place = SandboxPaths(lower=lower, scratch=self.scratch, environment=image.environment, limits=limits)
+        place = SandboxPaths(
+            lower=lower,
+            scratch=self.scratch,
+            environment=image.environment,
+            limits=limits,
+            emulator=find_emulator(image.architecture),
+        )
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
         stdin = subprocess.DEVNULL if spec.capture else None
@@ -152,15 +159,29 @@ class UnshareRunner:
         return decide_limits(dict(spec.limits), read_room(self.scratch))
 
     def start(
-        self, lower: Sequence[Path], spec: RunSpec, *, stdin: Pipe, stdout: Pipe, stderr: Pipe = None
+        self,
+        lower: Sequence[Path],
+        spec: RunSpec,
+        *,
+        stdin: Pipe,
+        stdout: Pipe,
+        stderr: Pipe = None,
+        processor: str = "",
     ) -> subprocess.Popen[bytes]:
         """A command in the given layers' folders (lowest first), for a caller that talks with it.
+
+        `processor` is the one that they are for (`arm64`), empty for this machine's.
 
         The process returned stands for the command: its signals are passed on, its end is the command's
         (128 + N for signal N), killing it ends everything inside. `spec.capture` has no meaning here.
         """
         _refuse_empty(spec)
-        place = SandboxPaths(lower=tuple(lower), scratch=self.scratch, limits=self.limits(spec))
+        place = SandboxPaths(
+            lower=tuple(lower),
+            scratch=self.scratch,
+            limits=self.limits(spec),
+            emulator=find_emulator(processor),
+        )
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
         sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr, apart=True)
         sandbox.status.close()
@@ -351,6 +372,11 @@ def explain(step: str, number: int, detail: str) -> FactoryError:
         return ToolError(
             f"this machine refuses a mount that the sandbox needs ({step}: {detail})",
             hint="`imagefactory doctor` says why: an old kernel, or a container that covers parts of /proc",
+        )
+    if step == "emulator":
+        return ToolError(
+            f"this machine lets no sandbox bring an emulator of its own: {detail}",
+            hint="sudo modprobe binfmt_misc; where that is not enough, `imagefactory doctor` looks closer",
         )
     return ToolError(
         f"the sandbox could not be made ({step}: {detail})", hint="`imagefactory doctor` looks closer"

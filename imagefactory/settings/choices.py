@@ -19,10 +19,13 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRow:
-    """What starts images: where it is, and the extra that it needs."""
+    """What starts images: where it is, the extra that it needs, and whether it brings an emulator for
+    images of another processor; the others take what the machine has registered.
+    """
 
     module: str
     extra: str
+    brings_emulator: bool = False
 
 
 ENGINES = {
@@ -32,7 +35,7 @@ ENGINES = {
 }
 """The engines that `build --engine` takes, by name; `assemble` is the embedded default."""
 RUNNERS = {
-    "unshare": RunnerRow(module="imagefactory.runners.unshare", extra="build"),
+    "unshare": RunnerRow(module="imagefactory.runners.unshare", extra="build", brings_emulator=True),
     "docker": RunnerRow(module="imagefactory.runners.docker", extra="docker"),
     "apptainer": RunnerRow(module="imagefactory.runners.apptainer", extra="apptainer"),
 }

@@ -41,13 +41,15 @@ from imagefactory.engines.protocol import Engine, Supplies
 from imagefactory.errors import DownloadError, LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import insist_on_room, used
+from imagefactory.gpu.platforms import architecture
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedWheel, Report, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
-from imagefactory.settings.choices import ENGINES
+from imagefactory.runners.emulator import emulation
+from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.define import define_target
 from imagefactory.stages.layers import hold_to_layer_lock
 from imagefactory.stages.locked import wanted_base_hash
@@ -118,11 +120,18 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
     runner_name = options.runner or ENGINES[options.engine].runner
     runner = make_runner(factory, runner_name, target.name, progress)
     clock = _Clock()
+
+    @cache
+    def emulated() -> str:
+        own = all(RUNNERS[name].brings_emulator for name in (ENGINES[options.engine].runner, runner_name))
+        return emulation(architecture(target.platform), own=own)
+
     with layout.in_use(progress), used(cache_lock(factory), progress):
         made = _recalled_base(factory, definition.base, locked=options.locked)
         image = engine.find(definition, made) if made else None
         if made is None or image is None:
             options.before()
+            emulated()
             engine.require()
             if options.smoke:
                 runner.require()
@@ -170,7 +179,8 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                     runner.require()
                 with clock.of("unpack"):
                     runner.prepare(image, checked=True)
-                title = f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"
+                how = ", ".join(word for word in (runner_name, emulated()) if word)
+                title = f"{target.name}: smoke test on the CPU, inside the image, by {how}"
                 with clock.of("smoke"), progress.stage(title):
                     report = smoke(trial, runner, records, progress)
     return Built(

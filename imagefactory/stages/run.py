@@ -15,8 +15,9 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.store import DIGEST, check_digest, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.render.define import INIT
+from imagefactory.runners.emulator import emulation
 from imagefactory.runners.here import show_folder
-from imagefactory.settings.choices import ENGINES
+from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.pull import local_name, pull_image
 from imagefactory.stages.runner import make_runner
 from imagefactory.stages.stored import load_made, stored_image, stored_sif
@@ -106,6 +107,8 @@ def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, prog
     """Runs a command in what the store has; `runner` is empty for the setting, or for what fits."""
     fits = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
     name = runner or access.settings.runner.value or fits
+    if isinstance(made, Image) and (how := emulation(made.architecture, own=RUNNERS[name].brings_emulator)):
+        progress.note(f"{made.name}: {how}")
     with access.layout.in_use(progress):
         file = re.sub(r"[^A-Za-z0-9._-]+", "-", made.name.rpartition("/")[2])
         chosen = make_runner(access, name, file, progress)

@@ -43,7 +43,7 @@ layers = tuple(
     for kind, digest, size, diff_id, title in request["layers"]
 )
 image = Image(name="t", digest="sha256:0", manifest="sha256:0", config="sha256:0", size=0, layers=layers,
-              environment=(("IMAGE", "yes"), ("PATH", "/usr/bin:/bin")))
+              environment=(("IMAGE", "yes"), ("PATH", "/usr/bin:/bin")), architecture=request["architecture"])
 spec = request["spec"]
 spec["argv"] = tuple(spec["argv"])
 spec["limits"] = tuple(map(tuple, spec.get("limits", ())))
@@ -161,15 +161,20 @@ def layers(ground: Path) -> list[list[object]]:
 
 
 class Caller:
-    """Runs the driver as one user, with one store; `gpus` stands for the machine's own GPUs."""
+    """Runs the driver as one user, with one store; `gpus` stands for the machine's own GPUs.
+
+    `architecture` is what the image says that it is for.
+    """
 
     def __init__(self, name: str, ground: Path, store: Path, layers: list[list[object]]) -> None:
         self.name, self.ground, self.store, self.layers = name, ground, store, layers
         self.gpus: dict[str, object] = {}
+        self.architecture = ""
 
     def command(self, spec: dict[str, object], *, mode: str = "run") -> list[str]:
         request = {"store": str(self.store), "blobs": str(self.ground / "blobs"), "layers": self.layers,
-                   "spec": spec, "mode": mode, "gpus": self.gpus}  # fmt: skip
+                   "spec": spec, "mode": mode, "gpus": self.gpus,
+                   "architecture": self.architecture}  # fmt: skip
         python = [PYTHON, str(self.ground / "driver.py"), json.dumps(request)]
         if self.name == "user" and os.geteuid() == 0:
             identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]

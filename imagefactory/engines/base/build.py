@@ -11,9 +11,11 @@ import errno
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -34,8 +36,10 @@ from imagefactory.lock.debian.file import lock_architecture
 from imagefactory.lock.debian.sources import search_path
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Progress
+from imagefactory.runners.emulator import Emulator, find_emulator
 from imagefactory.trees import remove_tree
 
+OWN_IDS = Path(__file__).with_name("own_ids.py")
 _LOG_TAIL = 30
 _SCRATCH = "imagefactory-base-"
 
@@ -58,6 +62,7 @@ def build_base(
     it, DownloadError for a .deb that is not the locked one, BuildError with the log's tail otherwise.
     """
     require_mmdebstrap(environ)
+    find_emulator(lock_architecture(fetched.lock))
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
         try:
             verify_deb(path, package)
@@ -83,13 +88,23 @@ def build_base(
     return BaseTar(path=out_tar, sha256=made.sha256, size=made.size)
 
 
-def mmdebstrap_command(lock: BaseLock, repository: Path, dpkg_options: Path, *, as_root: bool) -> list[str]:
+def mmdebstrap_command(
+    lock: BaseLock,
+    repository: Path,
+    dpkg_options: Path,
+    *,
+    as_root: bool,
+    emulator: Emulator | None = None,
+) -> list[str]:
     """Install every locked package, and nothing that is not locked, from a folder of .debs.
 
     Root mode mounts /proc and the like into the tree: in namespaces of its own, so that nothing stays
-    mounted and nothing goes on running when this process is killed. Unshare mode has its own.
+    mounted and nothing goes on running when this process is killed. Unshare mode has its own. An emulator
+    that the machine has not registered is in a user namespace, which root mode has none of.
     """
+    own = emulator is not None and emulator.own
     return [
+        *((sys.executable, "-I", "-S", str(OWN_IDS)) if own and as_root else ()),
         *("setpriv", "--pdeathsig", "KILL" if as_root else "TERM", "--"),
         *((*ROOT_NAMESPACES, "--kill-child", "--") if as_root else ()),
         "mmdebstrap",
@@ -101,12 +116,19 @@ def mmdebstrap_command(lock: BaseLock, repository: Path, dpkg_options: Path, *, 
         f"--include={','.join(package.name for package in lock.packages)}",
         f"--dpkgopt={dpkg_options}",
         f"--setup-hook={SETUP_HOOK}",
+        *((f"--setup-hook={emulator_hook(emulator)}",) if emulator and own else ()),
         "--skip=check/qemu,output/dev",
         lock.suite,
         "-",
         # the folder's packages have been verified one by one: that is where the trust comes from
         f"deb [trusted=yes] copy://{urllib.parse.quote(str(repository))} ./",
     ]
+
+
+def emulator_hook(emulator: Emulator) -> str:
+    """Registers it in the user namespace of the process that runs this, as long as its mounts live."""
+    table, entry = "/proc/sys/fs/binfmt_misc", f":emulator:{emulator.files}:{emulator.program}:PF"
+    return f"mount -t binfmt_misc binfmt_misc {table} && printf %s {shlex.quote(entry)} > {table}/register"
 
 
 def build_environment(lock: BaseLock, scratch: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -166,7 +188,9 @@ def _install(
     fetched: FetchedBase, repository: Path, out: Path, progress: Progress, environ: Mapping[str, str]
 ) -> WrittenLayer:
     as_root = os.geteuid() == 0
-    argv = mmdebstrap_command(fetched.lock, repository, repository.parent / "dpkg.cfg", as_root=as_root)
+    options = repository.parent / "dpkg.cfg"
+    emulator = find_emulator(lock_architecture(fetched.lock))
+    argv = mmdebstrap_command(fetched.lock, repository, options, as_root=as_root, emulator=emulator)
     log: deque[str] = deque(maxlen=_LOG_TAIL)
     title = f"installing {fetched.base.name}"
     with (

@@ -14,6 +14,7 @@ import struct
 import termios
 from typing import Any
 
+from .emulator import bring_emulator
 from .landlock import start_own_programs_only
 from .root import Root
 from .seccomp import ARCHITECTURES, install_seccomp
@@ -51,10 +52,16 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 class Init:
     def __init__(
-        self, plan: dict[str, Any], scratch: str, report: int, alive: int, terminal: socket.socket
+        self,
+        plan: dict[str, Any],
+        scratch: str,
+        report: int,
+        alive: int,
+        terminal: socket.socket,
+        emulator: list[int],
     ) -> None:
         self.plan, self.scratch = plan, scratch
-        self.report, self.alive, self.terminal = report, alive, terminal
+        self.report, self.alive, self.terminal, self.emulator = report, alive, terminal, emulator
         self.groups = find_terminals(interactive=plan["tty"])
 
     def run(self, mask: set[signal.Signals | int]) -> None:
@@ -85,6 +92,9 @@ class Init:
                 raise_loopback()
         with step("hostname"):
             socket.sethostname(self.plan["hostname"])
+        # Before the root: it is the machine's file, and its way there is the machine's.
+        if self.plan["emulator"] and not self.emulator:
+            self.emulator = [bring_emulator(self.plan["emulator"])]
         root = Root(self.plan, self.scratch)
         root.build()
         with step("terminal"):
@@ -188,11 +198,11 @@ class Init:
                     os.dup2(follower, fd)
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)
-            close_all_but(3)
+            close_all_but(3, *self.emulator)
             with step("limits"):
                 set_limits(plan["limits"])
             with step("landlock"):
-                start_own_programs_only()
+                start_own_programs_only(*self.emulator)
             with step("workdir", plan["workdir"]):
                 os.chdir(plan["workdir"])
             environment = {os.fsencode(key): os.fsencode(value) for key, value in plan["environment"]}

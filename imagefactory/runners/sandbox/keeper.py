@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .carriers import Carriers
+from .emulator import bring_emulator
 from .init import FORWARDED, Init
 from .streams import fill_stdio, forget_stdio, read_all, write_file
-from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
+from .syscalls import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_terminals
 from .trees import alone_in, folders_unheld, remove_tree
 from .watch import INTERVAL, Watch, let_children_run_as_others, run_as_others, run_before_others
@@ -95,7 +96,27 @@ def lock_layers(paths: Sequence[str]) -> list[int]:
 
 
 def enter_user_namespace(plan: dict[str, Any]) -> None:
-    """A user namespace for this process, mapped by a child that stayed outside."""
+    """A user namespace for this process, and one of processes for its children."""
+    enter_mapped(plan)
+    with step("pid-namespace"):
+        unshare(CLONE_NEWPID)
+
+
+def enter_emulated(plan: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """For an ordinary user who is not 0 inside: one namespace more, since binfmt_misc's table is 0's alone.
+
+    Gives the plan of the namespace below it, and the emulator that is registered.
+    """
+    outside = {key: plan[key].split()[1] for key in ("uid_map", "gid_map")}
+    enter_mapped(plan | {key: f"0 {number} 1\n" for key, number in outside.items()})
+    with step("namespaces"):
+        unshare(CLONE_NEWNS)
+    below = {key: f"{plan[key].split()[0]} 0 1\n" for key in outside}
+    return plan | below, [bring_emulator(plan["emulator"])]
+
+
+def enter_mapped(plan: dict[str, Any]) -> None:
+    """A user namespace, mapped by a child that stayed outside."""
     target = os.getpid()
     ready, go = os.pipe()
     mapper = os.fork()
@@ -121,14 +142,13 @@ def enter_user_namespace(plan: dict[str, Any]) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
     if code:
         raise SetupError("user-namespace-map", max(code, 0), os.strerror(max(code, 0)))
-    with step("pid-namespace"):
-        unshare(CLONE_NEWPID)
 
 
 class Keeper:
     def __init__(self, plan: dict[str, Any], status: int) -> None:
         self.plan, self.status = plan, status
         self.init = 0
+        self.emulator: list[int] = []
         self.end_now = False
         self.began = 0.0
         self.timed_out = False
@@ -169,6 +189,8 @@ class Keeper:
                     with open(os.path.join(scratch, "hosts"), "w") as hosts:
                         hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
                 run_before_others()
+                if plan["emulator"] and plan["deny_setgroups"] and plan["uid"]:
+                    plan, self.emulator = enter_emulated(plan)
                 enter_user_namespace(plan)
                 code = self.keep(caller, scratch, carriers, shown)
             finally:
@@ -202,8 +224,8 @@ class Keeper:
             self.init = os.fork()
         if self.init == 0:
             # Folders, locks and pipes of this process are no business of one that builds a stranger's root.
-            close_all_but(report_in, alive_out, terminal_in.fileno())
-            Init(self.plan, scratch, report_in, alive_out, terminal_in).run(mask)
+            close_all_but(report_in, alive_out, terminal_in.fileno(), *self.emulator)
+            Init(self.plan, scratch, report_in, alive_out, terminal_in, self.emulator).run(mask)
         let_children_run_as_others()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if self.end_now:  # asked for before there was an init to end

@@ -21,8 +21,8 @@ def is_there() -> bool:
         return False
 
 
-def start_own_programs_only() -> bool:
-    """For this process and its children. False where the kernel has no (or too old a) Landlock.
+def start_own_programs_only(*others: int) -> bool:
+    """For this process and its children, and `others`, open files. False where Landlock is missing or old.
 
     The process that starts the command runs the host's Python. Where the image leads that start to
     /proc/self/exe, by a link or by the first line of a script, the command is that very file, and some
@@ -35,6 +35,8 @@ def start_own_programs_only() -> bool:
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         syscall(ADD_RULE, rules, PATH_BENEATH, struct.pack("=Qi", EXECUTE | REFER, root), 0)
+        for file in others:
+            syscall(ADD_RULE, rules, PATH_BENEATH, struct.pack("=Qi", EXECUTE, file), 0)
         syscall(RESTRICT_SELF, rules, 0)
     finally:
         os.close(root)

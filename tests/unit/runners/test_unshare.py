@@ -21,6 +21,7 @@ from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
 from imagefactory.runners import unshare
+from imagefactory.runners.emulator import Emulator
 from imagefactory.runners.gpu_devices import (
     GpuDevices,
     count_gpus,
@@ -214,12 +215,21 @@ def test_unknown_processor() -> None:
         decided(RunSpec(argv=("true",)), replace(ROOT, machine="riscv64"))
 
 
+def test_what_is_emulated_sees_no_gpu() -> None:
+    emulated = replace(PLACE, emulator=Emulator(machine="aarch64", program="/q", own=True, files="M::a:b"))
+    with pytest.raises(ToolError, match="an image for aarch64 runs by emulation here, and sees no GPU"):
+        plan(emulated, RunSpec(argv=("true",), gpus=True), ROOT, gpus=GPUS, tty=False)
+    made = plan(emulated, RunSpec(argv=("true",)), ROOT, gpus=None, tty=False)
+    assert made.emulator == {"machine": "aarch64", "program": "/q", "own": True, "files": "M::a:b"}
+
+
 def test_errors_by_step() -> None:
     assert isinstance(explain("workdir", errno.ENOENT, "/x"), UsageError)
     assert isinstance(explain("layers", errno.ENOENT, "/x"), StoreError)
     assert isinstance(explain("scratch", errno.ENOSPC, "/x"), StoreError)
     assert "doctor" in explain("user-namespace", errno.EPERM, "no").hint
     assert isinstance(explain("overlay", errno.EINVAL, "no"), ToolError)
+    assert "modprobe binfmt_misc" in explain("emulator", errno.ENODEV, "no").hint
 
 
 # --- the system call filter, run as the kernel would ------------------------------------------------

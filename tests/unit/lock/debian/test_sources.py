@@ -37,6 +37,7 @@ from imagefactory.lock.debian.sources import (
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Quiet
 from imagefactory.recipes.read import read_bases
+from imagefactory.runners.emulator import Emulator
 from tests.made.values import make_base
 
 TREE = Path(__file__).parents[4]
@@ -57,6 +58,7 @@ LOCK = BaseLock(
     packages=(package("gcc", "4:12.2.0-3"), package("libc6", "2.36-9+deb12u14"), package("python3")),
 )
 TEXT = format_base_lock(LOCK)
+ARM = replace(LOCK, packages=tuple(replace(one, architecture="arm64") for one in LOCK.packages))
 
 
 # --- the lock file -------------------------------------------------------------------------------
@@ -83,6 +85,7 @@ def test_a_lock_reads_back_as_written(tmp_path: Path) -> None:
         ("1700000000\n\n", "1700000000\n", 6),
         ("gcc 4:12", "gcc  4:12", 7),
         ("4:12.2.0-3", "4:12.2.0-3;rm", 7),
+        ("gcc 4:12.2.0-3 amd64", "gcc 4:12.2.0-3 riscv64", 7),
         ("gcc 4:12.2.0-3 amd64", "gcc 4:12.2.0-3 arm64", 7),
         ("gcc ", "../gcc ", 7),
         ("libc6 2.36", "gcc 2.36", 8),
@@ -414,6 +417,17 @@ def test_commands() -> None:
     rooted = build.mmdebstrap_command(LOCK, Path("/d"), Path("/o"), as_root=True)
     assert rooted[:6] == ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount"]
     assert rooted[rooted.index("mmdebstrap") - 2 :][:2] == ["--kill-child", "--"]
+    assert not any("binfmt" in word for word in rooted)
+    emulator = Emulator(machine="aarch64", program="/q", own=True, files=r"M::\x7f:\xff")
+    for as_root in (False, True):
+        arm = build.mmdebstrap_command(ARM, Path("/d"), Path("/o"), as_root=as_root, emulator=emulator)
+        assert "--architectures=arm64" in arm
+        assert any(r"':emulator:M::\x7f:\xff:/q:PF' >" in word for word in arm)
+        assert (str(build.OWN_IDS) in arm) == as_root
+        registered = replace(emulator, own=False)
+        given = build.mmdebstrap_command(ARM, Path("/d"), Path("/o"), as_root=as_root, emulator=registered)
+        assert not any("emulator" in word for word in given)
+        assert given[0] == "setpriv"
     environ = {"LANG": "de", "TMPDIR": "/u", "PATH": "", "http_proxy": "p"}
     assert build.build_environment(LOCK, Path("/t"), environ) == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

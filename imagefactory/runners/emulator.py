@@ -1,0 +1,142 @@
+"""How this machine starts what is made for another processor: by qemu's user emulation, or not at all.
+
+From Linux 6.7 on each user namespace says itself which program starts which kind of file (binfmt_misc): there
+a sandbox brings qemu, and nothing of the machine is changed. Elsewhere the machine must have it registered.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import ToolError
+from imagefactory.gpu.platforms import MACHINES, architecture
+from imagefactory.suite import elf
+
+REGISTERED = Path("/proc/sys/fs/binfmt_misc")
+OWN_SINCE = (6, 7)
+_PACKAGE = "qemu-user-static"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulator:
+    """qemu for one `machine`. `own`: a sandbox registers it for itself, else the whole machine has it.
+
+    `files` says in binfmt_misc's words for which files it is.
+    """
+
+    machine: str
+    program: str
+    own: bool
+    files: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulationFacts:
+    """What decides it: this machine's processor and kernel (`6.18.2-amd64`), and by machine the
+    qemu that is there and the one that the kernel starts already.
+    """
+
+    machine: str
+    kernel: str
+    programs: tuple[tuple[str, str], ...]
+    registered: tuple[tuple[str, str], ...]
+
+
+def read_facts(registered: Path = REGISTERED) -> EmulationFacts:
+    """Looks at this machine."""
+    machine, machines = platform.machine(), MACHINES.values()
+    found = [(name, shutil.which(f"qemu-{name}-static")) for name in machines if name != machine]
+    return EmulationFacts(
+        machine=machine,
+        kernel=platform.release(),
+        programs=tuple((name, program) for name, program in found if program),
+        registered=tuple(_read_registered(registered)),
+    )
+
+
+def _read_registered(folder: Path) -> Iterable[tuple[str, str]]:
+    for name in MACHINES.values():
+        for entry in sorted(folder.glob("*")):
+            try:
+                program = parse_registered(entry.read_text(errors="replace"), name)
+            except OSError:  # `register` is written alone
+                continue
+            if program and Path(program).exists():
+                yield name, program
+
+
+def parse_registered(text: str, machine: str) -> str:
+    """The program of an entry of binfmt_misc that starts files for `machine`, empty for another entry.
+
+    Also for one that is off, and one without F, whose program is looked for inside the image.
+    """
+    lines = dict(line.partition(" ")[::2] for line in text.splitlines())
+    fits = lines.get("magic", "").lower() == magic(machine).hex()
+    usable = "enabled" in lines and "F" in lines.get("flags:", "")
+    return lines.get("interpreter", "") if fits and usable else ""
+
+
+def magic(machine: str) -> bytes:
+    """How executables for `machine` begin: ELF files of 64 bits."""
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0" + elf.MACHINES[machine].to_bytes(2, "little")
+
+
+def files_of(machine: str) -> str:
+    """The files that begin so, and those with another ABI or that are libraries."""
+    mask = b"\xff" * 7 + b"\0" + b"\xff" * 8 + b"\xfe\xff\xff\xff"
+    begin, counts = ("".join(f"\\x{byte:02x}" for byte in part) for part in (magic(machine), mask))
+    return f"M::{begin}:{counts}"
+
+
+def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) -> Emulator | None:
+    """What starts programs of `machine` here; None where that is the processor's own work, or not known.
+
+    Not `own` is what takes no emulator but the machine's: docker and apptainer.
+
+    Raises ToolError, with what to install, where nothing does.
+    """
+    if machine in ("", facts.machine):
+        return None
+    numbers = re.match(r"(\d+)\.(\d+)", facts.kernel)
+    new = numbers is not None and (int(numbers[1]), int(numbers[2])) >= OWN_SINCE
+    program, registered = dict(facts.programs).get(machine, ""), dict(facts.registered).get(machine, "")
+    if program and new and own:
+        return Emulator(machine=machine, program=program, own=True, files=files_of(machine))
+    if registered:
+        return Emulator(machine=machine, program=registered, own=False, files=files_of(machine))
+    if not own:
+        raise ToolError(
+            f"this machine starts no programs for {machine} in containers of docker and apptainer",
+            hint=f"sudo apt-get install {_PACKAGE} binfmt-support; the engine assemble needs the first alone",
+        )
+    if new:
+        raise ToolError(
+            f"this machine starts no programs for {machine}, only for {facts.machine}",
+            hint=f"sudo apt-get install {_PACKAGE}, which emulates it, slowly",
+        )
+    raise ToolError(
+        f"this machine starts no programs for {machine}, and root alone can teach Linux {facts.kernel} to",
+        hint=f"sudo apt-get install {_PACKAGE} binfmt-support, or boot Linux 6.7 or newer",
+    )
+
+
+def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
+    """`choose_emulator` on this machine, for an image's architecture (`arm64`), empty where it says none."""
+    machines = {architecture(name): machine for name, machine in MACHINES.items()}
+    if processor and processor not in machines:
+        raise ToolError(f"images for {processor} are not known here", hint=f"known are {', '.join(machines)}")
+    return choose_emulator(machines.get(processor, ""), read_facts(), own=own)
+
+
+def emulation(processor: str, *, own: bool = True) -> str:
+    """How programs of an image are started here, in a few words, empty where this processor does it.
+
+    Raises ToolError as `choose_emulator` does.
+    """
+    emulator = find_emulator(processor, own=own)
+    return f"emulated for {emulator.machine} by qemu, slowly" if emulator else ""
