@@ -77,6 +77,7 @@ def _targets(
     from imagefactory.oci.store import parse_reference
     from imagefactory.recipes.expand import select
     from imagefactory.stages.candidates import target_at
+    from imagefactory.stages.platforms import plain_name
     from imagefactory.stages.verdicts import place_of
 
     targets: list[tuple[Target, Place, str]] = []
@@ -89,7 +90,9 @@ def _targets(
         digest = read_manifest(place, where.wanted).descriptor.digest
         targets.append((target_at(factory, place, digest), place, digest))
     plain = [name for name in names if "/" not in name]
-    for target in select(factory.targets, plain) if plain else ():
+    chosen = select(factory.targets, plain) if plain else ()
+    # A tag for several platforms waits for those of the others.
+    for target in sorted(chosen, key=lambda one: one.name == plain_name(one)):
         targets.append((target, place_of_target(factory, target, registry), ""))
     return tuple(targets)
 

@@ -62,6 +62,7 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         target_reference,
     )
 
+    platform = ""
     if "/" in name:
         if place:
             raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
@@ -72,16 +73,16 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
     else:
         access = factory = call.factory
         target, where = target_reference(factory, name, place)
-        own, file = reference(target), target.name
+        own, file, platform = reference(target), target.name, target.platform
     if options["kind"] == "sif":
-        to = SifPull(name=own, target=file, output=options["output"])
+        to = SifPull(name=own, target=file, output=options["output"], platform=platform)
         made = pull_sif(access, where, to, call.progress)
         if as_json:
             return say_json("pull", _pulled_sif_json(made))
         return say(format_pulled_sif(made))
     if options["output"]:
         raise UsageError("--output is of --format sif", hint="add --format sif, or leave it out")
-    pulled = pull_image(access, where, own, call.progress)
+    pulled = pull_image(access, where, own, call.progress, platform=platform)
     if as_json:
         return say_json("pull", _pulled_json(pulled))
     say(format_pulled(pulled, access.settings.store.value))

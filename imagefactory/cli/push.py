@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from imagefactory.oci.transfer import Sent
     from imagefactory.progress import Progress
     from imagefactory.stages.attest import Attested
-    from imagefactory.stages.push import Pushed
+    from imagefactory.stages.push import Pushed, PushedPlatforms
 
 
 @click.command()
@@ -61,12 +61,13 @@ def push(
     """
     from imagefactory.recipes.expand import select
     from imagefactory.report.registries import format_attested, format_pushed
+    from imagefactory.stages.platforms import plain_name
     from imagefactory.stages.push import PushOptions, check_push, push_target
 
     factory = call.factory
     chosen = select(factory.targets, names)
-    families = [target.family for target in chosen]
-    if tags and len(set(families)) < len(families):
+    named = {(target.family, plain_name(target)) for target in chosen}
+    if tags and len(named) > len({family for family, _ in named}):
         raise UsageError(
             "--tag with two targets of one family: the tag can point to one image",
             hint="push them one by one",
@@ -119,7 +120,17 @@ def pushed_json(pushed: Pushed) -> dict[str, object]:
         "digest": where.digest,
         "manifest": pushed.manifest,
         **({"file": pushed.file} if pushed.file else {}),
+        **({"joined": _joined_json(pushed.joined)} if pushed.joined else {}),
         **sent_json(pushed.sent),
+    }
+
+
+def _joined_json(joined: PushedPlatforms) -> dict[str, object]:
+    return {
+        "reference": str(joined.reference),
+        "platforms": list(joined.platforms),
+        "digest": joined.reference.digest,
+        "tags": dict(joined.sent.tags),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 PLATFORMS = (AMD64, ARM64)
 MACHINES = {AMD64: "x86_64", ARM64: "aarch64"}
@@ -10,11 +12,16 @@ SUBDIRS = {AMD64: "linux-64", ARM64: "linux-aarch64"}
 """Platform -> conda's name of it."""
 
 
-def architecture(platform: str) -> str:
+def architecture(name: str) -> str:
     """What OCI and Debian call its processor: `arm64` of `linux/arm64`."""
-    return platform.rpartition("/")[2]
+    return name.rpartition("/")[2]
 
 
-def with_suffix(name: str, platform: str, default: str = AMD64) -> str:
+def this_platform() -> str:
+    """What this machine starts itself; linux/amd64 where it is none of them."""
+    return next((name for name, machine in MACHINES.items() if machine == platform.machine()), AMD64)
+
+
+def with_suffix(name: str, made_for: str, default: str = AMD64) -> str:
     """A name that says its platform where that is not the `default`."""
-    return name if platform == default else f"{name}-{architecture(platform)}"
+    return name if made_for == default else f"{name}-{architecture(made_for)}"

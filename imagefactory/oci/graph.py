@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.errors import RegistryError
+from imagefactory.gpu.platforms import AMD64, PLATFORMS
 from imagefactory.oci.manifests import (
     CONFIG_TYPES,
     INDEX_TYPES,
@@ -177,6 +178,8 @@ class Choice:
 def choose_platform(manifest: Manifest, platform: str) -> Choice:
     """What a pull for `platform` (`linux/amd64`) brings of a manifest or index.
 
+    Without one that is the only image, whatever it is for, and of several that for linux/amd64.
+
     An index whose every image is for the platform is kept, so that its digest stays what it was;
     attestations beside the images do not count. Of an index with other platforms only the platform's
     manifest is brought. Raises RegistryError when there is none.
@@ -186,17 +189,35 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
     parse_parts(manifest)  # well-formed from here on
     entries = json.loads(manifest.data)["manifests"]
     images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
+    if not platform:
+        platform = next((name for name in PLATFORMS if [name] == _platforms(images)), AMD64)
     system, _, architecture = platform.partition("/")
     fitting = [
         entry for entry in images if "platform" not in entry or _platform_of(entry) == (system, architecture)
     ]
     if not fitting:
-        raise RegistryError(f"{manifest.descriptor.digest} has no image for {platform}")
+        there = ", ".join(_platforms(images)) or "nothing"
+        raise RegistryError(f"{manifest.descriptor.digest} has no image for {platform}, only for {there}")
     if len(fitting) == len(images) == 1:
         return Choice(digest=manifest.descriptor.digest, whole=True)
     # amd64/v3 and the like need newer processors: the plain one runs everywhere.
     fitting.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
     return Choice(digest=str(fitting[0]["digest"]), whole=False)
+
+
+def _platforms(images: Iterable[Mapping[str, Any]]) -> list[str]:
+    return ["/".join(map(str, _platform_of(entry))) for entry in images if "platform" in entry]
+
+
+def platforms_in(manifest: Manifest) -> tuple[tuple[str, str], ...]:
+    """The platforms that an index has images for, each with the digest of its manifest; none of one image."""
+    if manifest.descriptor.media_type not in INDEX_TYPES:
+        return ()
+    parse_parts(manifest)  # well-formed from here on
+    entries = [entry for entry in json.loads(manifest.data)["manifests"] if "platform" in entry]
+    found = ((name, str(entry["digest"])) for entry in entries for name in _platforms([entry]))
+    known = tuple(one for one in found if one[0] in PLATFORMS)
+    return known if len(known) > 1 else ()
 
 
 def _platform_of(entry: Mapping[str, Any]) -> tuple[object, object]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.errors import StoreError
+from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Start
 from imagefactory.oci.layers import LAYERS_VERSION
 from imagefactory.oci.model import Descriptor
@@ -22,7 +23,6 @@ INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2
 MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
 CONFIG_TYPES = (CONFIG_TYPE, "application/vnd.docker.container.image.v1+json")
 MANIFEST_LIMIT = 4 << 20  # bytes; what registries take at most, by the distribution specification
-PLATFORM = "linux/amd64"  # which image is taken of an index with several
 REF_NAME = "org.opencontainers.image.ref.name"
 TITLE = "org.opencontainers.image.title"
 
@@ -131,9 +131,9 @@ def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
     for entry in entries:
         platform = entry.get("platform") or {}
         platforms.append(f"{platform.get('os')}/{platform.get('architecture')}")
-        if platforms[-1] == PLATFORM:
+        if platforms[-1] == AMD64:
             return parse_descriptor(entry)
-    raise StoreError(f"{name} has no image for {PLATFORM}, only for {', '.join(platforms) or 'nothing'}")
+    raise StoreError(f"{name} has no image for {AMD64}, only for {', '.join(platforms) or 'nothing'}")
 
 
 LAYER_CODECS = {

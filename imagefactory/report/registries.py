@@ -30,6 +30,9 @@ def format_pushed(pushed: Pushed) -> str:
         fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{place}:{where.tag}")]
     else:
         fields.append(("pull it", f"docker pull {place}@{where.digest}"))
+    if joined := pushed.joined:
+        what = f"{place}:{joined.reference.tag} ({', '.join(joined.platforms)})"
+        fields += [("one index", what), ("digest", joined.reference.digest), *_tag_lines(joined.sent)]
     return f"{pushed.target.name}\n{format_fields(fields)}"
 
 
@@ -68,7 +71,9 @@ def _tag_lines(sent: Sent) -> list[tuple[str, str]]:
 
 def format_pulled(pulled: Pulled, store: str) -> str:
     """What a pull brought, and whether it is the very index that was asked for."""
-    kept = "as it is in the registry" if pulled.whole else "the linux/amd64 manifest of an index of several"
+    kept = (
+        "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
+    )
     got = pulled.sent
     here = f", {got.present} blobs were here" if got.present else ""
     fields = [

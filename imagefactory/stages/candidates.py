@@ -10,9 +10,10 @@ from datetime import datetime
 from imagefactory.access import Access
 from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError
 from imagefactory.factory import Factory
+from imagefactory.gpu.platforms import architecture
 from imagefactory.model import Target
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
-from imagefactory.oci.graph import Place, parse_parts, read_manifest
+from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
@@ -95,9 +96,9 @@ def belongs(tag: str, plain: str) -> bool:
 
 def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _Root) -> _Read | str:
     """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
-    place = promoting.place
+    place, target = promoting.place, promoting.target
     try:
-        subject = read_subject(place, root.digest)
+        subject = read_subject(place, root.digest, target.platform)
     except NoImageError as error:
         return f"{root.name} in {place} is left out: {error.message}"
     except RegistryError:
@@ -105,6 +106,14 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         if all(place.store.manifest(place.repository, child.digest) for child in children):
             raise
         return f"{root.name} is not whole in {place}: left out"
+    index = read_manifest(place, root.digest)
+    others = [one for one in platforms_in(index) if one[0] != target.platform]
+    for platform, manifest in others:
+        tag = f"{plain_tag(target)}-{architecture(platform)}"
+        there = place.store.manifest(place.repository, tag)
+        parts = parse_parts(Manifest(descriptor=there[0], data=there[1]))[0] if there else ()
+        if manifest not in {part.digest for part in parts}:
+            return f"{root.name} in {place} is left out: its image for {platform} is not that of {tag}"
     image = find_in(access, place, subject, court)
     # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
     judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
@@ -114,7 +123,9 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         pushed = promoting.now if root.built else max(times, default=None)
     else:
         pushed = read_pushed(read_records(place, root.digest))
-    candidate = TagCandidate(name=root.name, digest=root.digest, pushed=pushed, judged=judged)
+    candidate = TagCandidate(
+        name=root.name, digest=root.digest, pushed=pushed, judged=judged, platforms=1 + len(others)
+    )
     return _Read(candidate=candidate, found=replace(image, tags=root.tags))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.factory import Factory
+from imagefactory.gpu.platforms import this_platform
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.candidates import plain_tag
@@ -25,7 +26,7 @@ from imagefactory.oci.graph import (
 )
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPES, PLATFORM
+from imagefactory.oci.manifests import MANIFEST_TYPES
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
 from imagefactory.oci.store import Reference, parse_reference
@@ -37,14 +38,20 @@ from imagefactory.stages.stored import ensure_sif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """One pull: `name` is its tag in the store. `whole` is false when, of an index with other platforms,
-    only this platform's manifest was kept, so that `digest` is not the index's."""
+    """One pull: `name` is its tag in the store. Of an index with several platforms
+    one manifest was kept, that for `alone`, so that `digest` is not the index's; else it is empty.
+    """
 
     name: str
     reference: Reference
     digest: str
-    whole: bool
+    alone: str
     sent: Sent
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the very index that was asked for."""
+        return not self.alone
 
 
 def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
@@ -59,23 +66,28 @@ def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[T
     return target, parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
 
 
-def pull_image(access: Access, reference: Reference, name: str, progress: Progress) -> Pulled:
+def pull_image(
+    access: Access, reference: Reference, name: str, progress: Progress, *, platform: str = ""
+) -> Pulled:
     """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
 
-    Raises RegistryError when the registry has no such image or none for linux/amd64.
+    `platform` is this machine's where it is empty. Raises RegistryError when the registry has no such image,
+    or none for it.
     """
+    platform = platform or this_platform()
     layout, asked = access.layout, resolve(reference, access.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
     with layout.in_use(progress), progress.stage(f"pull {asked}"):
         brake = Brake()
         source = Place(store=open_registry(access, asked.registry, brake), repository=asked.repository)
-        choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
+        choice = choose_platform(read_manifest(source, asked.wanted), platform)
         graph = read_graph(source, choice.digest)
         _insist_on_image(source, graph, asked)
         _insist_on_room(layout, graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
-    return Pulled(name=name, reference=reference, digest=sent.digest, whole=choice.whole, sent=sent)
+    whole = "" if choice.whole else platform
+    return Pulled(name=name, reference=reference, digest=sent.digest, alone=whole, sent=sent)
 
 
 def _insist_on_image(source: Place, graph: Graph, asked: Reference) -> None:
@@ -118,6 +130,7 @@ class SifPull:
     name: str
     target: str
     output: Path | None = None
+    platform: str = ""
 
 
 def pull_sif(access: Access, reference: Reference, options: SifPull, progress: Progress) -> PulledSif:
@@ -129,7 +142,8 @@ def pull_sif(access: Access, reference: Reference, options: SifPull, progress: P
     check_output(options.output or Path("image.sif"))
     asked = resolve(reference, access.settings.mirror_map)
     source = Place(store=open_registry(access, asked.registry), repository=asked.repository)
-    digest = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), PLATFORM).digest)
+    platform = options.platform or this_platform()
+    digest = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), platform).digest)
     repository, _, tag = options.name.rpartition(":")
     if digest:
         with access.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
@@ -142,7 +156,7 @@ def pull_sif(access: Access, reference: Reference, options: SifPull, progress: P
             sif, how = load_sif(access.layout, digest), "the registry's own"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
     else:
-        pull_image(access, reference, options.name, progress)
+        pull_image(access, reference, options.name, progress, platform=platform)
         with access.layout.in_use(progress):
             image = access.layout.image(options.name)
             if image is None:

@@ -5,7 +5,7 @@ Every push writes a candidate first, a tag named after its content that never mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
@@ -42,6 +42,7 @@ from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
 from imagefactory.stages.layers import promised_image
 from imagefactory.stages.locked import base_locks
+from imagefactory.stages.platforms import Joined, join_platforms
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 
 
@@ -62,10 +63,20 @@ class PushOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PushedPlatforms:
+    """The index of a target's images for several platforms, a candidate that has the further tags."""
+
+    platforms: tuple[str, ...]
+    reference: Reference
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
     """One push. `reference` has the candidate's tag and the digest that the registry confirmed.
 
-    `manifest` is the platform manifest's digest, or a .sif's own; `file` is the .sif's name.
+    `manifest` is the platform manifest's digest, or a .sif's own; `file` is the .sif's name. `joined` is the
+    index of this one and of what the store has for other platforms, None where that is nothing.
     """
 
     target: Target
@@ -73,6 +84,7 @@ class Pushed:
     reference: Reference
     sent: Sent
     file: str = ""
+    joined: PushedPlatforms | None = None
 
 
 def check_push(access: Access, options: PushOptions) -> None:
@@ -106,10 +118,23 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
             root = PushRoot(target=target, digest=image.digest, candidate=candidate, unmade=unmade)
         else:
             raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-        reference, sent = _push(factory, root, options, progress)
+        joined = join_platforms(factory, factory.targets, image, target) if image and not unmade else None
+        plain = replace(options, tags=()) if joined else options
+        reference, sent = _push(factory, root, plain, progress)
+        both = _push_joined(factory, joined, options, progress) if joined else None
     manifest = sif.digest if sif is not None else image.manifest if image is not None else ""
     file = sif.name if sif is not None else ""
-    return Pushed(target=target, manifest=manifest, reference=reference, sent=sent, file=file)
+    return Pushed(target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=both)
+
+
+def _push_joined(
+    factory: Factory, joined: Joined, options: PushOptions, progress: Progress
+) -> PushedPlatforms:
+    """The index of several platforms as a candidate of the target without a platform in its name."""
+    candidate = candidate_tag(joined.target, joined.digest)
+    root = PushRoot(target=joined.target, digest=joined.digest, candidate=candidate)
+    reference, sent = _push(factory, root, options, progress)
+    return PushedPlatforms(platforms=joined.platforms, reference=reference, sent=sent)
 
 
 def _sif_to_push(

@@ -78,7 +78,7 @@ def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) 
     name = local_name(access, reference)
     made = access.layout.image(name)
     if made is None or made.manifest != offered.subject.manifest:
-        pull_image(access, reference, name, progress)
+        pull_image(access, reference, name, progress, platform=offered.platform)
         made = access.layout.image(name)
     if made is None:
         raise BuildError(f"{name} was removed from the store meanwhile", hint="run it again")

@@ -22,7 +22,7 @@ from imagefactory.oci.graph import (
     read_manifest,
 )
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM, ImageConfig
+from imagefactory.oci.manifests import INDEX_TYPES, ImageConfig
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.oci.sif import sifs_of
@@ -160,9 +160,12 @@ class ImageAt:
 
 
 def image_at(place: Place, wanted: str) -> ImageAt:
-    """The image for this platform that a tag or digest names. Raises RegistryError for what is none."""
+    """The image that a tag or digest names, of several the one for linux/amd64.
+
+    Raises RegistryError for what is none.
+    """
     root = read_manifest(place, wanted)
-    root = read_manifest(place, choose_platform(root, PLATFORM).digest)
+    root = read_manifest(place, choose_platform(root, "").digest)
     manifest = _image_manifest(place, root)
     config, layers = _layers(place, manifest)
     return ImageAt(

@@ -8,19 +8,21 @@ from contextlib import contextmanager
 
 from imagefactory.errors import NoImageError, RegistryError
 from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, parse_parts, read_manifest
-from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM
+from imagefactory.oci.manifests import INDEX_TYPES
 from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.verify.model import Subject
 
 
-def read_subject(place: Place, wanted: str) -> Subject:
-    """What verdicts on an image speak of: its manifest for this platform and its config; of a .sif its file.
+def read_subject(place: Place, wanted: str, platform: str = "") -> Subject:
+    """What verdicts on an image speak of: its manifest for `platform` and its config; of a .sif its file.
+
+    Without a platform the only one, of several linux/amd64.
 
     Raises RegistryError or StoreError where `place` has no such image, NoImageError for what is none.
     """
     root = read_manifest(place, wanted)
     with _an_image(root):
-        chosen = choose_platform(root, PLATFORM).digest
+        chosen = choose_platform(root, platform).digest
     manifest = read_manifest(place, chosen)
     if manifest.descriptor.media_type in INDEX_TYPES:  # one image and what is attested of it
         with _an_image(root):

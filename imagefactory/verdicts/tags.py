@@ -31,13 +31,14 @@ class TagCandidate:
     """An image that tags may point to. `digest` is what they would point to, an index or a manifest.
 
     `name` is what a person calls it (its candidate's tag), `pushed` when it came, None where nobody knows:
-    then it counts as older than all others.
+    then it counts as older than all others. Of two of one time the one for more `platforms` is the newer.
     """
 
     name: str
     digest: str
     pushed: datetime | None
     judged: tuple[Judged, ...]
+    platforms: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
 
 
 def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
-    return sorted(candidates, key=lambda one: (one.pushed or _NO_TIME, one.name), reverse=True)
+    return sorted(candidates, key=lambda one: (one.pushed or _NO_TIME, one.platforms, one.name), reverse=True)
 
 
 def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagFate:

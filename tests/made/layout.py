@@ -10,10 +10,12 @@ from imagefactory.oci.model import Descriptor
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 
-def add_image(layout: Layout, name: str, contents: list[bytes], **labels: str) -> Descriptor:
+def add_image(
+    layout: Layout, name: str, contents: list[bytes], *, architecture: str = "amd64", **labels: str
+) -> Descriptor:
     layers = [layout.add(content, LAYER_TYPE) for content in contents]
     config = {
-        "architecture": "amd64",
+        "architecture": architecture,
         "config": {"Env": ["A=1=2"], **({"Labels": labels} if labels else {})},
         "created": "2026-01-02T03:04:05Z",
         "rootfs": {"diff_ids": [layer.digest for layer in layers]},
@@ -24,6 +26,6 @@ def add_image(layout: Layout, name: str, contents: list[bytes], **labels: str) -
         "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
         "layers": [format_descriptor(layer) for layer in layers],
     }
-    index = write_index(layout, manifest, "linux/amd64")
+    index = write_index(layout, manifest, f"linux/{architecture}")
     layout.tag(name, index)
     return index

@@ -17,6 +17,7 @@ from typing import Any
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.files import explain_full_disk
+from imagefactory.gpu.platforms import architecture
 from imagefactory.model import Base, Completed, RunSpec
 from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, read_graph, read_manifest
 from imagefactory.oci.layout import Layout
@@ -27,7 +28,6 @@ from imagefactory.oci.manifests import (
     INDEX_TYPE,
     INDEX_TYPES,
     MANIFEST_TYPES,
-    PLATFORM,
     canonical_json,
     format_descriptor,
 )
@@ -134,7 +134,15 @@ def parse_created(value: object) -> int:
 
 def _key(base: Base) -> str:
     """What the record of a base that was tried is kept under: all that was asked of it."""
-    asked = ["pulled", 1, base.image.partition("@")[2], PLATFORM, base.python, base.glibc, base.python_path]
+    asked = [
+        "pulled",
+        1,
+        base.image.partition("@")[2],
+        base.platform,
+        base.python,
+        base.glibc,
+        base.python_path,
+    ]
     return hashlib.sha256(canonical_json(asked)).hexdigest()
 
 
@@ -161,13 +169,13 @@ def _pull(layout: Layout, order: PullWanted, progress: Progress) -> Descriptor:
         store = order.open_registry(source.registry)
         place = Place(store=store, repository=source.repository)
         root = read_manifest(place, asked.digest)
-        chosen = platform_manifest(root)
+        chosen = platform_manifest(root, base.platform)
         _check_types(base, read_manifest(place, chosen))
         graph = read_graph(place, chosen)
         send(place, LayoutStore(layout), Sending(graph=graph, repository=REPOSITORY), progress)
     except RegistryError as error:
         raise _unpullable(base, (asked, source), error) from error
-    system, _, architecture = PLATFORM.partition("/")
+    system, _, architecture = base.platform.partition("/")
     entry = {
         **format_descriptor(replace(graph.root.descriptor, annotations=())),
         "platform": {"architecture": architecture, "os": system},
@@ -176,9 +184,9 @@ def _pull(layout: Layout, order: PullWanted, progress: Progress) -> Descriptor:
     return layout.add(canonical_json(index), INDEX_TYPE)
 
 
-def platform_manifest(root: Manifest) -> str:
-    """The digest of the manifest for PLATFORM that a manifest or index leads to. Raises RegistryError."""
-    choice = choose_platform(root, PLATFORM)
+def platform_manifest(root: Manifest, platform: str) -> str:
+    """The digest of the manifest for `platform` that a manifest or index leads to. Raises RegistryError."""
+    choice = choose_platform(root, platform)
     if not choice.whole or root.descriptor.media_type not in INDEX_TYPES:
         return choice.digest
     entries = json.loads(root.data)["manifests"]
@@ -244,10 +252,10 @@ def _try(layout: Layout, base: Base, image: Image) -> None:
     """Starts the image's Python. Raises BuildError for what is not as the recipe says."""
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
-    if platform != PLATFORM:
+    if platform != base.platform:
         raise BuildError(
-            f"{base.where}: {base.image} is an image for {platform}, not for {PLATFORM}",
-            hint="write the digest of the image's index, or of its amd64 manifest",
+            f"{base.where}: {base.image} is an image for {platform}, not for {base.platform}",
+            hint=f"write the digest of the image's index, or of its {architecture(base.platform)} manifest",
         )
     python = (base.python_path, "-I", "-S", "-c", PROBE)
     spec = RunSpec(argv=python if base.python else PROBE_LIBC, read_only=True, timeout=60)

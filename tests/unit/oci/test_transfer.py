@@ -30,6 +30,7 @@ from imagefactory.oci.graph import (
     Place,
     choose_platform,
     make_artifact,
+    platforms_in,
     read_graph,
     read_manifest,
 )
@@ -318,8 +319,21 @@ def test_the_platform_is_chosen_and_an_index_kept_where_it_is_complete(
 
 
 def test_an_index_without_the_platform_is_refused() -> None:
-    with pytest.raises(RegistryError, match="no image for linux/amd64"):
+    with pytest.raises(RegistryError, match="no image for linux/amd64, only for linux/arm64"):
         choose_platform(index_of({"platform": platform("arm64")}), "linux/amd64")
+
+
+def test_without_a_platform_it_is_the_only_image_and_of_several_that_for_amd64() -> None:
+    arm, amd = {"platform": platform("arm64")}, {"platform": platform("amd64")}
+    assert choose_platform(index_of(arm), "").whole
+    assert choose_platform(index_of(arm, amd), "").digest == digest_of(b"1")
+    assert platforms_in(index_of(arm)) == ()
+    assert platforms_in(index_of(arm, amd, ATTESTATION_ROW)) == (
+        ("linux/arm64", digest_of(b"0")),
+        ("linux/amd64", digest_of(b"1")),
+    )
+    with pytest.raises(RegistryError, match="no image for linux/amd64"):
+        choose_platform(index_of({"platform": {"os": "linux", "architecture": "s390x"}}), "")
 
 
 # --- sending -------------------------------------------------------------------------------------

@@ -126,13 +126,16 @@ def index_of(*platforms: tuple[str, str], attested: bool = False) -> Manifest:
 
 
 def test_of_an_index_the_platforms_manifest() -> None:
-    assert platform_manifest(index_of(("linux", "arm64"), ("linux", "amd64"))) == f"sha256:{1:064d}"
-    assert platform_manifest(index_of(("linux", "amd64"))) == f"sha256:{0:064d}"
-    assert platform_manifest(index_of(("linux", "amd64"), attested=True)) == f"sha256:{0:064d}"
+    assert (
+        platform_manifest(index_of(("linux", "arm64"), ("linux", "amd64")), "linux/amd64")
+        == f"sha256:{1:064d}"
+    )
+    assert platform_manifest(index_of(("linux", "amd64")), "linux/amd64") == f"sha256:{0:064d}"
+    assert platform_manifest(index_of(("linux", "amd64"), attested=True), "linux/amd64") == f"sha256:{0:064d}"
     with pytest.raises(RegistryError, match="no image for linux/amd64"):
-        platform_manifest(index_of(("linux", "arm64"), ("windows", "amd64")))
+        platform_manifest(index_of(("linux", "arm64"), ("windows", "amd64")), "linux/amd64")
     plain = Manifest(descriptor=Descriptor(media_type=MANIFEST_TYPE, digest=DIGEST, size=2), data=b"{}")
-    assert platform_manifest(plain) == DIGEST
+    assert platform_manifest(plain, "linux/amd64") == DIGEST
 
 
 def test_dockers_layers_have_a_name_of_the_specification_and_can_be_unpacked() -> None:
