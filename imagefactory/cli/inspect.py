@@ -80,6 +80,7 @@ def inspect(
         name=name,
         how=inspected.how,
         digest=inspected.digest,
+        platform=inspected.platform,
         contents=inspected.contents,
         predictions=predict_all(inspected.contents, driver),
         cpu_only=cpu_only(inspected.contents),

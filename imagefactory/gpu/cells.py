@@ -169,7 +169,12 @@ def beside(prediction: Prediction, platform: str, host: str) -> Prediction:
     """The prediction for GPUs beside a processor: NO where what was scanned is built for another one."""
     elsewhere = another_processor(platform, host) if platform else None
     if elsewhere is None:
-        return prediction
+        rare = platform == "arm64" and not host  # most GPUs come with either, and stand beside the other
+        return (
+            replace(prediction, reason=f"{prediction.reason}, beside an arm64 processor")
+            if rare
+            else prediction
+        )
     return replace(prediction, answer=Answer.NO, reason=elsewhere.reason, driver="", warnings=())
 
 

@@ -37,6 +37,7 @@ class Inspection:
 
     `predictions` are of all known capabilities, oldest first. `contradictions` is where what is
     documented of the framework and what was found differ. `verified` is what verdicts say of this very image.
+    `platform` is the architecture that it is for, empty where it does not say.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Inspection:
     cpu_only: str = ""
     contradictions: tuple[str, ...] = ()
     verified: Mapping[Capability, Claim] = field(default_factory=dict)
+    platform: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,8 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
     fields = [("from", inspection.how)]
     if inspection.digest:
         fields.append(("digest", inspection.digest))
+    if inspection.platform:
+        fields.append(("for", f"linux/{inspection.platform}"))
     if framework is not None:
         package = find_package(contents, framework)
         named = f"{package.name} {package.version}" if package else framework.name

@@ -17,6 +17,7 @@ def inspection_json(inspection: Inspection) -> dict[str, object]:
         "name": inspection.name,
         "from": inspection.how,
         "digest": inspection.digest,
+        "architecture": inspection.platform,
         "framework": framework.name if framework else "",
         "framework_version": package.version if package else "",
         "cuda": cuda_of(contents),

@@ -133,6 +133,17 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
     return choose_emulator(machines.get(processor, ""), read_facts(), own=own)
 
 
+def refuse_emulated(name: str, processor: str) -> None:
+    """Raises ToolError for an image of another processor where a GPU is to prove something."""
+    here = platform.machine()
+    machines = {architecture(one): machine for one, machine in MACHINES.items()}
+    if machines.get(processor, here) != here:
+        raise ToolError(
+            f"{name} is for {machines[processor]}, and this machine is {here}: nothing emulated is verified",
+            hint="verify it where such a processor stands beside the GPU: there, by a kit or in a pool",
+        )
+
+
 def emulation(processor: str, *, own: bool = True) -> str:
     """How programs of an image are started here, in a few words, empty where this processor does it.
 

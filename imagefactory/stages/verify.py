@@ -20,6 +20,7 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
+from imagefactory.runners.emulator import refuse_emulated
 from imagefactory.runners.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.choose import Chosen
@@ -82,9 +83,12 @@ def verify_image(
 ) -> GpuReport:
     """Runs the GPU suite in the image on this machine.
 
-    Raises NoGpuError where the machine shows no GPU, before anything is started. The nonce is issued here and
+    Raises NoGpuError where the machine shows no GPU, and ToolError for an image of another processor, before
+    anything is started. The nonce is issued here and
     spent by `sign_report`.
     """
+    if isinstance(chosen.made, Image):
+        refuse_emulated(chosen.made.name, chosen.made.architecture)
     hardware = bench.evidence.read()
     name = runner_name(access, chosen.made, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
