@@ -66,7 +66,8 @@ class Disk:
 class MachineFacts:
     """What `gather` saw. `sysctls` lacks the names that this kernel does not have.
 
-    `engine` and `runner` are those that a build here uses; `probes` are of engines and of the network.
+    `engine` and `runner` are those that a build here uses; `probes` are of engines and of the network, and
+    `emulated` of the platforms that are not this machine's.
     """
 
     python: tuple[int, int, int]
@@ -98,6 +99,7 @@ class MachineFacts:
     probes: tuple[Probe, ...] = ()
     limits: Limits = field(default_factory=Limits)
     landlock: bool = True
+    emulated: tuple[Probe, ...] = ()
 
     def probe(self, name: str) -> Probe | None:
         return next((probe for probe in self.probes if probe.name == name), None)

@@ -6,6 +6,7 @@ import re
 
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
 from imagefactory.doctor.gpus import judge_gpus
+from imagefactory.doctor.processor import judge_processor
 from imagefactory.errors import extra_hint
 from imagefactory.progress import format_bytes
 from imagefactory.runners.limits import format_amount
@@ -13,7 +14,6 @@ from imagefactory.web import redact
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 12)
-OLDEST_GLIBC = (2, 28)
 # A PyTorch with CUDA: 2.8 GB of wheels in the cache; 2.5 GB of layers and 5 GB unpacked in the store.
 CACHE_BYTES = 4_000_000_000
 STORE_BYTES = 10_000_000_000
@@ -28,7 +28,7 @@ def can_build(findings: tuple[Diagnosis, ...]) -> bool:
 def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
     return (
         _python(facts),
-        _processor(facts),
+        *judge_processor(facts),
         _kernel(facts),
         *_sandbox(facts),
         *_bounds(facts),
@@ -53,26 +53,6 @@ def _python(facts: MachineFacts) -> Diagnosis:
             remedy="use Python 3.11 or newer (Debian 12: apt-get install python3)",
         )
     return Diagnosis(name="python", state=Health.OK, detail=f"Python {version}")
-
-
-def _processor(facts: MachineFacts) -> Diagnosis:
-    kind, version = facts.libc
-    detail = f"{facts.machine}, {kind or 'unknown C library'} {version}".rstrip()
-    if facts.machine != "x86_64":
-        return Diagnosis(
-            name="platform",
-            state=Health.MISSING,
-            detail=f"{detail}: images are linux/amd64",
-            remedy="build and run on an x86_64 machine",
-        )
-    if kind != "glibc" or _numbers(version) < OLDEST_GLIBC:
-        return Diagnosis(
-            name="platform",
-            state=Health.WARNING,
-            detail=f"{detail}: the tools' wheels are made for glibc 2.28 or newer",
-            remedy="use a machine with a newer glibc, such as Debian 12",
-        )
-    return Diagnosis(name="platform", state=Health.OK, detail=detail)
 
 
 def _kernel(facts: MachineFacts) -> Diagnosis:

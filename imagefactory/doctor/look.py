@@ -10,16 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.doctor.ask import ask_all
-from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, SandboxAttempt
+from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, Probe, SandboxAttempt
 from imagefactory.doctor.judge import decide
 from imagefactory.errors import FactoryError
+from imagefactory.gpu.platforms import PLATFORMS, architecture, this_platform
 from imagefactory.lock.debian.sources import read_sources
 from imagefactory.runners.amd_devices import find_amd_gpus
+from imagefactory.runners.emulator import find_emulator
 from imagefactory.runners.gpu_devices import (
     find_device_nodes,
     parse_driver_version,
@@ -112,6 +114,7 @@ def gather(
         probes=ask_all(Access(settings=settings, environ=environ), asked),
         limits=decide_limits({}, read_room(settings.store_path)),
         landlock=is_there(),
+        emulated=tuple(try_emulated()),
     )
 
 
@@ -123,6 +126,20 @@ def try_sandbox() -> SandboxAttempt:
     except FactoryError as error:
         return SandboxAttempt(refusal=error.message)
     return SandboxAttempt(refusal="")
+
+
+def try_emulated() -> Iterator[Probe]:
+    """The same for the programs of other platforms, with what would start them."""
+    for name in (name for name in PLATFORMS if name != this_platform()):
+        try:
+            emulator = find_emulator(architecture(name))
+            with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
+                attempt(Path(folder) / "run", emulator)
+        except FactoryError as error:
+            yield Probe(name=name, refusal=error.message, remedy=error.hint)
+        else:
+            how = "brought by the sandbox" if emulator and emulator.own else "registered on this machine"
+            yield Probe(name=name, found=f"emulated, slowly: {emulator.program if emulator else ''}, {how}")
 
 
 def has_subordinate_ids(path: Path, user: str) -> bool:

@@ -46,7 +46,7 @@ from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
-from imagefactory.runners.emulator import find_emulator
+from imagefactory.runners.emulator import Emulator, find_emulator
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.limits import Limits, decide_limits, read_room, say_over
 from imagefactory.runners.protocol import RunnerGround
@@ -188,13 +188,17 @@ class UnshareRunner:
         return sandbox.process
 
 
-def attempt(scratch: Path) -> None:
+def attempt(scratch: Path, emulator: Emulator | None = None) -> None:
     """Makes and leaves a whole sandbox. Raises ToolError, with what to do, when this machine refuses it.
 
     `scratch` is made if need be; what a killed process left there is removed by the next sandbox.
     """
     decided = plan(
-        SandboxPaths(lower=(), scratch=scratch), RunSpec(argv=()), read_caller(), gpus=None, tty=False
+        SandboxPaths(lower=(), scratch=scratch, emulator=emulator),
+        RunSpec(argv=()),
+        read_caller(),
+        gpus=None,
+        tty=False,
     )
     null = subprocess.DEVNULL
     Sandbox(decided, stdin=null, stdout=null, stderr=null).wait()

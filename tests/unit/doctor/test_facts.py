@@ -110,7 +110,9 @@ def test_overlay_denied_is_its_own_finding() -> None:
 
 @pytest.mark.parametrize(("change", "name", "state", "remedy"), [
     ({"python": (3, 10, 4)}, "python", Health.MISSING, "3.11"),
-    ({"machine": "aarch64"}, "platform", Health.MISSING, "x86_64"),
+    ({"machine": "riscv64"}, "platform", Health.MISSING, "x86_64 or aarch64"),
+    ({"emulated": (Probe(name="linux/arm64", refusal="no", remedy="apt-get install qemu-user-static"),)},
+     "linux/arm64", Health.WARNING, "qemu-user-static"),
     ({"libc": ("", "")}, "platform", Health.WARNING, "glibc"),
     ({"tools": (("uv", "/u"),)}, "mmdebstrap", Health.MISSING, "apt-get install mmdebstrap"),
     ({"keyrings": ()}, "debian keyring", Health.MISSING, "debian-archive-keyring"),
