@@ -106,6 +106,10 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
     )
 
 
+_PAGES_ARE_OF = ("", "amd64")
+"""Of which builds projects' pages speak, and releases whose wheel no lock names were scanned."""
+
+
 def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings.
 
@@ -169,12 +173,10 @@ def beside(prediction: Prediction, platform: str, host: str) -> Prediction:
     """The prediction for GPUs beside a processor: NO where what was scanned is built for another one."""
     elsewhere = another_processor(platform, host) if platform else None
     if elsewhere is None:
-        rare = platform == "arm64" and not host  # most GPUs come with either, and stand beside the other
-        return (
-            replace(prediction, reason=f"{prediction.reason}, beside an arm64 processor")
-            if rare
-            else prediction
-        )
+        if platform != "arm64" or host:
+            return prediction
+        # Most GPUs come with either, and most stand beside the other.
+        return replace(prediction, reason=f"{prediction.reason}, beside an arm64 processor")
     return replace(prediction, answer=Answer.NO, reason=elsewhere.reason, driver="", warnings=())
 
 
@@ -188,7 +190,7 @@ def _documented(question: Question, evidence: CellEvidence) -> Iterator[Claim]:
         yield from _offer(question)
     yield from _toolkit(question)
     row = knowledge.documented(question.framework, question.version, question.cuda)
-    if row is not None:
+    if row is not None and question.platform in _PAGES_ARE_OF:
         yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
 
 
@@ -314,7 +316,7 @@ def scanned_contents(question: Question) -> Contents | None:
     Without wheels (no recipe makes it) the newest scanned ones of that version speak, if for its CUDA.
     """
     scans = [scan for sha256 in question.wheels if (scan := knowledge.scanned(sha256))]
-    if not question.wheels:
+    if not question.wheels and question.platform in _PAGES_ARE_OF:
         scans = _scanned_releases(question)
     packages = tuple(Package(name=name, version=version) for name, version in sorted(question.packages))
     contents = Contents(
@@ -334,7 +336,7 @@ def _scanned_releases(question: Question) -> list[Contents]:
         return []  # the wheels on PyPI, which were scanned, are for another CUDA
     plugin = f"{name}-cuda{cuda.partition('.')[0]}-"
     newest: dict[str, ScannedWheel] = {}
-    for wheel in knowledge.scanned_wheels():
+    for wheel in knowledge.scanned_for_amd64():
         if covers(version, wheel.version) and (wheel.package == name or wheel.package.startswith(plugin)):
             other = newest.get(wheel.package)
             if other is None or natural(wheel.version) > natural(other.version):

@@ -14,7 +14,7 @@ from imagefactory.gpu.contradictions import documented_answer, missing_ptx
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
 from imagefactory.gpu.knowledge.documents import documented
 from imagefactory.gpu.knowledge.gpu_names import capabilities
-from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned_wheels
+from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned_for_amd64
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.model import Answer, Contents
 from imagefactory.gpu.predict import predict_code
@@ -43,7 +43,7 @@ class Difference:
 
 def find_differences() -> tuple[Difference, ...]:
     """All differences: first what is documented and not there; by framework, the newest version first."""
-    found = [one for wheels in builds(scanned_wheels()) for one in _of_build(wheels)]
+    found = [one for wheels in builds(scanned_for_amd64()) for one in _of_build(wheels)]
     return tuple(sorted(found, key=_order))
 
 

@@ -25,7 +25,7 @@ from imagefactory.gpu.knowledge.documents import (
     releases,
 )
 from imagefactory.gpu.knowledge.gpu_names import Gpu, capabilities, find_gpu, gpus
-from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_wheels
+from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_for_amd64, scanned_wheels
 from imagefactory.gpu.knowledge.toolkits import (
     cuda_drivers,
     cuda_targets,
@@ -78,6 +78,7 @@ __all__ = [
     "pypi_names",
     "releases",
     "scanned",
+    "scanned_for_amd64",
     "scanned_wheels",
     "targets_of",
 ]

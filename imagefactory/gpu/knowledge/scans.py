@@ -34,6 +34,11 @@ def scanned_wheels() -> tuple[ScannedWheel, ...]:
     return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
 
 
+def scanned_for_amd64() -> tuple[ScannedWheel, ...]:
+    """Those of which projects' pages speak."""
+    return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
+
+
 def parse_scanned(text: str) -> tuple[ScannedWheel, ...]:
     """The rows of such a text, in its order."""
     return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))

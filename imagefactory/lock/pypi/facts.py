@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import NO_CUDA, Lock, LockedWheel, Target
 
 
@@ -63,7 +64,8 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             f"{target.name}: {came} and its dependencies bring no CUDA runtime: "
             "the image would silently compute on the CPU",
-            hint=f"add the extra or the nvidia-cuda-runtime package that brings CUDA at {target.where}",
+            hint=f"add the extra or the nvidia-cuda-runtime package that brings CUDA at {target.where}"
+            + ("" if target.platform == AMD64 else f"; older releases may have none for {target.platform}"),
         )
     brought = " and ".join(f"{wheel.name} {wheel.version}" for wheel in runtimes)
     if len(runtimes) > 1:

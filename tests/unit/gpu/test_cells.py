@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
+from imagefactory.gpu.cells import CellEvidence, answer_cell, ask, beside
 from imagefactory.gpu.model import (
     Answer,
     Basis,
@@ -19,6 +19,7 @@ from imagefactory.gpu.model import (
     Package,
     Question,
 )
+from imagefactory.gpu.predict import predict
 from imagefactory.model import LockedWheel
 from tests.made.values import make_conda, make_lock, make_target
 
@@ -94,6 +95,20 @@ def test_an_image_runs_beside_the_processor_that_it_is_built_for(
 
 def test_the_question_of_a_target_names_its_processor() -> None:
     assert ask(make_target(), None, Capability(9, 0)).platform == "amd64"
+
+
+def test_what_pages_list_is_of_builds_for_amd64() -> None:
+    listed = asked("torch 2.9 12.8", "9.0")
+    assert answer_cell(replace(listed, platform="amd64")).answer is Answer.YES
+    assert answer_cell(replace(listed, platform="arm64")).claims == ()
+
+
+def test_a_prediction_says_which_processor_must_stand_beside_the_gpu() -> None:
+    found = predict(Contents(source="x", libraries=()), Capability(9, 0), "")
+    assert beside(found, "amd64", "") is found
+    assert beside(found, "arm64", "").reason == f"{found.reason}, beside an arm64 processor"
+    assert beside(found, "arm64", "arm64") is found
+    assert beside(found, "amd64", "arm64").answer is Answer.NO
 
 
 def test_before_cuda_11_each_version_needs_its_own_driver() -> None:
