@@ -131,5 +131,13 @@ def _smoke_failure(built: Built) -> FactoryError:
     assert built.report is not None
     return CheckFailedError(
         f"{built.target.name}: the image is built, but its smoke test did not pass: {built.report.failure}",
-        hint="the checks above say why; the image stays in the store under its tag",
+        hint=f"the checks above say why{_or_qemu(built)}; the image stays in the store under its tag",
     )
+
+
+def _or_qemu(built: Built) -> str:
+    """qemu may be at fault: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
+    from imagefactory.gpu.platforms import emulated_here
+
+    emulated = emulated_here(built.target.platform)
+    return ", unless the emulator is at fault: try a newer qemu" if emulated else ""

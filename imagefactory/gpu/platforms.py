@@ -22,6 +22,11 @@ def this_platform() -> str:
     return next((name for name, machine in MACHINES.items() if machine == platform.machine()), AMD64)
 
 
+def emulated_here(name: str) -> bool:
+    """Whether this machine starts a platform's programs by emulation, if at all."""
+    return name != this_platform()
+
+
 def with_suffix(name: str, made_for: str, default: str = AMD64) -> str:
     """A name that says its platform where that is not the `default`."""
     return name if made_for == default else f"{name}-{architecture(made_for)}"

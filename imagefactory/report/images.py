@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.platforms import emulated_here
 from imagefactory.model import CheckState, Report, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
@@ -52,7 +53,8 @@ def format_built(built: Built, store: str) -> str:
     fields.append(("built", ("now" if built.fresh else "nothing changed") + (f" ({times})" if times else "")))
     if not built.published_base:
         fields.append(("note", "the base has newer packages than locked: not the published digest"))
-    fields.append(("smoke test", smoke_line(report)))
+    how = ", emulated" if emulated_here(target.platform) and report is not None else ""
+    fields.append(("smoke test", smoke_line(report) + how))
     if report is not None and not report.passed:
         fields.append(("", format_report(report)))
     if target.gpu:

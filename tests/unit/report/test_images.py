@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from imagefactory.model import CheckResult, CheckState, Outcome, Report
 from imagefactory.oci.model import Image
 from imagefactory.report.images import format_built, smoke_line
@@ -52,6 +54,14 @@ def lines(**changes: Any) -> dict[str, str]:
     }
     told = format_built(Built(**{**given, **changes}), "/store").splitlines()[1:]
     return {line[:13].strip(): line[13:].strip() for line in told}
+
+
+def test_what_was_emulated_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imagefactory.gpu.platforms.this_platform", lambda: "linux/amd64")
+    arm = make_target(platform="linux/arm64")
+    assert lines(target=arm)["smoke test"].endswith("2 checks on the CPU, emulated")
+    assert lines(target=arm, report=None)["smoke test"] == "not run (--no-smoke)"
+    assert lines()["smoke test"].endswith("2 checks on the CPU")
 
 
 def test_a_smoke_test_counts_what_passed() -> None:

@@ -83,6 +83,14 @@ def test_files_are_told_as_debians_package_tells_them() -> None:
     assert files_of("aarch64") == DEBIANS
 
 
+def test_what_proves_something_of_a_gpu_is_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator.platform, "machine", lambda: "x86_64")
+    for processor in ("amd64", ""):
+        emulator.refuse_emulated("demo", processor)
+    with pytest.raises(ToolError, match="demo is for aarch64, and this machine is x86_64"):
+        emulator.refuse_emulated("demo", "arm64")
+
+
 def test_a_processor_that_nobody_knows_is_named() -> None:
     with pytest.raises(ToolError, match="images for riscv64 are not known here"):
         emulator.find_emulator("riscv64")
