@@ -16,7 +16,6 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from imagefactory.engines.apptainer import LENT, recall_sif, record_sif, scratch, sif_key
@@ -31,7 +30,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.sif_container import around
+from imagefactory.oci.sif_container import around, for_processor
 from imagefactory.oci.squash_layer import LayerPacker, Packers, Squeeze
 from imagefactory.oci.squash_store import VERSION, ChangedError, Row, SquashStore
 from imagefactory.oci.squash_tree import format_image
@@ -49,6 +48,7 @@ pytorch-2.3-cu121 (5.4 GB), in parts of its size: zstd 1 56.0 % in such blocks a
 gzip 9, which is mksquashfs's default, 53.9 % at a fortieth of the speed.
 """
 _BUILT_AT = re.compile(rb'("org\.label-schema\.build-date": ?")[^"]*')
+_BUILT_FOR = re.compile(rb'("org\.label-schema\.build-arch": ?")[^"]*')
 
 
 class SifMaker:
@@ -122,7 +122,12 @@ class SifMaker:
         output = folder / "empty.sif"
         self.command.build(SifOrder(folder=folder, spec=f"oci:{LENT}", output=output), lambda _: None)
         moment = _moment(config.get("created"))
-        change = partial(_BUILT_AT.sub, rb"\g<1>" + _go_time(moment))
+        date, processor = rb"\g<1>" + _go_time(moment), rb"\g<1>" + image.architecture.encode()
+
+        def change(text: bytes) -> bytes:
+            text = _BUILT_AT.sub(date, text)
+            return _BUILT_FOR.sub(processor, text) if image.architecture else text
+
         row = folder / "dress"
         with (
             unpacked_sif(output, folder, Quiet()) as root,
@@ -135,7 +140,7 @@ class SifMaker:
 
         def container(size: int) -> bytes:
             try:
-                return around(made, change, size, moment)
+                return for_processor(around(made, change, size, moment), image.architecture)
             except ValueError as error:
                 hint = "install apptainer 1.4, whose files are known here"
                 raise BuildError(

@@ -20,6 +20,7 @@ _PARTITION = 0x4004
 _SQUASHFS, _SYSTEM = 1, 2  # file system; partition of the primary system
 MOST_DESCRIPTORS = 4096
 _PAGE = 4096  # where a partition begins
+_PROCESSORS = {"amd64": b"02\0", "arm64": b"04\0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +112,22 @@ def around(made: bytes, change: Callable[[bytes], bytes], size: int, moment: int
     begin = _HEADER.pack(*header)
     free = made[offset + len(table) : first]
     return begin + made[len(begin) : offset] + bytes(table) + free + bytes(parts)
+
+
+def for_processor(head: bytes, processor: str) -> bytes:
+    """What stands before a system's partition, for `processor` (OCI's word); for one not known as it was.
+
+    Apptainer refuses a file that claims to be for another processor than the machine's.
+    """
+    if processor not in _PROCESSORS:
+        return head
+    offset, total = parse_sif(head)
+    fields, made = list(_HEADER.unpack_from(head)), bytearray(head)
+    fields[3] = _PROCESSORS[processor]
+    made[: _HEADER.size] = _HEADER.pack(*fields)
+    for at in range(offset, offset + total * _DESCRIPTOR.size, _DESCRIPTOR.size):
+        row = list(_DESCRIPTOR.unpack_from(head, at))
+        if row[1] and row[0] == _PARTITION:
+            row[13] = row[13][:8] + _PROCESSORS[processor] + row[13][11:]
+            made[at : at + _DESCRIPTOR.size] = _DESCRIPTOR.pack(*row)
+    return bytes(made)

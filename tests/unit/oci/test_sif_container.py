@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.oci.sif_container import MAGIC, around, read_partition
+from imagefactory.oci.sif_container import MAGIC, around, for_processor, read_partition
 
 PARTITION, LABELS = 0x4004, 0x4006
 FIRST = 4096 + 48 * 585
@@ -50,6 +50,20 @@ def test_another_partition_and_other_texts(tmp_path: Path) -> None:
     path.write_bytes(head + bytes(size))
     found = read_partition(path)
     assert (found.offset, found.size) == (offset, size)
+
+
+def test_the_processor_stands_in_the_head_and_with_the_system(tmp_path: Path) -> None:
+    theirs = made((LABELS, b"a.json", b"kept 02"), (PARTITION, b"", b"theirs"))
+    head = around(theirs, bytes, 4096, 77)
+    assert for_processor(head, "amd64") == head
+    assert for_processor(head, "riscv64") == head
+    arm = for_processor(head, "arm64")
+    changed = [at for at, (one, other) in enumerate(zip(head, arm, strict=True)) if one != other]
+    assert [(head[at : at + 1], arm[at : at + 1]) for at in changed] == [(b"2", b"4")] * 2
+    assert changed[0] == 46
+    path = tmp_path / "a.sif"
+    path.write_bytes(arm + bytes(4096))
+    assert read_partition(path).offset == len(head)
 
 
 @pytest.mark.parametrize("parts", [(), ((LABELS, b"", b"x"),), ((PARTITION, b"", b"x"), (LABELS, b"", b"x"))])
