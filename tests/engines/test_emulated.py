@@ -5,11 +5,22 @@ Needs Linux 6.7 or newer and Debian's qemu-user-static.
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from imagefactory.engines.layer_plan import LayerInputs
+from imagefactory.engines.layer_work import new_compiler
+from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.engines.wheel_layer import Prefix
+from imagefactory.lock.debian.archive import open_archive
+from imagefactory.lock.debian.file import downloaded_filename
+from imagefactory.lock.debian.sources import find_mirror
+from imagefactory.progress import Quiet
+from imagefactory.versions import natural
 from tests.services.sandbox import Caller, add_layer, entry
 
 TABLE = Path("/proc/sys/fs/binfmt_misc")
@@ -73,3 +84,50 @@ def test_what_is_emulated_sees_no_gpu(arm: Caller) -> None:
     said = arm.run("/arm", gpus=True)
     assert said["error"] == "ToolError"
     assert "runs by emulation here, and sees no GPU" in str(said["message"])
+
+
+# All that Debian 12's Python needs to start, 5 MB: a whole base takes qemu minutes.
+PYTHON = ("python3.11-minimal", "libpython3.11-minimal", "libc6", "libexpat1", "zlib1g")
+
+
+@pytest.fixture(scope="module")
+def arm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree with Debian's Python for arm64, from the machine's own mirror."""
+    folder = tmp_path_factory.mktemp("arm-python")
+    mirror = find_mirror("", folder / "debs", os.environ, etc_apt=Path("/etc/apt"))
+    with open_archive(mirror, "bookworm", "arm64", Quiet()) as archive:
+        offers = archive.offered(PYTHON).values()
+        newest = [max((o for o in offers if o.name == n), key=lambda o: natural(o.version)) for n in PYTHON]
+        assert {one.architecture for one in newest} == {"arm64"}
+        archive.download(newest, folder, Quiet())
+    for package in newest:
+        subprocess.run(["dpkg-deb", "-x", folder / downloaded_filename(package), folder / "root"], check=True)
+    return folder / "root"
+
+
+def test_byte_code_is_made_by_the_images_own_python(arm_python: Path, tmp_path: Path) -> None:
+    """Its bytes are those of the same Python on this processor."""
+    source = b"def f(x, y=1.5):\n    return [x ** 40 for _ in ('a', y)]\n"
+    bench = LayerInputs(
+        store=tmp_path / "store",
+        segments=tmp_path / "segments",
+        codec="zstd",
+        place=Prefix(prefix="/opt/env", python="3.11"),
+        epoch=1,
+        compiler="arm",
+        processor="arm64",
+    )
+
+    def start_here(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen(argv, env={"PYTHONHASHSEED": "0"}, **pipes)
+
+    made = []
+    for compiler in (new_compiler(bench, (arm_python,)), BaseCompiler(start_here, "3.11")):
+        try:
+            with compiler.wheel():
+                made.append(compiler.compile("/opt/env/demo.py", source))
+        finally:
+            compiler.close()
+    assert made[0]
+    assert made[0] == made[1]
