@@ -16,7 +16,7 @@ from imagefactory.versions import natural
 _FEW = 3
 _WANTING = (
     r"Wheels are required for `([A-Za-z0-9._-]+)`",
-    r"([A-Za-z0-9._-]+?)(?:[=<>!~]=?[^ ]*)? has no (?:usable )?wheels",
+    r"([A-Za-z0-9._-]+?)(?:\[[A-Za-z0-9,._-]*\])?(?:[=<>!~]=?[^ ]*)? has no (?:usable )?wheels",
     r"building from source is disabled for `([A-Za-z0-9._-]+)`",
 )
 
@@ -67,7 +67,9 @@ def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
             "write python: and a base that has it, or leave it out"
         )
     has = (
-        f"wheels of {name} for other platforms alone" if others else f"no wheel of {name}, its sources alone"
+        f"wheels of {name} for other platforms alone, none for {platform.split('_', 3)[-1]}"
+        if others
+        else f"no wheel of {name}, its sources alone"
     )
     return (
         f"the index has {has}: leave it out, or make one in an image of the target without it (pip wheel "

@@ -41,6 +41,7 @@ def files(*names: str) -> tuple[IndexFile, ...]:
             UV.format(what="demo==1.0 has no wheels with a matching Python ABI tag (e.g., `cp311`)"),
             "demo==1.0",
         ),
+        (UV.format(what="demo[gpu]>=1.0,<=1.2 has no wheels with a matching platform tag"), "demo"),
         ("error: the network is down", ""),
     ],
 )
@@ -69,8 +70,14 @@ def test_the_project_is_the_one_that_uv_names(text: str, name: str) -> None:
             ),
             "its wheels are for Python 3.9, 3.10, and this image has 3.11: write python: and a base",
         ),
-        (files("demo-1.0-cp311-cp311-macosx_11_0_arm64.whl"), "has wheels of demo for other platforms alone"),
-        (files("demo-1.0-cp310-cp310-win_amd64.whl"), "has wheels of demo for other platforms alone"),
+        (
+            files("demo-1.0-cp311-cp311-macosx_11_0_arm64.whl"),
+            "has wheels of demo for other platforms alone, none for x86_64",
+        ),
+        (
+            files("demo-1.0-cp310-cp310-win_amd64.whl"),
+            "has wheels of demo for other platforms alone, none for x86_64",
+        ),
         (files("demo-1.0.tar.gz", "other-1-py3-none-any.whl"), "has no wheel of demo, its sources alone"),
     ],
 )
