@@ -16,6 +16,8 @@ case "${1:-}" in
         packages="$packages iproute2 iptables openssl libsqlite3-0 patchelf squashfs-tools squashfuse fakeroot"
         # Reports are looked at in a real browser, which needs a font with their symbols.
         packages="$packages chromium fonts-dejavu-core"
+        # Modules as sites have them.
+        packages="$packages lmod"
         # Programs of another processor, which the sandbox starts by it.
         packages="$packages qemu-user-static"
         requirements=requirements/dev.txt

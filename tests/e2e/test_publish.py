@@ -69,6 +69,30 @@ def test_every_runner_runs_the_image(tiny: Factory, image: dict[str, Any], runne
     assert failed.returncode == 7
 
 
+def test_a_module_is_loaded_by_lmod(tiny: Factory, image: dict[str, Any], tmp_path: Path) -> None:
+    """Python's wrapper starts it in the image, with its arguments and its exit code."""
+    folder = tmp_path / "software"
+    wrote = json.loads(tiny.run("module", "--json", "-o", str(folder), TARGET).stdout)
+    assert wrote["programs"][:1] == ["python"]
+    script = f"""
+        . /usr/share/lmod/lmod/init/bash
+        module use {folder}/modulefiles && module load tiny/12.1-cu121 && cd /
+        python -c "$1" 'two words'; python -c 'raise SystemExit(7)' || echo "ended with $?"
+        module unload tiny && command -v python
+    """
+    code = "import idna, sys; print(idna.__version__, sys.prefix, sys.argv[1:])"
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "BASH_ENV": ""},
+    )
+    said = done.stdout.splitlines()
+    assert said[:2] == ["3.7 /opt/env ['two words']", "ended with 7"], done
+    assert not said[2].startswith(str(folder))
+
+
 def containers(dockerd: str, *options: str) -> set[str]:
     command = ["docker", "--host", dockerd, "ps", *options, "--quiet", "--no-trunc"]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())

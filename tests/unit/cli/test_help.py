@@ -23,6 +23,7 @@ SILENT = {"run": "its output is the command's", "completion": "it prints a scrip
 LAST = {
     "completion": "a shell reads it",
     "export": "its report ends with the other program's command",
+    "module": "its report ends with what a shell is told",
     "init": "its report ends with it: a folder may have to be entered first",
     "inspect": "it answers a question",
     "report": "it ends with the files",

@@ -1,0 +1,58 @@
+"""imagefactory module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+
+
+@click.command()
+@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("modules"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Where image, wrappers and modulefile go: a folder that all machines see.",
+)
+@json_option
+@click.pass_obj
+def module(call: Call, name: str, output: Path, as_json: bool) -> None:
+    """Hand an image out as a module, for `module load`.
+
+    For Lmod and Environment Modules. A wrapper for each of the image's programs, python and what was
+    installed with it, starts that program in the image by apptainer, with the GPUs of the machine.
+
+    \b
+      imagefactory module pytorch-2.3-cu121 -o /software/gpu
+      module use /software/gpu/modulefiles
+      module load pytorch/2.3-cu121
+    """
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.module import write_module
+
+    factory = call.factory
+    made = write_module(factory, select_one(factory.targets, name), output, call.progress)
+    path = made.folder / made.modulefile
+    if as_json:
+        return say_json(
+            "module",
+            {
+                "target": made.target.name,
+                "modulefile": str(path),
+                "image": str(made.folder / "images" / made.image),
+                "programs": made.programs,
+            },
+        )
+    loaded = "/".join(made.modulefile.parts[1:])
+    say(
+        f"wrote {path}\n  image     {made.image}\n  programs  {len(made.programs)}, such as "
+        f"{', '.join(made.programs[:4])}\n"
+        f"try it: module use {made.folder / made.modulefile.parts[0]} && module load {loaded} && python"
+    )
+    return None
