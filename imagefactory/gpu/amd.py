@@ -12,7 +12,8 @@ from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Pred
 
 _OBJECTS = (".co", ".hsaco")
 """The files of which a library loads those for the GPU that it finds: none of them lacks anything."""
-_RUNTIME = "libamdhip64"
+_ROCM = ("libamdhip64", "libMIOpen", "librccl", "librocblas", "librocfft", "librocsolver", "librocsparse")
+"""Libraries of ROCm's own: PyTorch's wheels bring them along, with no version in their names."""
 NO_RUNTIME = "; ROCm's own libraries are not in it, and must be where it runs"
 
 
@@ -87,6 +88,12 @@ def predict_amd(contents: Contents, target: str) -> Prediction:
     )
 
 
+def lacks_runtime(contents: Contents) -> bool:
+    """Whether a place has code for AMD's GPUs and none of ROCm's libraries, without which nothing runs."""
+    names = (*contents.toolkit, *(library.path.rpartition("/")[2] for library in contents.libraries))
+    return not any(name.startswith(_ROCM) for name in names) and any(map(is_amd, contents.libraries))
+
+
 def is_amd(library: Library) -> bool:
     """Whether a library holds code for AMD's GPUs."""
     return any(code.processor for modules in library.modules for code in modules.codes)
@@ -123,7 +130,7 @@ def _answer(contents: Contents, parts: list[_Part], target: str) -> tuple[Answer
             return Answer.NO, f"{_name(part)} has no code for {target}, {only}"
     if not any(part.fitting for part in parts):
         return Answer.NO, f"no code for {target}, {only}"
-    hip = "" if any(name.startswith(_RUNTIME) for name in contents.toolkit) else NO_RUNTIME
+    hip = NO_RUNTIME if lacks_runtime(contents) else ""
     if lacking := [_name(part) for part in parts if part.fitting < part.total]:
         some = ", ".join(lacking[:3]) + (", ..." if lacking[3:] else "")
         return Answer.PARTLY, f"{len(lacking)} of {len(parts)} libraries lack code for {target}: {some}{hip}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from imagefactory.gpu.amd import is_amd, is_object, target_order
+from imagefactory.gpu.amd import is_amd, is_object, lacks_runtime, target_order
 from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
 from imagefactory.gpu.model import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
@@ -128,6 +128,8 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
     cuda = cuda_of(contents)
     if cuda or versions:
         fields.append(("CUDA", ", ".join([cuda or "version not known", *versions])))
+    if lacks_runtime(contents):
+        fields.append(("ROCm", "its own libraries are not in it, and must be where it runs"))
     told = [f"{capability}: {_told(claim)}" for capability, claim in sorted(inspection.verified.items())]
     fields += [("verified" if i == 0 else "", line) for i, line in enumerate(told)]
     if inspection.cpu_only:

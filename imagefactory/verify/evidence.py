@@ -39,7 +39,7 @@ class LocalEvidence:
         except NoGpu as error:
             if other := read_amd(self.amd):
                 return other
-            raise NoGpuError(str(error), hint=HINT) from error
+            raise NoGpuError(f"{error}, and the kernel tells of no GPU of AMD's", hint=HINT) from error
         return parse_evidence(found, SEEN_HERE, "this machine's GPUs")
 
 

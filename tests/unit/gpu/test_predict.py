@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.gpu.amd import amd_capabilities, amd_reach, amd_runs, amd_targets, predict_amd
+from imagefactory.gpu.amd import (
+    amd_capabilities,
+    amd_reach,
+    amd_runs,
+    amd_targets,
+    lacks_runtime,
+    predict_amd,
+)
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
 from imagefactory.gpu.contradictions import contradictions, documented_answer
 from imagefactory.gpu.drivers import (
@@ -720,6 +727,9 @@ def test_code_objects_of_a_folder_are_one_library() -> None:
         library("opt/rocm/lib/rocblas/library/Kernels_gfx942.hsaco", "1 gfx942"),
     )
     assert predict_amd(rocblas, "gfx90a").answer is Answer.YES
+    assert not lacks_runtime(rocblas)  # RCCL is ROCm's
+    assert lacks_runtime(contents(library("a.so", "1 gfx90a")))
+    assert not lacks_runtime(contents(library("a.so", "1 sm_80")))
     assert predict_amd(rocblas, "gfx1100").reason.startswith(
         "1 of 2 libraries lack code for gfx1100: library/"
     )

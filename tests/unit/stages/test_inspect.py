@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -423,6 +424,10 @@ def test_amd_has_a_table_of_its_own() -> None:
     text = format_inspection(
         Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
     )
+    assert "ROCm       its own libraries are not in it" in text
+    whole = replace(contents, toolkit=("libamdhip64.so.7",))
+    told = Inspection(name="x", how="scan", digest="", contents=whole, predictions=())
+    assert "ROCm" not in format_inspection(told)
     assert ["LIBRARY", "gfx90a", "gfx942"] in [line.split() for line in text.splitlines()]
     assert answer_of(contents, "gfx942")[0] is Answer.YES
     assert answer_of(contents, "gfx90a:xnack-")[0] is Answer.PARTLY
