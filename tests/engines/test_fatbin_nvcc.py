@@ -170,15 +170,15 @@ def test_cubins(architecture: str, nvcc: Nvcc, tmp_path: Path) -> None:
 
 def test_the_ptx_of_the_gpu_suite_compiles_for_every_gpu(nvcc: Nvcc, tmp_path: Path) -> None:
     """What T0 gives to a driver, by the compiler that drivers have inside; what is broken does not."""
-    for name in ("ADD", "SUBTRACT", "BROKEN"):
-        (tmp_path / f"{name}.ptx").write_text(getattr(kernels, name))
+    for name in ("add", "subtract", "broken"):
+        (tmp_path / f"{name}.ptx").write_text(getattr(kernels.PTX, name))
     for architecture in ARCHITECTURES:
-        for name in ("ADD", "SUBTRACT"):
+        for name in ("add", "subtract"):
             arguments = (f"-arch=sm_{architecture}", f"{name}.ptx", "-o", f"{name}.cubin")
             nvcc.run(*arguments, cwd=tmp_path, tool="ptxas")
-        assert (tmp_path / "ADD.cubin").read_bytes() != (tmp_path / "SUBTRACT.cubin").read_bytes()
+        assert (tmp_path / "add.cubin").read_bytes() != (tmp_path / "subtract.cubin").read_bytes()
     with pytest.raises(ServiceError, match="imagine"):
-        nvcc.run("-arch=sm_80", "BROKEN.ptx", "-o", "BROKEN.cubin", cwd=tmp_path, tool="ptxas")
+        nvcc.run("-arch=sm_80", "broken.ptx", "-o", "broken.cubin", cwd=tmp_path, tool="ptxas")
 
 
 def test_cubins_inside_agree_with_their_entries(nvcc: Nvcc, tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def latencies(driver: Any, kernels: Any) -> dict[str, dict[str, float]]:
     vectors = kernels.make_vectors("latencies", 1024)
     large = bytes(64 << 20)
     with driver.context(device):
-        note("compile PTX", 5, lambda: driver.module(kernels.ADD).__enter__())
+        note("compile PTX", 5, lambda: driver.module(kernels.PTX.add).__enter__())
         with driver.memory(4096) as one, driver.memory(4096) as other, driver.memory(8192) as out:
             driver.write(one, vectors.left.tobytes())
             driver.write(other, vectors.right.tobytes())
             pointers = tuple(ctypes.c_uint64(address) for address in (one, other, out))
             arguments = (*pointers, ctypes.c_uint32(1024))
-            with driver.module(kernels.ADD) as made:
+            with driver.module(kernels.PTX.add) as made:
                 note("launch and wait", ROUNDS, lambda: driver.launch(made, kernels.ENTRY, 8, arguments))
             note("4 KiB up", ROUNDS, lambda: driver.write(one, vectors.left.tobytes()))
             note("4 KiB down", ROUNDS, lambda: driver.read(one, 4096))
