@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.model import Answer
 from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
@@ -204,7 +205,7 @@ def _ground(ruling: Ruling) -> str:
 def format_kits(plan: Plan) -> str:
     """`targets={"include":[...]}`: a job for each target that has something to build or to verify.
 
-    One for CPUs alone has no kits.
+    One for CPUs alone has no kits, nor has one for AMD's GPUs, which no kit starts.
 
     `kits` are words `8.0/sm80-a100`, one for each GPU to verify on: its capability, and a name for its kit,
     which the matrix has too. `digest` is the candidate to verify, empty where one is to be built first.
@@ -212,8 +213,10 @@ def format_kits(plan: Plan) -> str:
     jobs = []
     for planned in plan.targets:
         cells = [cell for cell in planned.cells if cell.state in (CellState.BUILD, CellState.VERIFY)]
-        if cells or (not planned.target.gpu and planned.state is CellState.BUILD):
-            kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in cells if plan.on_gpus]
+        by_kits = planned.target.gpu and not rocm_of(planned.target.cuda)
+        if (cells and by_kits) or (not by_kits and planned.state is CellState.BUILD):
+            verifying = cells if plan.on_gpus and by_kits else []
+            kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in verifying]
             jobs.append(
                 {
                     "target": planned.target.name,

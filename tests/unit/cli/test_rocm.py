@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from click.testing import CliRunner, Result
 
 from imagefactory.cli import cli
 from imagefactory.errors import UsageError
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.report.plan import format_kits
+from tests.made.values import make_target
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
 RECIPE = """\
@@ -103,6 +108,37 @@ def test_what_makes_no_sense_is_told(run: Run, words: tuple[str, ...], told: str
 def test_a_plan_has_a_cell_for_each_processor(run: Run) -> None:
     said = run("plan", "jax-0.10.2-rocm7").stdout
     assert "gfx90a, gfx942" in said
+
+
+def test_a_plan_for_gpus_of_both_makers(run: Run, tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.yaml"
+    gpus.write_text("- MI250X\n- A100\n")
+    cells = {
+        (target["target"], cell["capability"]): cell["rule"]
+        for target in json.loads(run("plan", "--inventory", str(gpus), "--json").stdout)["targets"]
+        for cell in target["cells"]
+    }
+    assert cells["jax-0.10.2-rocm7", "8.0"] == cells["jax-0.10.2-cu12", "gfx90a"] == "maker"
+    assert "maker" not in (cells["jax-0.10.2-rocm7", "gfx90a"], cells["jax-0.10.2-cu12", "8.0"])
+
+
+def test_no_kit_is_asked_for_of_what_no_kit_starts() -> None:
+    device = PlanGpu(capability=parse_capability("gfx90a"), name="MI250X")
+    cell = PlannedCell(device=device, state=CellState.VERIFY, ruling=Ruling(claim=None), required=True)
+    planned = PlannedTarget(
+        target=make_target(name="jax-0.10.2-rocm7", cuda="rocm7"),
+        state=CellState.VERIFY,
+        reason="",
+        hint="",
+        image="",
+        reference="",
+        cells=(cell,),
+    )
+    assert format_kits(Plan(targets=(planned,), on_gpus=True)) == 'targets={"include":[]}'
+    build = replace(planned, state=CellState.BUILD, cells=(replace(cell, state=CellState.BUILD),))
+    assert '"kits":""' in format_kits(Plan(targets=(build,), on_gpus=True))
+    cuda = replace(planned, target=make_target())
+    assert '"kits":"gfx90a/gfx90a-mi250x"' in format_kits(Plan(targets=(cuda,), on_gpus=True))
 
 
 def test_a_row_is_added_to_those_for_cuda(run: Run) -> None:
