@@ -162,7 +162,7 @@ def _targets(
     factory = call.factory
     asking = Asking(now=datetime.now(UTC), registry=asked.registry)
     stages = read_stages(factory, select(factory.targets, names), asking)
-    made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow))
+    made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True))
     if asked.github:
         now, waiting = tonight(made, MAX_JOBS, asking.now.date())
         say(format_matrix(now, kits=bool(asked.registry)))

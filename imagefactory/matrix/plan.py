@@ -72,7 +72,7 @@ class PlanGpu:
     """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about.
 
     `cuda` is the newest that its driver takes, where that is all that is told of the driver. `host` is the
-    architecture of its machine's processor, empty for any.
+    architecture of its machine's processor, empty where nobody says.
     """
 
     capability: Capability
@@ -119,13 +119,15 @@ class TargetStatus:
 class PlanInput:
     """`devices` are the GPUs to plan for; none stands for the capabilities that each recipe requires.
 
-    `allow` are rules that prune nothing.
+    `allow` are rules that prune nothing. `on_machines`: they are GPUs of machines, which stand beside no ARM
+    processor where nobody says so.
     """
 
     stages: tuple[TargetStatus, ...]
     devices: tuple[PlanGpu, ...] = ()
     allow: frozenset[str] = frozenset()
     answer: Answerer = answer_cell
+    on_machines: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,8 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
     cells, proofs = [], last_proofs(stage.verdicts)
     for device in devices if stage.target.gpu else ():
         asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
-        question = replace(asked, host=device.host)
+        unsaid = "amd64" if given.on_machines and given.devices and asked.platform == "arm64" else ""
+        question = replace(asked, host=device.host or unsaid)
         is_required = device.capability in required
         known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.oldest_driver)}
         evidence = replace(stage.evidence, verified=known)

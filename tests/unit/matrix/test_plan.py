@@ -159,6 +159,27 @@ def test_the_question_carries_driver_and_capability() -> None:
     assert (question.capability, question.driver) == (Capability(7, 0), "535")
 
 
+def test_a_listed_gpu_stands_beside_no_arm_processor_unless_somebody_says_so() -> None:
+    arm = replace(TARGET, platform="linux/arm64", capabilities=("9.0",))
+    asked: list[Question] = []
+
+    def listen(question: Question, _: CellEvidence) -> Cell:
+        asked.append(question)
+        return Cell(question=question, claims=())
+
+    gpus = tuple(PlanGpu(capability=Capability(9, 0), host=host) for host in ("", "arm64"))
+    for target, devices, on_machines in (
+        (arm, gpus, True),
+        (arm, (), True),
+        (arm, gpus, False),
+        (TARGET, gpus, True),
+    ):
+        stages = (TargetStatus(target=target),)
+        make_plan(PlanInput(stages=stages, devices=devices, answer=listen, on_machines=on_machines))
+    hosts = [question.host for question in asked]
+    assert hosts == ["amd64", "arm64", "", "", "arm64", "", "arm64"]
+
+
 # --- pruning and allowing ------------------------------------------------------------------------
 
 NO, DOCUMENTED_NO = claim("no-code"), claim("not-documented", basis=Basis.DOCUMENTED)
