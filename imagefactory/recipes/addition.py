@@ -82,7 +82,11 @@ def _for_cuda(row: MatrixRow) -> bool:
 
 
 def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[_Pair]:
-    """The rows on a Python that the framework's wheels are for, those of the family's own first of all."""
+    """The rows on a Python that the framework's wheels are for, those of the family's own first of all.
+
+    What is for another platform alone has capabilities of its own.
+    """
+    pairs = [pair for pair in pairs if recipe.platform in pair[0].platforms] or pairs
     needs = [wheel.python for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
     fitting = [pair for pair in pairs if natural(pair[0].python) >= natural(max(needs, default=""))]
     own = [row for row in fitting if (row[0].base, row[0].python) == (recipe.base, recipe.python)]

@@ -127,3 +127,9 @@ def test_rows_for_cpus_are_no_rows_to_go_by() -> None:
     alone = SMALL.replace("{family}", "small").replace('["12.4"]', "[none]")
     with pytest.raises(UsageError, match="'small': add goes by rows for CUDA"):
         add_row(alone, parse_recipe(alone, "recipes/small.yaml"), "2.6")
+
+
+def test_a_row_for_another_platform_alone_is_none_to_go_by() -> None:
+    """What its capabilities are is a matter of the machines that have such processors."""
+    assert '"12.0"' in add("numba", "0.69", "13").row
+    assert "platforms" not in add("numba", "0.69", "13").row
