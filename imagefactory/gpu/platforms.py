@@ -17,6 +17,11 @@ def architecture(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def machine_of(processor: str) -> str:
+    """The machine of OCI's word for it, empty for one that is not known."""
+    return next((machine for name, machine in MACHINES.items() if architecture(name) == processor), "")
+
+
 def this_platform() -> str:
     """What this machine starts itself; linux/amd64 where it is none of them."""
     return next((name for name, machine in MACHINES.items() if machine == platform.machine()), AMD64)

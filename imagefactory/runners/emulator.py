@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError
-from imagefactory.gpu.platforms import MACHINES, architecture
+from imagefactory.gpu.platforms import MACHINES, machine_of
 from imagefactory.suite import elf
 
 REGISTERED = Path("/proc/sys/fs/binfmt_misc")
@@ -127,19 +127,20 @@ def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) ->
 
 def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
     """`choose_emulator` on this machine, for an image's architecture (`arm64`), empty where it says none."""
-    machines = {architecture(name): machine for name, machine in MACHINES.items()}
-    if processor and processor not in machines:
-        raise ToolError(f"images for {processor} are not known here", hint=f"known are {', '.join(machines)}")
-    return choose_emulator(machines.get(processor, ""), read_facts(), own=own)
+    machine = machine_of(processor)
+    if processor and not machine:
+        raise ToolError(
+            f"images for {processor} are not known here", hint=f"known are those for {', '.join(MACHINES)}"
+        )
+    return choose_emulator(machine, read_facts(), own=own)
 
 
 def refuse_emulated(name: str, processor: str) -> None:
     """Raises ToolError for an image of another processor where a GPU is to prove something."""
-    here = platform.machine()
-    machines = {architecture(one): machine for one, machine in MACHINES.items()}
-    if machines.get(processor, here) != here:
+    here, wanted = platform.machine(), machine_of(processor)
+    if wanted not in ("", here):
         raise ToolError(
-            f"{name} is for {machines[processor]}, and this machine is {here}: nothing emulated is verified",
+            f"{name} is for {wanted}, and this machine is {here}: nothing emulated is verified",
             hint="verify it where such a processor stands beside the GPU: there, by a kit or in a pool",
         )
 

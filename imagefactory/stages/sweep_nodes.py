@@ -13,6 +13,7 @@ from imagefactory.factory import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import ask as question_of
 from imagefactory.gpu.cells import scanned_contents
+from imagefactory.gpu.platforms import MACHINES
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Definition
 from imagefactory.pools.model import PoolImage, SweepNode
@@ -96,6 +97,7 @@ def make_node_kit(node: SweepNode, definition: Definition, ask: GpuAsk, now: dat
         "nonce": node.nonce,
         "subject": asdict(node.image.subject),
         "diff_ids": [],  # the pool starts the image, by its digest
+        "machine": MACHINES[definition.target.platform],
         "reference": "",
         "sif": bool(node.image.sha256),
         "sifs": [],

@@ -19,6 +19,7 @@ from typing import Any
 
 from imagefactory.documents import format_time
 from imagefactory.errors import UsageError
+from imagefactory.gpu.platforms import machine_of
 from imagefactory.oci.model import Image, Sif
 from imagefactory.trees import remove_tree
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
@@ -88,6 +89,7 @@ def format_kit(order: KitOrder, suite: str, expires: datetime) -> dict[str, Any]
         "nonce": order.asked["nonce"],
         "subject": asdict(order.subject),
         "diff_ids": [layer.diff_id for layer in layers],
+        "machine": machine_of(order.made.architecture) if isinstance(order.made, Image) else "",
         "reference": order.reference,
         "sif": isinstance(order.made, Sif),
         "sifs": list(order.sifs),

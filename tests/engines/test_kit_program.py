@@ -389,6 +389,9 @@ def test_a_kit_that_was_changed_or_is_old_is_refused(
     (bench.kit / "kit.json").write_text(json.dumps({**kit, "expires": "2026-01-01T00:00:00Z"}))
     assert bench.run() == 2
     assert "good until 2026-01-01" in capsys.readouterr().err
+    (bench.kit / "kit.json").write_text(json.dumps({**kit, "machine": "riscv64"}))
+    assert bench.run() == 2
+    assert "this kit is for riscv64, and this machine is" in capsys.readouterr().err
     (bench.kit / "kit.json").write_text(json.dumps(kit))
     suite = bench.kit / "suite" / "table.py"
     suite.write_text(suite.read_text() + "\n")

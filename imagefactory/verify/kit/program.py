@@ -125,6 +125,8 @@ def main(
         kit = read_kit(folder)
         if facts["started"] >= kit.expires:
             raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
+        if kit.machine not in ("", os.uname().machine):  # what is emulated, or does not start, proves nothing
+            raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
         with _work(folder) as work:
             job = KitJob(kit, options.runner, options.image, environ, places, work)
             code = _run(job, facts)

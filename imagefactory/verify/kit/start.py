@@ -40,7 +40,8 @@ PASSED = re.compile(
 class Kit(NamedTuple):
     """What kit.json says, and the folder that it lies in.
 
-    `subject` has `index`, `manifest`, `config`; `diff_ids` are the digests of the image's plain layers.
+    `subject` has `index`, `manifest`, `config`; `diff_ids` are the digests of the image's plain layers, and
+    `machine` is the processor that it is for, empty where it does not say.
     `reference` is where to pull it (HOST/NAME@sha256:...), empty where it lies in no registry. `sif` says
     that the subject is a .sif file, and `config` the sha256 of that file; else `sifs` are the sha256 of the
     .sif files that the kit's maker made of the image.
@@ -50,6 +51,7 @@ class Kit(NamedTuple):
     nonce: str
     subject: Mapping[str, str]
     diff_ids: Sequence[str]
+    machine: str
     reference: str
     sif: bool
     sifs: Sequence[str]
