@@ -133,6 +133,7 @@ class SweepNode:
 
     `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
     `python` is the absolute path of the image's Python that runs it. `mig`: a slice of a GPU will do.
+    `processor` is the one that the image is for (`arm64`), empty for amd64.
     """
 
     name: str
@@ -146,6 +147,7 @@ class SweepNode:
     timeout: float
     python: str
     mig: bool = False
+    processor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from imagefactory.factory import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import ask as question_of
 from imagefactory.gpu.cells import scanned_contents
-from imagefactory.gpu.platforms import MACHINES
+from imagefactory.gpu.platforms import AMD64, MACHINES, architecture
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Definition
 from imagefactory.pools.model import PoolImage, SweepNode
@@ -86,6 +86,7 @@ def make_node(
         timeout=timeout_of(level),
         python=suite_argv(definition)[0],
         mig=cell.mig,
+        processor="" if (platform := definition.target.platform) == AMD64 else architecture(platform),
     )
 
 

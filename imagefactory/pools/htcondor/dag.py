@@ -63,6 +63,7 @@ _IMAGE = {
     ImageKind.SIF: re.compile(rf"{_PATH}\.sif"),
     ImageKind.OSDF: re.compile(rf"osdf://{_PATH}\.sif"),
 }
+_ARCH = {"": "X86_64", "arm64": "aarch64"}
 _LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,500}")
 
 
@@ -78,7 +79,8 @@ def format_dag(sweep: Sweep, lines: Sequence[str] = ()) -> str:
     if len(set(names)) != len(names):
         raise UsageError("two nodes of one sweep have the same name", hint="name each of them differently")
     common = "\n".join(f"  {line}" for line in (*_description(sweep.limits), *lines))
-    nodes = "\n".join(_format_node(node, sweep.limits) for node in sweep.nodes)
+    arch = _several_processors(sweep)
+    nodes = "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
     return f"SUBMIT-DESCRIPTION {DESCRIPTION} {{\n{common}\n}}\n\n{nodes}\n"
 
 
@@ -143,7 +145,12 @@ def format_gpu(node: SweepNode) -> str:
     return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
 
 
-def _format_node(node: SweepNode, limits: JobLimits) -> str:
+def _several_processors(sweep: Sweep) -> bool:
+    """Whether jobs must say theirs: of others than the machine's that submits, HTCondor would match none."""
+    return any(node.processor for node in sweep.nodes)
+
+
+def _format_node(node: SweepNode, limits: JobLimits, *, arch: bool) -> str:
     name = checked_name(node.name)
     image = _checked(node.image.address, _IMAGE[node.image.kind], f"address of a {node.image.kind} image")
     values = {
@@ -153,6 +160,7 @@ def _format_node(node: SweepNode, limits: JobLimits) -> str:
         "gpu": format_gpu(node),
         "memory": str(_megabytes(node.memory)),
         "disk": str(_megabytes(node.disk)),
+        **({"processor": _ARCH[node.processor]} if arch else {}),
     }
     told = " ".join(f'{key}="{_quoted(value)}"' for key, value in values.items())
     return (
@@ -190,6 +198,7 @@ def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
     site = find_site(sweep.site)
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
     needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
+    needs |= {'(Arch == "$(processor)")'} if _several_processors(sweep) else set()
     lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
     if needs:
         lines.append(f"requirements = {' && '.join(sorted(needs))}")

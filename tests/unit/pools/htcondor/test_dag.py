@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import stat
 import tarfile
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.folder import node_folder
-from imagefactory.pools.htcondor.dag import format_dag, make_suite_tar, write_sweep
+from imagefactory.pools.htcondor.dag import format_dag, make_suite_tar, site_lines, write_sweep
 from imagefactory.pools.model import ImageKind
 from imagefactory.verify.suite_files import digest_of, suite_digest
 from tests.made.pool import DOCKER, node, sweep
@@ -74,6 +75,16 @@ def test_the_whole_text() -> None:
 def test_a_slice_is_for_those_who_ask_for_one() -> None:
     assert " mig " not in format_dag(sweep(node(mig=True)))
     assert " mig " in format_dag(sweep(node()))
+
+
+def test_jobs_of_another_processor_say_so_and_then_all_do(tmp_path: Path) -> None:
+    """HTCondor adds the submitting machine's own to what says nothing of it."""
+    plain = sweep(node("a"))
+    assert "Arch" not in format_dag(plain, site_lines(plain, tmp_path))
+    mixed = sweep(node("a"), node("b", processor="arm64"))
+    text = format_dag(mixed, site_lines(mixed, tmp_path))
+    assert '  requirements = (Arch == "$(processor)")\n' in text
+    assert re.findall(r'processor="(\w+)"', text) == ["X86_64", "aarch64"]
 
 
 def test_two_nodes_of_a_name_are_refused() -> None:
