@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,7 +99,17 @@ def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     if done.returncode:
         lines = [text for line in (done.stderr or done.stdout).splitlines() if (text := clean(line))]
         said = lines[-1] if lines else f"it ended with {done.returncode}"
-        raise Stop(f"the image cannot be pulled: {said}", EXIT_IMAGE, "pull-failed")
+        raise Stop(f"the image cannot be pulled: {said}{_login(said)}", EXIT_IMAGE, "pull-failed")
+
+
+def _login(said: str) -> str:
+    """What mends a pull that a registry refuses to strangers."""
+    if not re.search(r"\b(40[13]|denied|unauthorized|forbidden|authentication)\b", said, re.IGNORECASE):
+        return ""
+    return (
+        " (make the repository public, as a new one of ghcr.io is not, or let this machine log in with a "
+        "token that may read it: `docker login`, for apptainer `apptainer registry login`)"
+    )
 
 
 def clean(line: bytes) -> str:
