@@ -21,6 +21,7 @@ from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import SITES, Site
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import Subject
 from tests.made.catalogue import make_catalogue, make_image
@@ -28,6 +29,7 @@ from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 from tests.services.condor import CondorPool
 
 HOUR = timedelta(hours=1)
+OWN = tuple(site for site in SITES if site.batch == HTCONDOR)
 DRIVERS = {"12.2": "535.54.03", "12.4": "550.54.15", "13.0": "580.65.06"}
 FILE = b"what the tests call a .sif"
 FLOORS = [("7.0", "12.2"), ("8.0", "12.4")]
@@ -176,7 +178,7 @@ def test_slices_of_gpus_match_where_somebody_asks_for_them_alone(desk: Desk, nam
 
 @pytest.mark.parametrize(
     ("site", "kind"),
-    [pytest.param(site, kind, id=f"{site.name}-{kind}") for site in SITES for kind in site.kinds],
+    [pytest.param(site, kind, id=f"{site.name}-{kind}") for site in OWN for kind in site.kinds],
 )
 def test_condor_submit_takes_every_form_of_every_site(desk: Desk, site: Site, kind: ImageKind) -> None:
     target = "floors-1.0-cu121" if kind is ImageKind.DOCKER else FILED

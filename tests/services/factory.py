@@ -78,7 +78,9 @@ def make_root(root: Path, **recipes: str) -> Path:
     (root / "recipes").mkdir(parents=True)
     (root / "imagefactory.toml").write_text("")
     shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
-    shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
+    (root / "lockfiles" / "bases").mkdir(parents=True)
+    for base in ("debian-12", "debian-13"):
+        shutil.copy(ROOT / "lockfiles" / "bases" / f"{base}.lock", root / "lockfiles" / "bases")
     for family, text in recipes.items():
         (root / "recipes" / f"{family}.yaml").write_text(text)
     return root
