@@ -383,8 +383,8 @@ def test_a_package_that_is_not_the_locked_one_stops_the_build(bench: Bench, engi
 
 def test_a_channel_that_refuses_or_is_down_is_named(bench: Bench) -> None:
     faults = {  # each with a package less, so that BuildKit's cache has no answer
-        "oddpaths": (Fault(status=404), "the server answered 404"),
-        "scripted": (Fault(cut="connection", times=2), ""),  # gone on with where it broke
+        "oddpaths": (Fault(status=404), "HTTP status client error (404 Not Found)"),
+        "scripted": (Fault(cut="connection", times=2), ""),  # fetched again
     }
     for left_out, (fault, words) in faults.items():
         bench.server.fail("claims-a", fault)
