@@ -43,7 +43,9 @@ NVCC = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 _GIT = re.compile(r"git\+(?P<url>(https|ssh|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})")
 FIRST_TIME = "315532800"
 """1980, the first time that a wheel can say of its files."""
-_TAIL = 30
+_TAIL, _LAST = 30, 10
+_ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc fatal|ld: (?!warning)")
+"""How gcc, nvcc and ld tell of what stops them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +139,21 @@ def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> Ru
     )
 
 
+def what_failed(said: str) -> str:
+    """Of what building a wheel said: a compiler's first error, however far above, and the end."""
+    lines = said.splitlines()
+    first = next((number for number, line in enumerate(lines) if _ERROR.search(line)), len(lines))
+    end = max(len(lines) - _TAIL, 0)
+    if first >= end:
+        return "\n".join(lines[end:])
+    return "\n".join([*lines[first : first + _TAIL], "[...]", *lines[-_LAST:]])
+
+
 def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
-    """Raises BuildError with the last words of a compiler that failed."""
+    """Raises BuildError with the first error of a compiler that failed, and the last words of all."""
     if done.returncode == 0:
         return
-    said = "\n".join((done.stdout + done.stderr).splitlines()[-_TAIL:])
+    said = what_failed(done.stdout + done.stderr)
     hint = "packages and Debian's libraries (system: in a recipe) that it needs must be in the target"
     if not _has_nvcc(asked.target):
         hint = f"PyPI has CUDA's compiler from CUDA 13 on, not of {asked.target.cuda}, if it is that"

@@ -156,3 +156,36 @@ def test_a_source_that_is_none(
     with pytest.raises(UsageError, match=told):
         compiled(factory, target, text)
     assert compiler.specs == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "/build/source/a.cpp:12:3: error: 'x' was not declared",
+        "/build/source/a.cpp:1:10: fatal error: cub/cub.cuh: No such file or directory",
+        '/build/source/a.cu(7): error: identifier "y" is undefined',
+        "nvcc fatal   : Unsupported gpu architecture 'compute_70'",
+        "/usr/bin/ld: cannot find -lcudart",
+    ],
+)
+def test_a_compilers_first_error_is_shown_though_much_follows(error: str) -> None:
+    noise = [f"a.cpp:{number}: warning: unused" for number in range(200)]
+    lines = [
+        *noise,
+        error,
+        "  12 | x",
+        *noise,
+        "a.cpp:9:1: error: the second",
+        "RuntimeError: Error compiling",
+    ]
+    told = compiling.what_failed("\n".join(lines)).splitlines()
+    assert told[0] == error
+    assert told[1] == "  12 | x"
+    assert told[-2:] == lines[-2:]
+    assert len(told) <= 41
+
+
+def test_without_a_compilers_error_the_end_is_shown() -> None:
+    lines = [f"line {number}" for number in range(100)]
+    assert compiling.what_failed("\n".join(lines)).splitlines() == lines[-30:]
+    assert compiling.what_failed("short\na.c:1: error: here").splitlines() == ["short", "a.c:1: error: here"]
