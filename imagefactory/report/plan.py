@@ -245,12 +245,13 @@ def format_matrix(plan: Plan, *, kits: bool = False) -> str:
 
     Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
     values are text. With `kits` also the name of each one's kit and the label of the runners that have its
-    GPU. Jobs that are told the same are one: GPUs that differ in the CUDA which their drivers take, where no
-    kit names it.
+    GPU, and no job for AMD's GPUs, which no kit starts. Jobs that are told the same are one: GPUs that differ
+    in the CUDA which their drivers take, where no kit names it.
     """
     every = (
         _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})
         for planned in plan.targets
+        if not (kits and rocm_of(planned.target.cuda))
         for cell in (planned.cells if plan.on_gpus else (planned,))
         if cell.state in (CellState.BUILD, CellState.VERIFY)
     )

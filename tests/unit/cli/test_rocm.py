@@ -15,7 +15,7 @@ from imagefactory.cli import cli
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
-from imagefactory.report.plan import format_kits
+from imagefactory.report.plan import format_kits, format_matrix
 from tests.made.values import make_target
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
@@ -134,7 +134,10 @@ def test_no_kit_is_asked_for_of_what_no_kit_starts() -> None:
         reference="",
         cells=(cell,),
     )
-    assert format_kits(Plan(targets=(planned,), on_gpus=True)) == 'targets={"include":[]}'
+    plan = Plan(targets=(planned,), on_gpus=True)
+    assert format_kits(plan) == 'targets={"include":[]}'
+    assert format_matrix(plan, kits=True) == 'matrix={"include":[]}'  # else a job would wait for such a kit
+    assert '"capability":"gfx90a"' in format_matrix(plan)
     build = replace(planned, state=CellState.BUILD, cells=(replace(cell, state=CellState.BUILD),))
     assert '"kits":""' in format_kits(Plan(targets=(build,), on_gpus=True))
     cuda = replace(planned, target=make_target())
