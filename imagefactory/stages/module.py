@@ -38,9 +38,9 @@ def write_module(factory: Factory, target: Target, folder: Path, progress: Progr
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     try:
         (folder / "images").mkdir(parents=True, exist_ok=True)
+        sif, made = export_sif(factory, target, SifExport(output=folder / "images/.new.sif"), progress)
         with progress.stage(f"{target.name}: the image's programs"):
             programs = programs_of(factory, image, scripts=target.source == "conda", progress=progress)
-        sif, made = export_sif(factory, target, SifExport(output=folder / "images/.new.sif"), progress)
         module = Module(target=target, folder=folder, image=sif.name, programs=programs)
         text = format_modulefile(module)
         made.replace(folder / "images" / sif.name)
