@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.pools.model import Inventory, PoolGpu
 from imagefactory.pools.sizes import MB
-from imagefactory.pools.slurm.nodes import FEATURES
+from imagefactory.pools.slurm.request import ask_for
 from imagefactory.submit.places import Wish, fits
 from imagefactory.submit.submit_file import (
     RUN,
@@ -37,7 +37,6 @@ from imagefactory.submit.submit_file import (
 SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
 _MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
-_FEATURE = re.compile(r"[A-Za-z0-9_.+:-]+")
 _WIDTH = 100
 LOOK = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
@@ -79,8 +78,7 @@ NO_GPU = SlurmRequest(lines=(), gpus=(), total=0, known=False)
 def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | None) -> SlurmRequest:
     """What to ask for so that a job gets GPUs of these classes, and no others.
 
-    By type where one is all there is, by features where some have just these nodes, else without the other
-    nodes. Raises CheckFailedError where the cluster has no such GPU, UsageError for a job that cannot say
+    Raises CheckFailedError where the cluster has no such GPU, UsageError for a job that cannot say
     what it wants of one.
     """
     if run.gpu_memory:
@@ -92,30 +90,17 @@ def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | N
         return SlurmRequest(lines=(f"--gres=gpu:{run.gpus}",), gpus=(), total=0, known=False)
     right = {str(one.capability) for one in taken.classes}
     wish = Wish(platform=taken.platform, mig=run.mig)
-    fitting = [
-        (machine, [gpu for gpu in machine.gpus if gpu.capability in right and fits(gpu, wish)])
-        for machine in inventory.machines
-    ]
-    reached = [(machine, gpus) for machine, gpus in fitting if len(gpus) >= run.gpus]
-    if not reached:
+    asked = ask_for(inventory, lambda gpu: gpu.capability in right and fits(gpu, wish), run.gpus)
+    if asked is None:
         raise _none_fits(inventory, right)
-    whole = [machine for machine, gpus in reached if len(gpus) == len(machine.gpus)]
-    types = {gpu.name for _, gpus in reached for gpu in gpus}
-    others = [machine for machine in inventory.machines if machine not in whole]
-    lines = [f"--gres=gpu:{run.gpus}"]
-    gpus = [gpu for machine, fit in reached for gpu in fit if machine in whole]
-    if len(types) == 1 and all(types):
-        lines, gpus = [f"--gres=gpu:{types.pop()}:{run.gpus}"], [gpu for _, fit in reached for gpu in fit]
-    elif not whole:
+    lines, gpus = asked
+    if not lines:
+        types = sorted({gpu.name for gpu in inventory.gpus if gpu.capability in right and fits(gpu, wish)})
         raise UsageError(
-            f"each node that has one of {', '.join(sorted(types))} has other GPUs too, and Slurm gives any",
-            hint=f"write one of them into the script yourself: --gres=gpu:{min(types)}:{run.gpus}",
+            f"each node that has one of {', '.join(types)} has other GPUs too, and Slurm gives any",
+            hint=f"write one of them into the script yourself: --gres=gpu:{types[0]}:{run.gpus}",
         )
-    elif others and (features := _features(whole, others)):
-        lines.append(f"--constraint={'|'.join(features)}")
-    elif others:
-        lines.append(f"--exclude={','.join(machine.name for machine in others)}")
-    return SlurmRequest(lines=tuple(lines), gpus=tuple(gpus), total=len(inventory.gpus), known=True)
+    return SlurmRequest(lines=lines, gpus=gpus, total=len(inventory.gpus), known=True)
 
 
 def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError:
@@ -124,27 +109,6 @@ def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError
         f"the image is proven on {', '.join(sorted(right))}, and this cluster has {', '.join(kinds)}",
         hint="take another image: imagefactory find; of a type with (?) the site knows the capability",
     )
-
-
-def _features(right: Sequence[PoolMachine], others: Sequence[PoolMachine]) -> tuple[str, ...]:
-    """The fewest features that all of the nodes to the `right` have one of, and none of the others has; empty
-    where there are none."""
-    wrong = {name for machine in others for name in _features_of(machine)}
-    chosen: list[str] = []
-    left = {machine.name: _features_of(machine) - wrong for machine in right}
-    while left:
-        counted = sorted({name for names in left.values() for name in names})
-        best = max(counted, key=lambda name: sum(name in names for names in left.values()), default="")
-        if not best:
-            return ()
-        chosen.append(best)
-        left = {node: names for node, names in left.items() if best not in names}
-    return tuple(sorted(chosen))
-
-
-def _features_of(machine: PoolMachine) -> set[str]:
-    told = str(machine.attributes.get(FEATURES, "")).split(",")
-    return {name for name in told if _FEATURE.fullmatch(name)}
 
 
 # --- the text ------------------------------------------------------------------------------------

@@ -8,16 +8,15 @@ Source: Slurm's manual, scontrol(1), "Generic Resource (GRES) Scheduling".
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import UsageError
 from imagefactory.gpu.knowledge.gpu_names import find_gpu
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.pools.slurm.commands import run
 
 COMMAND = ("scontrol", "show", "node", "--detail", "--oneliner")
-TIMEOUT = 60.0
 FEATURES = "features"
 """The attribute of a machine that holds its node's features, with commas between them."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/]*)=(\S*)")
@@ -30,28 +29,7 @@ _MOST = 1024
 
 def ask_inventory(environ: Mapping[str, str], now: datetime) -> Inventory:
     """The nodes with GPUs. Raises ToolError where scontrol is missing, fails or does not answer."""
-    try:
-        done = subprocess.run(
-            COMMAND,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env={**environ, "LC_ALL": "C"},
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise ToolError(
-            "scontrol is not here", hint="work on a login node of the cluster, or by --inventory FILE"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise ToolError(f"scontrol does not answer within {TIMEOUT:.0f} seconds", hint="try again") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ToolError(
-            f"scontrol cannot ask the cluster: {said[-1] if said else f'it ended with {done.returncode}'}",
-            hint="does `sinfo` answer here? Else work by --inventory FILE",
-        )
-    return parse_nodes(done.stdout, now)
+    return parse_nodes(run(COMMAND, environ), now)
 
 
 def parse_nodes(text: str, now: datetime) -> Inventory:
