@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling, WorkStealingScheduling
 from tests.services.factory import base_store, tiny_root  # noqa: F401
 from tests.services.fixtures import (  # noqa: F401
     apptainer,
+    cluster,
     dockerd,
     nothing_big_stays,
     podman,

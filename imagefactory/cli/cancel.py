@@ -15,8 +15,7 @@ from imagefactory.cli.sweeps import find_pool
 def cancel(call: Call, sweep: str, as_json: bool) -> None:
     """Remove the jobs of a sweep from the queue.
 
-    Its files stay: `collect` still takes what had come back, and `verify --pool htcondor --folder DIR` goes
-    on.
+    Its files stay: `collect` still takes what had come back, and `verify --pool POOL --folder DIR` goes on.
     """
     from imagefactory.stages.sweep import find_sweep
     from imagefactory.sweeps.sweep_file import read_pool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,12 +68,14 @@ def find(
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
     """None where there is none to ask, or where it does not answer, which is told."""
+    from imagefactory.pools.model import pool_here
+
     if path is not None:
         return find_inventory(path, now)
-    if not shutil.which("condor_status"):
+    if not (name := pool_here(os.environ)):
         return None
     try:
-        return find_inventory(None, now)
+        return find_inventory(None, now, name)
     except FactoryError as error:
         write(2, f"note: the pool is not known: {error.message}")
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,14 +35,8 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     NothingSelectedError where there is no GPU."""
     from imagefactory.pools.inventory import read_inventory
     from imagefactory.pools.model import open_pool
-    from imagefactory.pools.slurm.nodes import ask_inventory
 
-    if path:
-        inventory = read_inventory(path)
-    elif pool == SLURM:
-        inventory = ask_inventory(os.environ, now)
-    else:
-        inventory = open_pool(pool, os.environ).inventory(now)
+    inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
         where = str(path) if path else f"the pool {inventory.pool}".rstrip()
         said = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
@@ -82,10 +75,10 @@ def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: b
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
     from imagefactory.pools.inventory import inventory_json, write_inventory
+    from imagefactory.pools.model import pool_here
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
-    slurm = not shutil.which("condor_status") and shutil.which("scontrol")
-    pool_inventory = find_inventory(inventory, datetime.now(UTC), SLURM if slurm else HTCONDOR)
+    pool_inventory = find_inventory(inventory, datetime.now(UTC), pool_here(os.environ) or HTCONDOR)
     if output:
         write_inventory(output, pool_inventory)
     if as_json:

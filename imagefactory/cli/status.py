@@ -10,6 +10,7 @@ import click
 from imagefactory.cli.output import Call, collecting, complain, json_option, say, say_json, say_next
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.errors import ToolError
+from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
     from imagefactory.stages.sweep import SweepStatus
@@ -46,7 +47,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
             ]
             say_json("status", {"sweeps": rows})
         elif not folders:
-            say("no sweep was made here: imagefactory verify TARGET --pool htcondor")
+            say(f"no sweep was made here: imagefactory verify TARGET --pool {'|'.join(POOLS)}")
         elif sweep:
             for sweep_status in statuses:
                 say(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
 
 from imagefactory.cli.pool import inventory_option
+from imagefactory.cli.times import Duration
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import POOLS, SITES
 
 P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
-_TIME = re.compile(r"([0-9]{1,6})([smhdw])")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 OWN = {
     "newest": None,
     "mig": False,
@@ -35,18 +32,6 @@ OWN = {
     "dry_run": False,
 }
 """The options that go with --pool, as they are where nobody writes them."""
-
-
-class Duration(click.ParamType[timedelta]):
-    """`30m`, `24h`, `2d`."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        found = _TIME.fullmatch(str(value))
-        if found is None or not int(found[1]):
-            self.fail(f"'{str(value)[:40]}' is no time: write 30m, 24h or 2d", param, ctx)
-        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 
 
 def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
@@ -82,7 +67,9 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
         ),
         click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`."),
         click.option("--idle-limit", "idle", type=Duration(), metavar="TIME", help="Default: 24h."),
-        click.option("--held-limit", "held", type=Duration(), metavar="TIME", help="Default: 10m."),
+        click.option(
+            "--held-limit", "held", type=Duration(), metavar="TIME", help="Default: 10m; not on Slurm."
+        ),
         click.option("--run-limit", "run", type=Duration(), metavar="TIME", help="Default: 24h."),
         click.option(
             "--retries",
@@ -107,7 +94,9 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
 def refuse_alone(given: dict[str, Any]) -> None:
     """Raises UsageError where an option of --pool stands without it."""
     for option in _given(given, OWN):
-        raise UsageError(f"{option} goes with --pool", hint="imagefactory verify TARGET --pool htcondor")
+        raise UsageError(
+            f"{option} goes with --pool", hint=f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
+        )
 
 
 def refuse_again(names: tuple[str, ...], given: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from imagefactory.cli.output import (
 from imagefactory.cli.pool import find_inventory
 from imagefactory.cli.sweep_options import refuse_again
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
+from imagefactory.settings.choices import SLURM
 
 if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from imagefactory.sweeps.sweep_file import CollectedNode
 
 POLL = 15.0
-"""Seconds between two looks of --wait: the logs are read, and one condor_q is asked."""
+"""Seconds between two looks of --wait: the logs are read, and the queue is asked."""
 PATIENCE = 40
 """How many looks in a row the pool's commands may fail: an access point takes minutes to start again."""
 
@@ -44,6 +45,8 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
     for name in ("runner", "kit", "ledger", "output"):
         if given[name]:
             raise UsageError(f"--{name} has no meaning on a pool", hint="leave it out")
+    if given["held"] and given["pool"] == SLURM:
+        raise UsageError("--held-limit: to Slurm a job that is held waits", hint="say --idle-limit")
     factory, progress, folder = call.factory, call.progress, given["folder"]
     as_json = given["as_json"]
     if folder is not None and find_pool(given["pool"]).is_whole(folder):

@@ -72,7 +72,7 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
       imagefactory verify pytorch-2.3-cu121@sha256:...           an image by its digest
       imagefactory verify registry.example.org/pytorch@sha256:.. an image of a registry, pulled by digest
       imagefactory verify pytorch-2.3-cu121 --kit DIR            a kit for a machine without imagefactory
-      imagefactory verify 'pytorch-*' --pool htcondor            a job for each image and capability of a pool
+      imagefactory verify 'pytorch-*' --pool slurm               a job for each image and capability of a pool
 
     What ran is shown check by check and written as a report; where this machine holds a key (imagefactory
     keys new) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9 where
@@ -142,7 +142,7 @@ def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:
     if not names:
         raise UsageError("no image is named", hint="imagefactory verify TARGET")
     if len(given["capability"]) > 1:
-        raise UsageError("a machine is asked for one --capability", hint="several go with --pool htcondor")
+        raise UsageError("a machine is asked for one --capability", hint="several go with --pool")
     if given["ledger"] and not given["kit"]:
         raise UsageError("--ledger goes with --kit", hint="leave it out")
     if len(names) > 1 and (given["output"] or given["kit"]):

@@ -8,6 +8,7 @@ Capabilities are written `8.0`, memory and disk are bytes, times are aware and i
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -203,7 +204,7 @@ class Ending(StrEnum):
 class JobAttempt:
     """One job of a node. `job` is `12.0`; `code` its exit code, signal or hold code; `text` what was said.
 
-    `gpu` is the startd's word on the GPU of its last start, None where it never started or had none.
+    `gpu` is the pool's word on the GPU of its last start, None where it never started or had none.
     `machine` and `slot` are where that was.
     """
 
@@ -233,14 +234,16 @@ class NodeResult:
 class NodeFound:
     """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be told.
 
-    `run` and `report` are the job's files as they came back, for the pool alone to read. `settled`: its last
-    job has ended for good, and no other follows.
+    `run`, `report` and `evidence` are the job's files as they came back, for the pool alone to read; the last
+    is the host's GPUs, of a pool whose jobs read them outside of the image. `settled`: its last job has ended
+    for good, and no other follows.
     """
 
     result: NodeResult
     settled: bool = False
     run: bytes | None = None
     report: bytes | None = None
+    evidence: bytes | None = None
 
 
 # --- where it runs -------------------------------------------------------------------------------
@@ -267,6 +270,9 @@ class Pool(Protocol):
 
     def driven(self) -> frozenset[Path]:
         """The folders of all sweeps that this user has something at work on, in one look at the queue."""
+
+    def look(self, folder: Path) -> None:
+        """Notes in the folder what the queue alone tells of its jobs, where their logs do not tell all."""
 
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
@@ -306,5 +312,11 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
         raise UsageError(
             f"the pool '{name[:40]}' is not known", hint=f"this imagefactory knows {', '.join(POOLS)}"
         )
-    pool: Pool = import_module(POOLS[name]).make_pool(environ)
+    pool: Pool = import_module(POOLS[name].module).make_pool(environ)
     return pool
+
+
+def pool_here(environ: Mapping[str, str]) -> str:
+    """The name of the pool that this machine is of, by its commands; empty where it is of none."""
+    path = environ.get("PATH")
+    return next((name for name, row in POOLS.items() if shutil.which(row.command, path=path)), "")

@@ -28,6 +28,17 @@ class RunnerRow:
     brings_emulator: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """Where images are verified by the batch: the module whose `make_pool(environ)` gives the pool of this
+    machine, what people call it, and the command by which a machine is known to be of one.
+    """
+
+    module: str
+    title: str
+    command: str
+
+
 ENGINES = {
     "assemble": EngineRow(module="imagefactory.engines.assemble", extra="build", runner="unshare"),
     "docker": EngineRow(module="imagefactory.engines.docker", extra="docker", runner="docker"),
@@ -45,11 +56,13 @@ SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 SITES = ("generic", "chtc", "ospool", "igwn", "slurm")
 """Whose rules submit files follow."""
 SLURM = "slurm"
-"""What runs the jobs of a site, where it is not HTCondor."""
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
-POOLS = {HTCONDOR: "imagefactory.pools.htcondor.pool"}
-"""By the word of `verify --pool`, the module whose `make_pool(environ)` gives the pool of this machine."""
+POOLS = {
+    HTCONDOR: PoolRow(module="imagefactory.pools.htcondor.pool", title="HTCondor", command="condor_status"),
+    SLURM: PoolRow(module="imagefactory.pools.slurm.pool", title="Slurm", command="scontrol"),
+}
+"""The pools that `verify --pool` takes, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

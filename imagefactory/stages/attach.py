@@ -114,7 +114,7 @@ class Attacher:
             return replace(draft, fault=error)
         if not keyids:
             why = f"{draft.one.why}, {GONE}"
-            hint = f"imagefactory verify {draft.node.target} --pool htcondor: a nonce is never signed twice"
+            hint = f"imagefactory verify {draft.node.target} --pool POOL: a nonce is never signed twice"
             fault = CheckFailedError(f"{draft.node.name}: {why}", hint=hint)
             return replace(draft, one=replace(draft.one, why=why), fault=fault)
         keyid = next(iter(keyids.values()))

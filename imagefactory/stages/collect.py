@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, StatementError, UsageError
+from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import node_folder
@@ -78,6 +78,7 @@ def collect_sweep(
     earlier = {known.result.node: known for known in _read_earlier(folder)}
     trust = read_trust(factory.settings.files)
     pool = open_pool(sweep.pool, factory.environ)
+    silent = _look(pool, folder)
     signer = Signer(
         factory=factory,
         folder=folder,
@@ -111,6 +112,8 @@ def collect_sweep(
             drafts = attacher.find_again(drafts, {key.keyid: key.public for key in trust.keys} | own)
     nodes = [draft.one for draft in drafts]
     faults = [(draft.node.name, draft.fault) for draft in drafts if draft.fault]
+    if silent and any(node.result.outcome is None for node in nodes):
+        faults.append((sweep.id, silent))
     write_collected(folder, nodes)
     signer.ledger.settle_all({node.nonce for node in nodes if node.attached})
     promotions: list[Promotion] = []
@@ -128,6 +131,15 @@ def collect_sweep(
         faults=tuple(faults),
         promotions=tuple(promotions),
     )
+
+
+def _look(pool: Pool, folder: Path) -> ToolError | None:
+    """Why the queue did not tell how its jobs are: without it one that is over may count as not done."""
+    try:
+        pool.look(folder)
+    except ToolError as error:
+        return error
+    return None
 
 
 def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -14,8 +13,8 @@ from imagefactory.doctor.look import examine
 from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
 from imagefactory.errors import FactoryError, extra_hint
 from imagefactory.factory import is_factory, names_catalogue, recipes_folder
-from imagefactory.pools.model import open_pool
-from imagefactory.settings.choices import HTCONDOR
+from imagefactory.pools.model import open_pool, pool_here
+from imagefactory.settings.choices import POOLS
 from imagefactory.settings.load import Settings
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.proven import proven_grounds
@@ -100,15 +99,17 @@ def _catalogue(
 
 def _pool(environ: Mapping[str, str], now: datetime) -> Probe | None:
     """None where there are no commands of a pool."""
-    if not shutil.which("condor_submit", path=environ.get("PATH")):
+    if not (name := pool_here(environ)):
         return None
     try:
-        pool = open_pool(HTCONDOR, environ)
+        pool = open_pool(name, environ)
         version, inventory = pool.require(), pool.inventory(now)
     except FactoryError as error:
         return Probe(name="pool", refusal=error.message, remedy=error.hint)
     free, gpus = sum(gpu.free for gpu in inventory.gpus), len(inventory.gpus)
-    return Probe(name="pool", found=f"HTCondor {version}, {inventory.pool}: {gpus} GPUs, {free} free")
+    return Probe(
+        name="pool", found=f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs, {free} free"
+    )
 
 
 def _factory(settings: Settings) -> Probe:

@@ -32,7 +32,7 @@ from imagefactory.pools.model import (
 )
 from imagefactory.pools.sites import GENERIC, find_site
 from imagefactory.progress import Progress
-from imagefactory.settings.choices import HTCONDOR
+from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
@@ -118,7 +118,7 @@ def prepare_sweep(
     plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
-    plan = leave_out_underway(replace(plan, notes=notes), seen, options.asked.allow)
+    plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
 
 
@@ -288,7 +288,9 @@ def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatu
     """From what the jobs left; with `queue` also whether it is still driven. Raises UsageError, ToolError."""
     sweep = read_sweep(folder)
     pool = pools(sweep.pool)
-    driven = pool.running(folder) if queue else None  # before the logs: what ends in between is seen there
+    if queue:  # before the logs: what ends in between is seen there
+        pool.look(folder)
+    driven = pool.running(folder) if queue else None
     return SweepStatus(
         folder=folder,
         sweep=sweep,
@@ -316,5 +318,5 @@ def find_sweep(settings: Settings, name: str) -> Path:
         f"there is no sweep {name[:200]!r}",
         hint=f"the last ones are {', '.join(ids[-5:])}"
         if ids
-        else "imagefactory verify --pool htcondor TARGET",
+        else f"imagefactory verify TARGET --pool {'|'.join(POOLS)}",
     )

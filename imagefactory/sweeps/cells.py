@@ -94,7 +94,8 @@ class SweepPlan:
 
 def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: SweepAsk) -> SweepPlan:
     """Every stage on every capability that is asked for: queued, or left out under a rule."""
-    there = _by_capability(gpu for gpu in inventory.gpus if asked.mig or not gpu.mig)
+    asked_of = [gpu for gpu in inventory.gpus if asked.mig or not gpu.mig]
+    there = _by_capability(gpu for gpu in asked_of if gpu.capability)
     capabilities = asked.capabilities or tuple(sorted(there))
     others = {stage.target.name: why for stage in stages if (why := _for_others(stage))}
     kept, left_out = _newest([stage for stage in stages if stage.target.name not in others], asked)
@@ -120,7 +121,14 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
                 cells.append(cell)
         if not asked.capabilities:
             left_out += _required_elsewhere(stage, there)
-    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out))
+    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=_unknown(asked_of))
+
+
+def _unknown(gpus: Sequence[PoolGpu]) -> tuple[str, ...]:
+    """A note on GPUs of which the pool tells no capability: nothing is asked of them."""
+    kinds = sorted({gpu.name or "no type" for gpu in gpus if not gpu.capability})
+    count = sum(not gpu.capability for gpu in gpus)
+    return (f"GPUs that tell no capability take no job: {count} of {', '.join(kinds)}",) if kinds else ()
 
 
 def _by_capability(gpus: Iterable[PoolGpu]) -> dict[Capability, list[PoolGpu]]:

@@ -299,7 +299,7 @@ def _states(candidate: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHan
 def is_left(outcome: Outcome | None, *, settled: bool) -> bool:
     """Whether a DAG that is at work, or is gone on with, still runs a node that has brought back no run.
 
-    What never ended, what was removed with DAGMan (so that no POST script ran), and what the pool broke.
+    What never ended, what was removed with what drove it, and what the pool broke.
     """
     return outcome in (None, *TRIED_AGAIN) or not settled
 

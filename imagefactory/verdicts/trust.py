@@ -9,7 +9,7 @@
     evidence = ["local"]       # left out: all that the policy takes
 
     [policy]
-    evidence = ["local", "kit", "htcondor", "actions"]
+    evidence = ["local", "kit", "htcondor", "slurm", "actions"]
     expires-days = 90
     suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
 

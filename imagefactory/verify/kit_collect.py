@@ -97,7 +97,9 @@ def collect_kit(
         )
     # From here on kit.json and expectations.json are as this ledger's owner wrote them.
     kit = json.loads(files.kit)
-    report = outcome_of_folder(files, kit, where, environ)
+    told = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
+    kind = SEEN_IN_ACTIONS if _same_run(told, environ) else SEEN_BY_KIT
+    report = outcome_of_folder(files, kit, where, kind)
     return CollectedReport(report=report, run=run, reference=kit["reference"])
 
 
@@ -112,10 +114,11 @@ def read_nonce(folder: Path) -> str:
         raise UsageError(f"{folder} is no kit: {KIT} cannot be read", hint="name a kit's folder") from error
 
 
-def outcome_of_folder(
-    files: Folder, kit: Mapping[str, Any], where: str, environ: Mapping[str, str]
-) -> GpuReport:
-    """The report of what came back for `kit`, which is believed. Pure. Raises as `collect_kit`."""
+def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
+    """The report of what came back for `kit`, which is believed, with evidence of `kind`. Pure.
+
+    Raises as `collect_kit`.
+    """
     at = f"{where}/{RESULT}/{RUN}"
     facts = parse_run(files.run, at)
     if facts["nonce"] != kit["nonce"]:
@@ -126,7 +129,6 @@ def outcome_of_folder(
         raise _stopped(Outcome(facts["outcome"]), facts["reason"])
     if files.evidence is None:
         raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing: nobody saw a GPU")
-    kind = SEEN_IN_ACTIONS if _same_run(facts["actions"] or {}, environ) else SEEN_BY_KIT
     evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
     asked = json.loads(files.expectations)
     judged = GpuRun(

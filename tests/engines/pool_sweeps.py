@@ -75,11 +75,13 @@ class SweepRun:
         return {row["kit"].rpartition("/")[2]: row for row in document["results"]}
 
 
-def submit(ground: PoolGround, tricks: tuple[str, ...], *options: str) -> SweepRun:
+def submit(
+    ground: PoolGround, tricks: tuple[str, ...], *options: str, to: str = "htcondor", code: int = 0
+) -> SweepRun:
     """A sweep of the images that do these tricks, by the real command."""
     names = [ground.name(trick) for trick in tricks]
     told = ground.run(
-        "verify", *names, "--pool", "htcondor", "--suite", "quick", *options, "--json", err=False
+        "verify", *names, "--pool", to, "--suite", "quick", *options, "--json", err=False, code=code
     )
     row = json.loads(told)
     assert row["errors"] == []

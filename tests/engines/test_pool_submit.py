@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -240,9 +240,9 @@ def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
 
 
 @pytest.fixture(scope="module")
-def slurm_desk(desk: Desk) -> Iterator[Desk]:
-    with slurm.slurm_cluster(desk.pool):
-        yield desk
+def slurm_desk(desk: Desk, cluster: CondorPool) -> Desk:
+    assert cluster is desk.pool
+    return desk
 
 
 def sbatch(desk: Desk, folder: Path, target: str, *arguments: str, code: int = 0) -> str:

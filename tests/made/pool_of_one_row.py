@@ -47,6 +47,9 @@ class OneRow:
     def running(self, folder: Path) -> bool:
         return (folder / QUEUE).exists()
 
+    def look(self, folder: Path) -> None:
+        """Its jobs' logs tell all."""
+
     def driven(self) -> frozenset[Path]:
         return frozenset()
 

@@ -90,6 +90,9 @@ class PoolMadeHere(SweepFolder):
     def running(self, folder: Path) -> bool:
         return self.at_work
 
+    def look(self, folder: Path) -> None:
+        """Its jobs' logs tell all."""
+
     def driven(self) -> frozenset[Path]:
         return frozenset(self.submitted if self.at_work else ())
 

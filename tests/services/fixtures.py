@@ -24,6 +24,7 @@ from tests.services.libcuda import build_libcuda
 from tests.services.podman import PodmanService, podman_service
 from tests.services.processes import search_path
 from tests.services.registry import registry_server
+from tests.services.slurm import slurm_cluster
 
 Service = TypeVar("Service")
 
@@ -139,6 +140,13 @@ def pool(
     folder = services_folder / "condor"
     with condor_pool(folder) as made, known(request.config.stash, POOL, made):
         yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(pool: CondorPool) -> Iterator[CondorPool]:
+    """Slurm in the root of that pool, on whose access point its commands find it by `slurm.environ`."""
+    with slurm_cluster(pool):
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@
     h1  gpu:h100:1  features h100, new      q1  gpu:old:1
 
 Each GPU is a null device. In `bin` on the nodes, which jobs find first, `nvidia-smi` says what its node's GPU
-would be. All ends with the pool.
+would be, and `python3` runs a kit with what `hosts` has of its node in place of the machine's own /dev, /proc
+and NVML. Only h1 has some there: it tells of the device that libcuda.c plays. All ends with the pool.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.services import libcuda
 from tests.services.condor import PATH, CondorPool, free_port
+from tests.services.gpu_host import Told, make_host
 from tests.services.processes import LIMIT, ServiceError
 
 PLACE = "/pool/slurm"
@@ -33,7 +36,7 @@ SlurmctldHost=access.pool.test(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={place}/munge.sock
+AuthInfo=socket={place}/munge.sock,cred_expire=5
 CredType=cred/munge
 SlurmctldPidFile={place}/ctld.pid
 SlurmdPidFile={place}/%n.pid
@@ -56,7 +59,27 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=2-00:00:00 DefaultTime=01:00:00
 SMI = """\
 #!/bin/sh
 [ "$1" = "--id=$CUDA_VISIBLE_DEVICES" ] || { echo "| Driver: 550.54.15  CUDA Version: 12.4 |"; exit; }
-case $SLURMD_NODENAME in a1) echo 8.0 ;; h1) echo 9.0 ;; v1) echo 7.0 ;; *) echo 3.5 ;; esac
+case $SLURMD_NODENAME in a1) is=8.0 ;; h1) is=9.0 ;; v1) is=7.0 ;; *) is=7.5 ;; esac
+case $2 in *=compute_cap) echo $is ;; *) echo "$is, 16384, 550.54.15" ;; esac
+"""
+PYTHON = f"""\
+#!/bin/sh
+case "$*" in */run.py*) [ ! -d "{PLACE}/hosts/$SLURMD_NODENAME" ] || set -- {PLACE}/hosted.py "$@" ;; esac
+exec /usr/bin/python3 "$@"
+"""
+HOSTED = f"""\
+import importlib, importlib.machinery, importlib.util, os, sys
+from pathlib import Path
+(at,) = (place for place, word in enumerate(sys.argv) if word.endswith("/run.py"))
+here, host = Path(sys.argv[at]).parent, Path("{PLACE}/hosts", os.environ["SLURMD_NODENAME"])
+spec = importlib.machinery.ModuleSpec("kit_of_the_tests", None, is_package=True)
+spec.submodule_search_locations = [str(here / "kit")]
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+program = importlib.import_module(f"{{spec.name}}.program")
+places = program.hardware.Places(
+    dev=str(host / "dev"), proc=str(host / "proc"), nvml=str(host / "libnvidia-ml.so.1")
+)
+sys.exit(program.main(sys.argv[at + 1 :], os.environ, here, places))
 """
 DAEMONS = """\
 munged --force --socket={place}/munge.sock --key-file={place}/key --pid-file={place}/munge.pid \\
@@ -88,8 +111,18 @@ def slurm_cluster(pool: CondorPool) -> Iterator[None]:
     (folder / "slurm.conf").write_text(CONFIG.format(port=ports[0], place=PLACE, nodes="\n".join(nodes)))
     (folder / "gres.conf").write_text("\n".join([*gres, ""]))
     (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    (folder / "bin/nvidia-smi").write_text(SMI)
-    (folder / "bin/nvidia-smi").chmod(0o755)
+    (folder / "hosted.py").write_text(HOSTED)
+    told = Told(
+        uuid=libcuda.UUID,
+        name=libcuda.NAME,
+        capability="9.0",
+        memory=libcuda.MEMORY,
+        driver="550.54.15",
+    )
+    make_host(folder / "hosts/h1", told)
+    for name, text in (("nvidia-smi", SMI), ("python3", PYTHON)):
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
     (folder / "key").write_bytes(os.urandom(64))
     (folder / "key").chmod(0o600)
     started = pool.start(
@@ -123,7 +156,7 @@ def _idle(pool: CondorPool) -> int:
 
 
 def wait_for_jobs(pool: CondorPool, folder: Path) -> None:
-    """Waits until the researcher has no job in the queue."""
+    """Waits until the researcher has no job in the queue: files of tests leave it so."""
     until = time.monotonic() + LIMIT
     while pool.run(["squeue", "--noheader", "--user=researcher"], folder=folder, **environ()).stdout.strip():
         if time.monotonic() > until:

@@ -124,6 +124,9 @@ class HTCondor(SweepFolder):
         """Whether a DAGMan of that folder is in the queue, be it held or idle."""
         return bool(self.jobs(folder))
 
+    def look(self, folder: Path) -> None:
+        """The schedd writes all of it into the jobs' logs."""
+
     def driven(self) -> frozenset[Path]:
         """The folders of this user's DAGMans, but for those that were removed or are done."""
         wanted = f"JobUniverse == {SCHEDULER_UNIVERSE}"

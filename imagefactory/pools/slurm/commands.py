@@ -30,9 +30,7 @@ def run(
     except FileNotFoundError as error:
         raise ToolError(f"{argv[0]} is not here", hint=AWAY) from error
     except subprocess.TimeoutExpired as error:
-        raise ToolError(
-            f"{argv[0]} does not answer within {timeout:.0f} s", hint="try again"
-        ) from error
+        raise ToolError(f"{argv[0]} does not answer within {timeout:.0f} s", hint="try again") from error
     said = done.stdout.decode("utf-8", "replace")
     if done.returncode:
         words = (done.stderr.decode("utf-8", "replace") or said).strip().splitlines()

@@ -14,7 +14,7 @@ from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
 from imagefactory.pools.model import open_pool
 from imagefactory.progress import Quiet
-from imagefactory.settings.choices import HTCONDOR, POOLS
+from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
 from imagefactory.stages.collect import collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sweep import (
@@ -32,7 +32,8 @@ from tests.made.sweep_site import Site
 
 @pytest.fixture
 def row(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(POOLS, "one-row", pool_of_one_row.__name__)
+    row = PoolRow(module=pool_of_one_row.__name__, title="One row", command="one_row_status")
+    monkeypatch.setitem(POOLS, "one-row", row)
     return "one-row"
 
 

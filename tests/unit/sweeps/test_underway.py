@@ -532,7 +532,7 @@ def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: 
     assert [(one.attached, one.keyid) for one in done.nodes] == [((), "")] * 2
     assert all(one.why.startswith("signed on ") and one.why.endswith(GONE) for one in done.nodes)
     assert [type(fault) for _, fault in done.faults] == [CheckFailedError] * 2
-    assert f"imagefactory verify {NAME} --pool htcondor" in done.faults[0][1].hint
+    assert f"imagefactory verify {NAME} --pool POOL" in done.faults[0][1].hint
     made = prepares(site, image="sif")
     assert (queued(made.plan), made.plan.notes) == (["7.0", "8.0"], ())  # tested anew, by a nonce of its own
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
-from imagefactory.settings.choices import HTCONDOR
+from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
 from imagefactory.verdicts.keys import (
     PublicKey,
@@ -177,7 +177,7 @@ def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
     assert read_trust((tmp_path / "imagefactory.toml",)) == Trust() == parse_trust("", "x")
     assert Trust().key(LAB.keyid) is None
     assert Policy() == Policy(
-        evidence=(SEEN_HERE, SEEN_BY_KIT, HTCONDOR, SEEN_IN_ACTIONS),
+        evidence=(SEEN_HERE, SEEN_BY_KIT, HTCONDOR, SLURM, SEEN_IN_ACTIONS),
         days=90,
         suites=(),
     )

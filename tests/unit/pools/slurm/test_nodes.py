@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from imagefactory.errors import ToolError
 from imagefactory.pools.slurm.nodes import FEATURES, ask_inventory, parse_nodes
-
-NOW = datetime(2026, 11, 25, tzinfo=UTC)
-
-
-def node(name: str = "a1", gres: str = "gpu:a100:2", used: str = "gpu:a100:1(IDX:0)", **more: str) -> str:
-    told = {
-        "NodeName": name, "Arch": "x86_64", "CPUTot": "64", "CPULoad": "4.12",
-        "AvailableFeatures": "a100,zen3,off", "ActiveFeatures": "a100,zen3",
-        "Gres": gres, "GresDrain": "N/A", "GresUsed": used, "Version": "22.05.8",
-        "OS": "Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0 ", "RealMemory": "515000", "State": "MIXED", **more,
-    }  # fmt: skip
-    return " ".join(f"{key}={value}" for key, value in told.items())
+from tests.made.slurm import NOW, node
 
 
 def test_a_type_that_names_a_known_gpu_tells_its_capability() -> None:

@@ -1,0 +1,228 @@
+"""A sweep as Slurm takes it: arrays of jobs, one for each kind of GPU and size, and the files they share.
+
+DIR/jobs.json                     what the jobs are to ask for; written last, so with it the folder is whole
+DIR/run.py, kit/, suite/          a kit without its question; task.sh runs it on a machine
+DIR/batch-N.sh                    an array: which nodes of the sweep its tasks are
+DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch refused it
+DIR/log/N-I                       what the I-th task of that array prints, and slurmstepd of it
+DIR/queue.json                    what the queue said last
+DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks (N I, a line each), and
+                                  N-RESTART/ for each time that it ran
+
+Jobs see this folder: it lies where all machines of the cluster see it. Source: Slurm's manual, sbatch(1) and
+"Job Array Support".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from imagefactory.documents import Most, format_document, parse_document
+from imagefactory.errors import StatementError, UsageError
+from imagefactory.files import replace_text
+from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
+from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, PoolGpu, Sweep
+from imagefactory.pools.sizes import MB
+from imagefactory.pools.slurm.request import ask_for_one
+from imagefactory.verify.kit_make import CARRIED, PROGRAM
+from imagefactory.verify.kit_make import HERE as KIT_FOLDER
+from imagefactory.verify.suite_files import read_suite, write_suite
+
+FORMAT = 1
+JOBS, QUEUE, TASK, TASKS, IMAGE, LOG = "jobs.json", "queue.json", "task.sh", "tasks", "image", "log"
+HERE = Path(__file__).parent / "node"
+NAME = "imagefactory"
+MOST_TASKS = 1000
+"""Of one array; Slurm's own default is 1001."""
+FETCH = timedelta(hours=1)
+"""How much longer than its suite may run a job is given to get its image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the job of a node asks for. `memory` is in MB, `seconds` how long it may run."""
+
+    node: str
+    capability: str
+    memory: int
+    seconds: int
+    mig: bool
+    processor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """All of a sweep. `idle` is how many seconds a job may wait, `retries` how often one is tried again."""
+
+    idle: int
+    retries: int
+    jobs: Annotated[tuple[Job, ...], Most(MOST_NODES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What became of an array: `refused` is why there is none, and `unmatched` that no GPU would do."""
+
+    job: str
+    at: datetime
+    until: datetime
+    refused: str = ""
+    unmatched: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits."""
+
+    options: tuple[str, ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def seconds(self) -> int:
+        return max(job.seconds for job in self.jobs)
+
+
+# --- deciding --------------------------------------------------------------------------------------
+
+
+def jobs_of(sweep: Sweep) -> Jobs:
+    """A job is as long as its suite may be and its image takes to come, never longer than the run limit."""
+    limits = sweep.limits
+    return Jobs(
+        idle=max(1, round(limits.idle.total_seconds())),
+        retries=limits.retries,
+        jobs=tuple(
+            Job(
+                node=checked_name(node.name),
+                capability=node.capability,
+                memory=max(1, -(-node.memory // MB)),
+                seconds=round(min(limits.run, timedelta(seconds=node.timeout) + FETCH).total_seconds()),
+                mig=node.mig,
+                processor=node.processor or "amd64",
+            )
+            for node in sweep.nodes
+        ),
+    )
+
+
+def batches_of(jobs: Sequence[Job], inventory: Inventory) -> tuple[Batch, ...]:
+    """The arrays to submit: jobs that ask for the same GPUs and memory share one."""
+    groups: dict[tuple[tuple[str, ...], int], list[Job]] = {}
+    asked: dict[tuple[str, bool, str], tuple[str, ...]] = {}
+    for job in jobs:
+        kind = (job.capability, job.mig, job.processor)
+        if kind not in asked:
+            asked[kind] = ask_for_one(inventory, lambda gpu, job=job: fits(job, gpu))  # type: ignore[misc]
+        groups.setdefault((asked[kind], job.memory), []).append(job)
+    return tuple(
+        Batch(options=options, jobs=tuple(group[start : start + MOST_TASKS]))
+        for (options, _), group in groups.items()
+        for start in range(0, len(group), MOST_TASKS)
+    )
+
+
+def fits(job: Job, gpu: PoolGpu) -> bool:
+    """Whether a GPU will do, as far as the cluster tells: a machine that names no processor is any."""
+    whole = job.mig or not gpu.mig
+    return gpu.capability == job.capability and whole and gpu.host in ("", job.processor)
+
+
+def format_batch(batch: Batch, number: int, jobs: Jobs) -> str:
+    """The text of batch-N.sh. A part of a minute is a minute to Slurm."""
+    options = (
+        f"--job-name={NAME}-{number}",
+        f"--array=0-{len(batch.jobs) - 1}",
+        f"--output={LOG}/{number}-%a",
+        "--open-mode=append",
+        "--requeue",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--mem={batch.jobs[0].memory}M",
+        f"--time={max(1, -(-batch.seconds // 60))}",
+        f"--deadline=now+{waiting(batch, jobs)}",
+        *batch.options,
+    )
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "nodes=("]
+    lines += [f"    {shlex.quote(job.node)}" for job in batch.jobs]
+    lines += [")", f'exec bash {TASK} {number} "${{nodes[SLURM_ARRAY_TASK_ID]}}" {jobs.retries}', ""]
+    return "\n".join(lines)
+
+
+def waiting(batch: Batch, jobs: Jobs) -> int:
+    """Seconds after which a job that has not started cannot end in time any more: Slurm removes it then."""
+    return jobs.idle + 60 * max(1, -(-batch.seconds // 60))
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def write_folder(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+    """Writes all of a sweep but sweep.json. May be called again for a folder that is not whole.
+
+    Raises UsageError where the folder cannot be written.
+    """
+    try:
+        (folder / LOG).mkdir(parents=True, exist_ok=True)
+        write_suite(folder / "suite", read_suite())
+        write_suite(folder / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
+        (folder / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
+        (folder / TASK).write_bytes((HERE / TASK).read_bytes())
+        write_nodes(folder, sweep, texts)
+        for node in sweep.nodes:
+            of_registry = node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS)
+            named = node.image.address.partition("://")[2] if of_registry else node.image.address
+            (node_folder(folder, node.name) / IMAGE).write_text(f"{named}\n", encoding="utf-8")
+        write_row(folder / JOBS, jobs_of(sweep))
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} cannot be written: {error.strerror}",
+            hint="name another folder: --folder DIR",
+        ) from error
+
+
+def write_row(path: Path, value: object) -> None:
+    """Raises OSError."""
+    replace_text(path, json.dumps(format_document(value, FORMAT), indent=1, sort_keys=True) + "\n")
+
+
+def read_row(path: Path, kind: Any) -> Any:
+    """The value of a file, None where there is none. Raises UsageError for what is none of these."""
+    try:
+        return parse_document(json.loads(path.read_bytes()), kind, FORMAT, str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, StatementError) as error:
+        told = error.message if isinstance(error, StatementError) else f"{path} cannot be read"
+        raise UsageError(told, hint="it was changed: make a new sweep") from error
+
+
+def next_number(folder: Path) -> int:
+    """The number of the array that comes next."""
+    return 1 + max((int(path.stem.partition("-")[2]) for path in folder.glob("batch-*.sh")), default=0)
+
+
+def note_tasks(folder: Path, number: int, batch: Batch) -> None:
+    """Tells each node which task of which array it is, before that array is submitted. Raises OSError."""
+    for index, job in enumerate(batch.jobs):
+        with (folder / NODES / job.node / TASKS).open("a", encoding="ascii") as file:
+            file.write(f"{number} {index}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_tasks(place: Path) -> Iterator[tuple[int, int]]:
+    """The tasks that a node has been, the oldest first."""
+    try:
+        lines = (place / TASKS).read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        number, _, index = line.partition(" ")
+        yield int(number), int(index)

@@ -1,0 +1,203 @@
+"""Slurm by its own commands: scontrol, sbatch, squeue, scancel.
+
+A sweep's jobs are known by the folder in which they were submitted and by their name, so nothing must be
+remembered from one call to the next. Slurm forgets a job minutes after its end: what counts is what its log
+says, and `look` keeps what the queue alone tells. Account, partition and the like are sbatch's own variables
+(SBATCH_ACCOUNT, SBATCH_PARTITION).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import StatementError, ToolError, UsageError
+from imagefactory.model import Outcome
+from imagefactory.pools.folder import node_folder
+from imagefactory.pools.model import (
+    TRIED_AGAIN,
+    Inventory,
+    JobLimits,
+    NodeFound,
+    NodeResult,
+    Pool,
+    Sweep,
+    SweepNode,
+)
+from imagefactory.pools.slurm.batch import (
+    JOBS,
+    NAME,
+    QUEUE,
+    Batch,
+    Jobs,
+    Submitted,
+    batches_of,
+    format_batch,
+    next_number,
+    note_tasks,
+    read_row,
+    waiting,
+    write_folder,
+    write_row,
+)
+from imagefactory.pools.slurm.classify import read_node
+from imagefactory.pools.slurm.commands import run
+from imagefactory.pools.slurm.evidence import job_report
+from imagefactory.pools.slurm.log import SQUEUE, Queue, folders_of, parse_queue, remember
+from imagefactory.pools.slurm.nodes import ask_inventory
+from imagefactory.verify.kit.program import EXPECTATIONS, KIT, read_report
+from imagefactory.verify.model import GpuReport
+from imagefactory.verify.suite_report import clean
+
+_JOB = re.compile(r"([0-9]{1,10})(?:;\S+)?")
+_VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
+
+
+class SweepFolder:
+    """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+
+    def check_folder(self, folder: Path) -> None:
+        if not str(folder.resolve()).isprintable():
+            raise UsageError(f"{folder!r} is no folder that squeue could show", hint="name another: --folder")
+
+    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_folder(folder, sweep, texts)
+
+    def is_whole(self, folder: Path) -> bool:
+        return (folder / JOBS).is_file()
+
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+        return read_node(folder, node.name, limits)
+
+    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        found = read_node(folder, node.name, limits)
+        if found.run is None:
+            return found.result
+        place = node_folder(folder, node.name)
+        try:
+            kit, asked = (json.loads(read_report(place / name) or b"") for name in (KIT, EXPECTATIONS))
+            report = job_report(kit, asked, found)
+        except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = error.message if isinstance(error, StatementError) else "its files were changed"
+            return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
+        return replace(found.result, outcome=report.outcome, reason=report.reason)
+
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+        return job_report(kit, asked, found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slurm(SweepFolder):
+    """The cluster of this machine's configuration. `environ` is what its commands see (SLURM_CONF, PATH)."""
+
+    environ: Mapping[str, str]
+
+    def require(self) -> str:
+        """Slurm's version: `24.11.5`. Raises ToolError where its commands are missing or fail."""
+        said = run(["sbatch", "--version"], self.environ)
+        found = _VERSION.match(said)
+        if not found:
+            raise ToolError(f"sbatch said '{clean(said)[:60]}'", hint="is another sbatch first on PATH?")
+        return found[1]
+
+    def inventory(self, now: datetime) -> Inventory:
+        """The nodes with GPUs, and what their types tell of these. Raises ToolError."""
+        return ask_inventory(self.environ, now)
+
+    def submit(self, folder: Path) -> str:
+        """Submits what of a sweep is to be run and not in the queue; the job of its last array.
+
+        Raises UsageError where all of it is there already, ToolError where sbatch takes none of it.
+        """
+        now, folder = _now(), folder.resolve()
+        self.look(folder)
+        jobs: Jobs = read_row(folder / JOBS, Jobs)
+        limits = JobLimits(idle=timedelta(seconds=jobs.idle), retries=jobs.retries)
+        left = [job for job in jobs.jobs if _left(read_node(folder, job.node, limits))]
+        if not left:
+            raise UsageError(
+                f"{folder}: the jobs of this sweep are in the queue already",
+                hint="imagefactory status shows how far it is, imagefactory cancel ends it",
+            )
+        taken, fault = "", None
+        for number, batch in enumerate(batches_of(left, self.inventory(now)), next_number(folder)):
+            try:
+                taken = self._submit(folder, number, batch, jobs) or taken
+            except ToolError as error:
+                fault = fault or error
+        if fault and not taken:
+            raise fault
+        return taken
+
+    def _submit(self, folder: Path, number: int, batch: Batch, jobs: Jobs) -> str:
+        """The job of an array; empty where no GPU of the cluster would take it, which the folder says."""
+        script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
+        until = now + timedelta(seconds=waiting(batch, jobs))
+        script.write_text(format_batch(batch, number, jobs), encoding="utf-8")
+        note_tasks(folder, number, batch)
+        if not batch.options:
+            why = f"this cluster tells of no GPU with capability {batch.jobs[0].capability}"
+            write_row(row, Submitted(job="", at=now, until=until, refused=why, unmatched=True))
+            return ""
+        try:
+            said = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
+            if not (found := _JOB.fullmatch(said)):
+                raise ToolError(f"sbatch names no job: {clean(said)[-200:]}", hint=f"look into {folder}")
+        except ToolError as error:
+            write_row(row, Submitted(job="", at=now, until=until, refused=clean(error.message)))
+            raise
+        write_row(row, Submitted(job=found[1], at=now, until=until))
+        return found[1]
+
+    def running(self, folder: Path) -> bool:
+        """Whether a job of that folder is in the queue, be it held or waiting."""
+        return str(folder.resolve()) in folders_of(self._queue(), NAME)
+
+    def driven(self) -> frozenset[Path]:
+        """The folders of this user's sweeps that have a job in the queue."""
+        return frozenset(Path(folder) for folder in folders_of(self._queue(), NAME))
+
+    def look(self, folder: Path) -> None:
+        """Keeps what the queue says of its jobs. Raises ToolError, UsageError for a folder that is none."""
+        folder, asked = folder.resolve(), _now()
+        told = parse_queue(self._queue("--states=all"), NAME, str(folder))
+        try:
+            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, Queue), told, asked))
+        except OSError as error:
+            raise UsageError(
+                f"{folder / QUEUE} cannot be written: {error.strerror}", hint="name a sweep's folder of yours"
+            ) from error
+
+    def cancel(self, folder: Path) -> None:
+        """Removes the jobs of that folder."""
+        folder = folder.resolve()
+        rows = (line.partition("|") for line in self._queue(columns=f"%F|{SQUEUE}").splitlines())
+        found = {job for job, _, row in rows if str(folder) in folders_of(row, NAME)}
+        if found:
+            run(["scancel", *sorted(found)], self.environ)
+            self.look(folder)
+
+    def _queue(self, *states: str, columns: str = SQUEUE) -> str:
+        asked = ["squeue", "--me", "--noheader", "--array", *states, "--format", columns]
+        return run(asked, self.environ)
+
+
+def make_pool(environ: Mapping[str, str]) -> Pool:
+    """The row of POOLS."""
+    return Slurm(environ=environ)
+
+
+def _left(found: NodeFound) -> bool:
+    """Whether a node is to be submitted: neither done for good, nor waiting or running."""
+    if found.run is not None or found.result.outcome not in (None, Outcome.NOT_TESTED, *TRIED_AGAIN):
+        return False
+    return found.result.outcome is not None or not found.result.attempts
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,125 @@
+"""Sweeps on a real Slurm by the real command, and every way in which a job can end. The GPU of h1 is made up,
+and what comes of it is signed by a key that nobody's settings trust; the other nodes have no driver.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from imagefactory.settings.choices import SLURM
+from imagefactory.stages.verdicts import find_in, local_place, read_court
+from imagefactory.sweeps.sweep_file import read_sweep
+from imagefactory.verdicts.model import Standing
+from tests.engines.pool_ground import PoolGround, make_ground
+from tests.engines.pool_sweeps import BAD, SweepRun, node, submit, wait_for
+from tests.services import slurm
+from tests.services.condor import CondorPool
+
+TRICKS = {
+    "plain": "no-gpu",
+    "good": "verified",
+    "wrong-numbers": "wrong-numbers",
+    "no-kernel": "no-kernel",
+    "driver-too-old": "driver-too-old",
+    "another-gpu": "infrastructure",
+}
+
+
+@pytest.fixture(scope="module")
+def ground(cluster: CondorPool) -> Iterator[PoolGround]:
+    made = make_ground(cluster, cluster.home / "slurm", (*TRICKS, "hang"))
+    made = replace(made, environ={**made.environ, **slurm.environ()})
+    made.run("keys", "new", "throwaway")
+    yield made
+    cluster.run(["scancel", "--me"], folder=made.root, **slurm.environ())
+    slurm.wait_for_jobs(cluster, made.root)
+
+
+@pytest.fixture(scope="module")
+def in_vain(ground: PoolGround) -> SweepRun:
+    """Waits for the only v100, which another job has: Slurm looks for such every half minute."""
+    holds = ("sbatch", "--gres=gpu:v100:1", "--mem=100M", "--time=30", "--wrap=sleep 1800")
+    ground.pool.run([*holds], folder=ground.pool.home, **slurm.environ())
+    return submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "1s", to=SLURM)
+
+
+@pytest.fixture(scope="module")
+def words(ground: PoolGround, in_vain: SweepRun) -> SweepRun:
+    return submit(ground, tuple(TRICKS), "--capability", "9.0", "--retries", "0", to=SLURM)
+
+
+def test_every_word_comes_back_from_a_job(words: SweepRun) -> None:
+    found = words.ends()
+    outcomes = {trick: found[node(words.ground, trick)]["outcome"] for trick in TRICKS}
+    assert outcomes == TRICKS, json.dumps(found, indent=1)
+    (attempt,) = found[node(words.ground, "good")]["attempts"]
+    assert (attempt["machine"], attempt["slot"], attempt["gpu"]["name"]) == ("h1", "h1", "h100")
+
+
+def test_collected_once_with_slurms_word_and_believed_by_nobody(words: SweepRun) -> None:
+    words.ends()
+    rows = words.collect(code=BAD)
+    signed = {name for name, row in rows.items() if row["keyid"]}
+    assert signed == {node(words.ground, trick) for trick in ("good", "wrong-numbers", "no-kernel")}
+    again = words.collect(code=BAD)
+    assert [row["keyid"] for row in again.values()] == [row["keyid"] for row in rows.values()]
+    factory = words.ground.factory
+    court = read_court(factory, datetime.now(UTC) + timedelta(minutes=1))
+    for one in read_sweep(words.folder).nodes:
+        judged = find_in(factory, local_place(factory, "tiny"), one.image.subject, court).judged
+        standing = [(found.standing, found.proves) for found in judged]
+        assert standing == ([(Standing.WRONG_KEY, False)] if one.name in signed else [])
+        for found in judged:
+            assert found.verdict is not None
+            hardware = found.verdict.report.hardware
+            assert hardware is not None
+            assert hardware.kind == SLURM
+            assert ("slurm-gpu", "h1:0") in hardware.notes
+
+
+def test_a_node_without_a_driver_is_no_word_on_the_image(ground: PoolGround) -> None:
+    sweep = submit(ground, ("plain", "good"), "--capability", "8.0", to=SLURM)
+    found = sweep.ends()
+    assert {row["outcome"] for row in found.values()} == {"no-gpu"}
+    assert {row["attempts"][-1]["machine"] for row in found.values()} == {"a1"}
+
+
+def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(ground: PoolGround) -> None:
+    sweep = submit(ground, ("hang",), "--capability", "9.0", "--retries", "1", to=SLURM)
+    ground.run("cancel", sweep.id)
+    wait_for("an empty queue", sweep.is_left_alone)
+    (found,) = sweep.nodes().values()
+    assert found["outcome"] == "not-tested", found
+    (image,) = (sweep.folder / "images").glob("*.sif")
+    image.rename(image.with_suffix(".away"))
+    go_on = ("verify", "--pool", SLURM, "--folder", ground.pool.there(sweep.folder))
+    ground.run(*go_on)
+    (found,) = sweep.ends().values()
+    assert found["outcome"] == "pull-failed", found
+    assert "this machine does not see" in found["reason"]
+    assert [one["ending"] for one in found["attempts"]][-2:] == ["exited", "exited"]
+    image.with_suffix(".away").rename(image)
+    ground.run(*go_on)
+    sweep.job(node(ground, "hang"))
+    said = ground.run(*go_on, code=2)
+    assert "are in the queue already" in said
+    ground.run("cancel", sweep.id)
+    wait_for("an empty queue", sweep.is_left_alone)
+    (found,) = sweep.nodes().values()
+    assert (found["outcome"], found["reason"]) == ("not-tested", "removed while it ran on h1")
+
+
+def test_waiting_in_vain_ends_as_no_match(in_vain: SweepRun) -> None:
+    (found,) = in_vain.ends().values()
+    assert (found["outcome"], found["reason"]) == ("no-match", "no such GPU took it in 1s")
+
+
+def test_what_nobody_can_be_asked_about_is_said(ground: PoolGround) -> None:
+    told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
+    assert "GPUs that tell no capability take no job: 1 of old" in told
+    assert "tiny-1.0-cu121  8.0         2     any" in told
