@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
+from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width, write
+from imagefactory.cli.times import Duration
 from imagefactory.errors import NothingSelectedError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 
@@ -59,16 +60,25 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     metavar="FILE",
     help="Write the inventory to a file, for `--inventory` here and elsewhere.",
 )
+@click.option(
+    "--probe",
+    type=Duration(),
+    metavar="TIME",
+    help="On Slurm: ask a GPU of each kind by a small job, waiting so long for one, and remember it.",
+)
 @json_option
-def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: bool) -> None:
+def pool(
+    inventory: Path | None, machines: bool, output: Path | None, probe: timedelta | None, as_json: bool
+) -> None:
     """Show the pool's GPUs: kind, memory, driver, how many are free.
 
-    HTCondor's condor_status is asked on an access point, else Slurm's scontrol, which tells no drivers. CUDA
-    is the newest that the driver takes; a column is '-' where the pool does not tell it. What no job can ask
-    for is left out, and said.
+    HTCondor's condor_status is asked on an access point, else Slurm's scontrol, which tells types of GPUs
+    alone: --probe asks the GPUs themselves. CUDA is the newest that the driver takes; a column is '-' where
+    the pool does not tell it. What no job can ask for is left out, and said.
 
     \b
       imagefactory pool
+      imagefactory pool --probe 5m
       imagefactory pool -o inventory.json
       imagefactory plan --inventory inventory.json
 
@@ -78,7 +88,10 @@ def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: b
     from imagefactory.pools.model import pool_here
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
-    pool_inventory = find_inventory(inventory, datetime.now(UTC), pool_here(os.environ) or HTCONDOR)
+    if probe:
+        _probe(probe)
+    name = SLURM if probe else pool_here(os.environ) or HTCONDOR
+    pool_inventory = find_inventory(inventory, datetime.now(UTC), name)
     if output:
         write_inventory(output, pool_inventory)
     if as_json:
@@ -91,3 +104,15 @@ def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: b
             say_next("plan", "--inventory", str(output))
         else:
             say_next("submit", "--list")
+
+
+def _probe(wait: timedelta) -> None:
+    """Says of which kinds nothing could be found out. Raises ToolError where this is no Slurm cluster."""
+    from imagefactory.pools.slurm.nodes import ask_inventory
+    from imagefactory.pools.slurm.probe import ask_all, kinds_of, remember
+
+    kinds = kinds_of(ask_inventory(os.environ, datetime.now(UTC)))
+    found, faults = ask_all(kinds, os.environ, wait)
+    remember(os.environ, found)
+    for kind, fault in faults:
+        write(2, f"note: {kind} did not answer: {fault.message}")

@@ -5,6 +5,7 @@ and what comes of it is signed by a key that nobody's settings trust; the other 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -119,7 +120,12 @@ def test_waiting_in_vain_ends_as_no_match(in_vain: SweepRun) -> None:
     assert (found["outcome"], found["reason"]) == ("no-match", "no such GPU took it in 1s")
 
 
-def test_what_nobody_can_be_asked_about_is_said(ground: PoolGround) -> None:
+def test_what_no_node_tells_is_said_and_can_be_found_out(ground: PoolGround, in_vain: SweepRun) -> None:
     told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
     assert "GPUs that tell no capability take no job: 1 of old" in told
     assert "tiny-1.0-cu121  8.0         2     any" in told
+    table = ground.run("pool", "--probe", "5s")
+    assert re.search(r"^7.5 +old .* 16 GiB +550\.54\.15 ", table, re.MULTILINE), table
+    assert "note: type v100 did not answer: " in table  # another job has it
+    told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
+    assert "tiny-1.0-cu121  7.5         1     any" in told

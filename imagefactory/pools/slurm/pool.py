@@ -50,6 +50,7 @@ from imagefactory.pools.slurm.commands import run
 from imagefactory.pools.slurm.evidence import job_report
 from imagefactory.pools.slurm.log import SQUEUE, Queue, folders_of, parse_queue, remember
 from imagefactory.pools.slurm.nodes import ask_inventory
+from imagefactory.pools.slurm.probe import fill, recall
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, read_report
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.suite_report import clean
@@ -106,8 +107,8 @@ class Slurm(SweepFolder):
         return found[1]
 
     def inventory(self, now: datetime) -> Inventory:
-        """The nodes with GPUs, and what their types tell of these. Raises ToolError."""
-        return ask_inventory(self.environ, now)
+        """The nodes with GPUs, with what their types and earlier probes tell of these. Raises ToolError."""
+        return fill(ask_inventory(self.environ, now), recall(self.environ))
 
     def submit(self, folder: Path) -> str:
         """Submits what of a sweep is to be run and not in the queue; the job of its last array.
