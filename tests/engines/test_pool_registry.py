@@ -10,15 +10,17 @@ import ssl
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from imagefactory.pools.htcondor.classify import CUT
+from imagefactory.settings.choices import SLURM
 from imagefactory.sweeps.sweep_file import read_sweep
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit
+from tests.services import slurm
 from tests.services.authority import Certificate, make_authority
 from tests.services.condor import BUNDLE, REGISTRY, CondorPool
 from tests.services.registry import RegistryOptions, RegistryServer, registry_server
@@ -210,3 +212,19 @@ def test_a_registry_that_is_down(centre: Centre, sweeps: Sweeps) -> None:
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.down)}: ")
     (row,) = sweeps.down.collect(code=BAD).values()
     assert re.match(rf"asked from here, without a password: {centre.ending.host}/.*refused", row["why"]), row
+
+
+def test_jobs_of_slurm_pull_the_same(centre: Centre, sweeps: Sweeps, cluster: CondorPool) -> None:
+    ground = replace(centre.ground, environ={**centre.ground.environ, **slurm.environ()})
+    here = ("--capability", "9.0", "--retries", "0")
+    by_digest = submit(ground, ("no-kernel",), *here, to=SLURM)
+    as_sif = submit(ground, ("wrong-numbers",), *here, "--image", "oras", to=SLURM)
+    strange = submit(ground, ("no-kernel",), *here, "--registry", f"{centre.stranger.host}/gpu", to=SLURM)
+    for sweep, word in ((by_digest, "no-kernel"), (as_sif, "wrong-numbers"), (strange, "pull-failed")):
+        (found,) = sweep.ends().values()
+        assert found["outcome"] == word, found
+        (row,) = sweep.collect(code=BAD).values()
+        assert bool(row["keyid"]) == (word != "pull-failed")
+    assert row["why"].startswith(f"asked from here, {centre.stranger.host} has it: ")
+    reference = image_of(by_digest).removeprefix("docker://")
+    assert [one["standing"] for one in centre.verdicts(reference)] == ["wrong-key"]
