@@ -29,7 +29,8 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
     from imagefactory.report.submit_check import check_json, format_check
-    from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
+    from imagefactory.submit.check.check import check_submit_file
+    from imagefactory.submit.check.checked import Checked, Surroundings
     from imagefactory.submit.check.fix import fix_text, format_diff
     from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
     from imagefactory.verdicts.trust import read_trust

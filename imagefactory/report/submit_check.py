@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from imagefactory.report.text import format_table, wrap
-from imagefactory.submit.check.check import Checked, CheckedJobs, Reached, told_causes
+from imagefactory.submit.check.checked import Checked, CheckedJobs, Reached
 from imagefactory.submit.check.findings import Severity
+from imagefactory.submit.check.known import told_causes
 
 WIDTH, MIN_WIDTH = 110, 60
 
@@ -30,7 +31,8 @@ def summary(checked: Checked) -> str:
 
 def _findings(checked: Checked, width: int) -> Iterator[str]:
     for finding in checked.all_findings:
-        first = f"{checked.name}:{finding.line}: {finding.severity}: "
+        where = f"{finding.line}:{finding.column}" if finding.column else f"{finding.line}"
+        first = f"{checked.name}:{where}: {finding.severity}: "
         text = f"{finding.message} [{finding.rule}]"
         lines = wrap(first + text, width)
         yield lines[0]
@@ -43,13 +45,13 @@ def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
     many = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.gpu:
-        yield f"queue in line {jobs.line}: {many}{which}, asking for no GPU"
+        yield f"{jobs.title}: {many}{which}, asking for no GPU"
         return
     if not jobs.known:
-        yield f"queue in line {jobs.line}: {many}{which}; no inventory tells how many GPUs that reaches"
+        yield f"{jobs.title}: {many}{which}; no inventory tells how many GPUs that reaches"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
-    yield f"queue in line {jobs.line}: {many}{which}, each can get {share} of this pool"
+    yield f"{jobs.title}: {many}{which}, each can get {share} of this pool"
     if jobs.reached:
         header = ("CAPABILITY", "GPUS", "FREE", "IMAGE", "WHY")
         yield from format_table(header, [_row(one) for one in jobs.reached], width).splitlines()
@@ -72,6 +74,7 @@ def check_json(checked: Checked) -> Mapping[str, object]:
         "findings": [
             {
                 "line": finding.line,
+                "column": finding.column or None,
                 "rule": finding.rule,
                 "severity": finding.severity.value,
                 "message": finding.message,

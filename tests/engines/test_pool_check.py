@@ -15,7 +15,8 @@ import pytest
 from imagefactory.catalogue.model import Offer
 from imagefactory.pools.inventory import read_inventory
 from imagefactory.pools.sites import find_site
-from imagefactory.submit.check.check import Surroundings, check_submit_file
+from imagefactory.submit.check.check import check_submit_file
+from imagefactory.submit.check.checked import Surroundings
 from imagefactory.submit.check.reader import read_submit_file
 from tests.services.condor import MACHINES as EVERY
 from tests.services.condor import CondorPool

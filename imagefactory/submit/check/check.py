@@ -8,108 +8,35 @@ under them; ADVICE where the same can be had better. Nothing in a file is execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
 from imagefactory.errors import UsageError
-from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.pools.model import ImageKind, Inventory, PoolGpu
-from imagefactory.pools.sites import Site
+from imagefactory.pools.model import ImageKind, Inventory
 from imagefactory.pools.sizes import format_size, image_disk
 from imagefactory.submit.check.asked import JobAsk, read_asked
-from imagefactory.submit.check.findings import Severity, SubmitFinding, advice, wrong
+from imagefactory.submit.check.checked import Checked, CheckedJobs, Reached, Surroundings
+from imagefactory.submit.check.findings import Severity, Spot, SubmitFinding, advice, wrong
 from imagefactory.submit.check.image import JobImage, KnownImage, find_known, read_image
 from imagefactory.submit.check.image_rules import Moving, image_findings
+from imagefactory.submit.check.known import (
+    catalogue_findings,
+    grounds_of,
+    narrow,
+    no_use,
+    nowhere,
+    reached_by,
+    told_causes,
+    unverified,
+)
 from imagefactory.submit.check.language import Jobs, SubmitFile
 from imagefactory.submit.check.old_gpus import old_gpu_findings, own_name
-from imagefactory.submit.check.reach import UNDEFINED, GpuPlace, JobReach, find_reach
+from imagefactory.submit.check.reach import UNDEFINED, JobReach, find_reach
 from imagefactory.submit.check.rules import command_findings
 from imagefactory.submit.check.site_rules import site_findings
-from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import Grounds
 
-VERIFIED, PREDICTED, UNTESTED, REFUSED = "verified", "predicted", "not-tested", "refused"
 _FEW = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a file is checked for. `inventory` and `catalogue` are None where there is none to be had.
-
-    `offer` judges the verdicts of a catalogued image, by the reader's trust and clock. `digest` asks the
-    registry what a reference with a tag points to now; empty where that is not to be had.
-    """
-
-    site: Site
-    inventory: Inventory | None
-    catalogue: Catalogue | None
-    offer: Callable[[CataloguedImage], Offer]
-    digest: Callable[[str], str] = lambda _: ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """GPUs of one capability that the jobs of a `queue` can get, and what is known of the image there.
-
-    `word` is VERIFIED, PREDICTED, UNTESTED or REFUSED, empty where nothing is known of the image at all.
-    """
-
-    capability: str
-    gpus: int
-    free: int
-    unsure: int
-    word: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedJobs:
-    """One `queue`: what is wrong, and where its jobs get. `target` is the catalogue's name of its image.
-
-    `total` counts the GPUs of the inventory, `causes` what keeps jobs from how many. `known` is false where
-    there was no inventory, `gpu` where the jobs ask for none.
-    """
-
-    line: int
-    count: int | None
-    image: str
-    target: str
-    known: bool
-    total: int
-    reached: tuple[Reached, ...]
-    causes: tuple[tuple[str, int], ...]
-    gpu: bool
-    findings: tuple[SubmitFinding, ...]
-
-    @property
-    def gpus(self) -> int:
-        return sum(one.gpus for one in self.reached)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """A whole file. `findings` are those of no single `queue`."""
-
-    name: str
-    jobs: tuple[CheckedJobs, ...]
-    findings: tuple[SubmitFinding, ...]
-
-    @property
-    def all_findings(self) -> tuple[SubmitFinding, ...]:
-        """Each once, by line, what is wrong first. What several `queue` lack is told of the first."""
-        queues = {jobs.line for jobs in self.jobs}
-        found: dict[SubmitFinding, SubmitFinding] = {}
-        for one in [*self.findings, *(one for jobs in self.jobs for one in jobs.findings)]:
-            found.setdefault(replace(one, line=0) if one.line in queues else one, one)
-        return tuple(
-            sorted(found.values(), key=lambda one: (one.line, one.severity is not Severity.WRONG, one.rule))
-        )
-
-    @property
-    def wrong(self) -> bool:
-        return any(one.severity is Severity.WRONG for one in self.all_findings)
 
 
 def check_submit_file(file: SubmitFile, around: Surroundings) -> Checked:
@@ -149,11 +76,11 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
         asked=asked,
         image=image,
         known=known,
-        grounds=_grounds(known, around),
+        grounds=grounds_of(known, around),
         reach=find_reach(asked, around.inventory) if around.inventory is not None else None,
         around=around,
     )
-    reached = tuple(_reached(case))
+    reached = tuple(reached_by(case.reach.reached if case.reach else (), case.grounds))
     findings = [
         *command_findings(jobs, asked),
         *_old_gpus(case),
@@ -173,16 +100,11 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
         causes=tuple(case.reach.causes.items()) if case.reach else (),
         gpu=jobs.asks_gpus,
         findings=tuple(findings),
+        title=f"queue in line {jobs.line}",
     )
 
 
 # --- the image -----------------------------------------------------------------------------------
-
-
-def _grounds(known: KnownImage | None, around: Surroundings) -> Grounds | None:
-    if known is None:
-        return None
-    return expected_grounds(known.grounds(around.offer(known.image)), known.image)
 
 
 def _old_gpus(case: _Case) -> Iterator[SubmitFinding]:
@@ -205,13 +127,7 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
     )
     if image is None or not image.pinned:
         return
-    line = jobs.settings[image.key].line
-    if catalogue is not None and case.known is None:
-        text = "the catalogue does not have this image: nothing is known of it on any GPU"
-        yield wrong(line, "unknown-image", text, "take one that `imagefactory submit TARGET` writes")
-    elif catalogue is None:
-        text = "there is no catalogue here, so nothing is known of this image on any GPU"
-        yield advice(line, "no-catalogue", text, "join your centre: imagefactory join ADDRESS|FILE")
+    yield from catalogue_findings(case.known, catalogue, Spot(jobs.settings[image.key].line))
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
     if case.known and case.asked.disk and sent:
         size = case.known.sif.size if case.known.sif else case.known.image.size
@@ -224,50 +140,6 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
 
 
 # --- where it gets -------------------------------------------------------------------------------
-
-
-def _reached(case: _Case) -> Iterator[Reached]:
-    groups: dict[tuple[Capability, str, str], list[GpuPlace]] = {}
-    for place in case.reach.reached if case.reach else ():
-        word, why = known_on(place.gpu, case.grounds)
-        groups.setdefault((parse_capability(place.gpu.capability), word, why), []).append(place)
-    for (capability, word, why), places in sorted(groups.items()):
-        yield Reached(
-            capability=str(capability),
-            gpus=len(places),
-            free=sum(place.gpu.free for place in places),
-            unsure=sum(bool(place.unsure) for place in places),
-            word=word,
-            why=why,
-        )
-
-
-def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
-    """What is known of an image on one GPU, as a word of this room and why; two empty texts for nothing.
-
-    Pools tell the newest CUDA that a driver takes, so that decides; a GPU that tells none is not known.
-    A slice (MIG) is a class of its own, of which no verdict speaks.
-    """
-    if grounds is None:
-        return "", ""
-    capability = parse_capability(gpu.capability)
-    refused = next((why for one, why in grounds.refused if one == capability), "")
-    gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
-    if gpu_class is None:
-        return (REFUSED, refused) if refused else (UNTESTED, "nobody has tested it there")
-    if gpu.mig:
-        return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
-    if gpu_class.cuda and not gpu.cuda:
-        return UNTESTED, f"its driver is not told; it holds from CUDA {gpu_class.cuda} on"
-    if gpu_class.cuda and numbers(gpu.cuda) < numbers(gpu_class.cuda):
-        return UNTESTED, f"its driver takes CUDA {gpu.cuda}; it holds from {gpu_class.cuda} on"
-    return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
-
-
-def told_causes(causes: Iterable[tuple[str, int]]) -> str:
-    """What keeps jobs from GPUs in a line, with how many where there are several causes."""
-    every = tuple(causes)
-    return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)
 
 
 def _reach_findings(case: _Case) -> Iterator[SubmitFinding]:
@@ -301,34 +173,17 @@ def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
 
 
 def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFinding]:
-    """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out.
-
-    An image for CPUs alone is proven on none, and should get none.
-    """
+    """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out."""
     if case.known is None or case.image is None:
         return
-    line, target = case.jobs.settings[case.image.key].line, case.known.image.target
+    setting = case.jobs.settings[case.image.key]
     if not case.known.image.gpu:
         if case.jobs.asks_gpus:
-            text = f"{target} is for CPUs alone, and the job takes a GPU that it does not use"
-            yield wrong(case.jobs.settings["request_gpus"].line, "no-use", text, "take request_gpus out")
+            yield no_use(case.known, Spot(case.jobs.settings["request_gpus"].line), "request_gpus")
         return
-    for word, severity in ((REFUSED, "fails"), (UNTESTED, "is not verified"), (PREDICTED, "is not verified")):
-        found = [one for one in reached if one.word == word]
-        if found:
-            where = "; ".join(f"{one.gpus} of {one.capability} ({word}: {one.why})" for one in found[:_FEW])
-            text = f"{target} {severity} on {sum(one.gpus for one in found)} GPUs that match: {where}"
-            hint = f"imagefactory submit {target} writes what matches proven GPUs only"
-            yield wrong(line, "refused" if word == REFUSED else "unverified", text, hint)
+    yield from unverified(case.known, reached, Spot(setting.line))
     if case.reach is None:
         if case.grounds is not None and not case.grounds.proven:
-            yield wrong(
-                line, "unverified", f"{target} is verified on no GPU", "take one that is: imagefactory find"
-            )
+            yield nowhere(case.known, Spot(setting.line))
         return
-    missed = [place.gpu for place in case.reach.places if place.unasked]
-    more = [gpu.capability for gpu in missed if known_on(gpu, case.grounds)[0] == VERIFIED]
-    if more:
-        kinds = ", ".join(sorted(set(more), key=parse_capability))
-        text = f"it is verified on {len(more)} GPUs more, of {kinds}, which these jobs leave out"
-        yield advice(case.jobs.line, "narrow", text, f"imagefactory submit {target} writes all of them")
+    yield from narrow(case.known, case.grounds, case.reach.places, Spot(case.jobs.line))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Severity(StrEnum):
@@ -11,6 +12,13 @@ class Severity(StrEnum):
 
     WRONG = "wrong"
     ADVICE = "advice"
+
+
+class Spot(NamedTuple):
+    """Where in a file a finding is; columns count from 1, and 0 is the whole line."""
+
+    line: int
+    column: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +35,7 @@ class SubmitFinding:
     """One thing about a file. `rule` is a word for tables, `hint` what to write.
 
     `edits` do what the hint says where that is certain to be what the file means; else there are none.
+    `column` counts from 1; 0 is the whole line.
     """
 
     line: int
@@ -35,19 +44,24 @@ class SubmitFinding:
     message: str
     hint: str = ""
     edits: tuple[Edit, ...] = ()
+    column: int = 0
 
 
 def wrong(
-    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[Edit, ...] = ()
+    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[Edit, ...] = (), column: int = 0
 ) -> SubmitFinding:
     return SubmitFinding(
-        line=line, rule=rule, severity=Severity.WRONG, message=message, hint=hint, edits=edits
+        line=line,
+        rule=rule,
+        severity=Severity.WRONG,
+        message=message,
+        hint=hint,
+        edits=edits,
+        column=column,
     )
 
 
 def advice(
-    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[Edit, ...] = ()
+    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[Edit, ...] = (), column: int = 0
 ) -> SubmitFinding:
-    return SubmitFinding(
-        line=line, rule=rule, severity=Severity.ADVICE, message=message, hint=hint, edits=edits
-    )
+    return replace(wrong(line, rule, message, hint, edits=edits, column=column), severity=Severity.ADVICE)

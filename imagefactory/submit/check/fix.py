@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from imagefactory.submit.check.check import Checked
+from imagefactory.submit.check.checked import Checked
 from imagefactory.submit.check.reader import split_lines
 
 _ROUNDS = 20

@@ -74,27 +74,29 @@ def read_image(jobs: Jobs) -> JobImage | None:
     address = jobs.value(key)
     if key == SINGULARITY:
         text = literal(address)
-        return replace(_addressed(key, text), needs="") if isinstance(text, str) and text else None
+        return replace(addressed(key, text), needs="") if isinstance(text, str) and text else None
     if key == "docker_image":
         needs = "HasDocker" if universe == "docker" else MACHINE_HAS[ImageKind.DOCKER]
-        return _referred(key, address, ImageKind.DOCKER, needs)
-    return _addressed(key, address)
+        return referred(key, address, ImageKind.DOCKER, needs)
+    return addressed(key, address)
 
 
-def _addressed(key: str, address: str) -> JobImage:
+def addressed(key: str, address: str) -> JobImage:
+    """An image by an address with its scheme, or by the name of a file."""
     if address.startswith("docker:"):
-        return _referred(key, address, ImageKind.DOCKER, MACHINE_HAS[ImageKind.DOCKER])
+        return referred(key, address, ImageKind.DOCKER, MACHINE_HAS[ImageKind.DOCKER])
     if address.endswith(".sif"):
         name = address.rpartition("/")[2]
         kind = ImageKind.OSDF if _REMOTE.match(address) else ImageKind.SIF
         hexes = tuple(dict.fromkeys(_HEX.findall(name)))
         return JobImage(key=key, address=address, kind=kind, needs=MACHINE_HAS[kind], hexes=hexes)
     if address.startswith("oras:"):
-        return _referred(key, address, ImageKind.ORAS, MACHINE_HAS[ImageKind.ORAS])
+        return referred(key, address, ImageKind.ORAS, MACHINE_HAS[ImageKind.ORAS])
     return JobImage(key=key, address=address, kind=None, needs="HasSandboxImage")
 
 
-def _referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
+def referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
+    """An image by its reference, as docker completes it; without a repository where it is none."""
     unread = JobImage(key=key, address=address, kind=kind, needs=needs)
     try:
         found = parse_reference(_whole(re.sub(r"^(docker|oras):(//)?", "", address)))

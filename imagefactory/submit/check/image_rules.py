@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import Site
-from imagefactory.submit.check.findings import Edit, SubmitFinding, advice, wrong
+from imagefactory.submit.check.findings import Edit, Spot, SubmitFinding, advice, wrong
 from imagefactory.submit.check.image import SINGULARITY, JobImage, instead
 from imagefactory.submit.check.language import Jobs, SubmitSetting
 
@@ -44,7 +44,7 @@ def image_findings(jobs: Jobs, image: JobImage | None, around: Moving) -> Iterat
         text = "the docker universe takes no container_image, and condor_submit refuses it"
         yield wrong(jobs.settings["container_image"].line, "universe", text, "write universe = container")
     if not image.pinned:
-        yield from _moving(image, setting, around)
+        yield from moving(image, Spot(setting.line), around)
 
 
 def _attribute(setting: SubmitSetting, image: JobImage, site: Site) -> SubmitFinding:
@@ -84,22 +84,28 @@ def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
         yield wrong(line, "reference", text, f"write docker_image = {bare}", edits=edits)
 
 
-def _moving(image: JobImage, setting: SubmitSetting, around: Moving) -> Iterator[SubmitFinding]:
-    """A name that may be another image tomorrow: wrong where a catalogue has the same under a digest."""
+def moving(
+    image: JobImage, at: Spot, around: Moving, written: Callable[[str], str] | None = None
+) -> Iterator[SubmitFinding]:
+    """A name that may be another image tomorrow: wrong where a catalogue has the same under a digest.
+
+    `written` is how a reference stands in that file; by default with what it begins with there.
+    """
+    said = written or (lambda name: f"{image.kind}://{name}" if image.needs != "HasDocker" else name)
     if image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and image.repository:
         text = f"'{image.tag}' is a tag: what it points to may be another image tomorrow"
-        scheme = f"{image.kind}://" if image.needs != "HasDocker" else ""
         if found := instead(image, around.images):
-            yield wrong(setting.line, "tag", text, f"write {scheme}{found[0].reference}")
+            yield wrong(at.line, "tag", text, f"write {said(found[0].reference)}", column=at.column)
             return
         digest = around.digest(f"{image.repository}:{image.tag}")
-        hint = f"write {scheme}{image.repository}@{digest or 'sha256:...'}"
-        yield advice(setting.line, "tag", text, hint)
+        hint = "write " + said(f"{image.repository}@{digest or 'sha256:...'}")
+        yield advice(at.line, "tag", text, hint, column=at.column)
     elif image.kind in (ImageKind.SIF, ImageKind.OSDF):
         cached = "; the OSDF caches by name, so a new file may never arrive"
         text = f"'{image.address.rpartition('/')[2][:60]}' says not which file it is"
+        text += cached if image.kind is ImageKind.OSDF else ""
         hint = "put 12 digits of its sha256 into the name: torch-0123456789ab.sif"
-        yield advice(setting.line, "name", text + (cached if image.kind is ImageKind.OSDF else ""), hint)
+        yield advice(at.line, "name", text, hint, column=at.column)
 
 
 def _instead(setting: SubmitSetting, line: str) -> tuple[Edit, ...]:

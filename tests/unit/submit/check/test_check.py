@@ -23,7 +23,8 @@ from imagefactory.pools.model import ImageKind, Inventory
 from imagefactory.pools.sites import SITES, Site, find_site
 from imagefactory.pools.sizes import GB
 from imagefactory.report.submit_check import check_json, format_check
-from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
+from imagefactory.submit.check.check import check_submit_file
+from imagefactory.submit.check.checked import Checked, Surroundings
 from imagefactory.submit.check.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
 from imagefactory.submit.check.findings import Severity
 from imagefactory.submit.check.reader import parse_submit_file

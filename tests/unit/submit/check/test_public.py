@@ -10,7 +10,8 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.pools.sites import find_site
-from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
+from imagefactory.submit.check.check import check_submit_file
+from imagefactory.submit.check.checked import Checked, Surroundings
 from imagefactory.submit.check.findings import Severity
 from imagefactory.submit.check.fix import fix_text, format_diff
 from imagefactory.submit.check.reader import parse_submit_file

@@ -1,0 +1,126 @@
+"""What is known of an image on the GPUs that a job can get, and what is told of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.pools.model import PoolGpu
+from imagefactory.submit.check.checked import PREDICTED, REFUSED, UNTESTED, VERIFIED, Reached, Surroundings
+from imagefactory.submit.check.findings import Spot, SubmitFinding, advice, wrong
+from imagefactory.submit.check.image import KnownImage
+from imagefactory.submit.check.reach import GpuPlace
+from imagefactory.submit.forms import expected_grounds
+from imagefactory.submit.proven import Grounds
+from imagefactory.versions import natural
+
+_FEW = 6
+
+
+def grounds_of(known: KnownImage | None, around: Surroundings) -> Grounds | None:
+    """What verdicts and predictions say of an image; None where it is not known at all."""
+    if known is None:
+        return None
+    return expected_grounds(known.grounds(around.offer(known.image)), known.image)
+
+
+def reached_by(places: Iterable[GpuPlace], grounds: Grounds | None) -> Iterator[Reached]:
+    """The GPUs that jobs get, by capability and what is known there."""
+    groups: dict[tuple[str, str, str], list[GpuPlace]] = {}
+    for place in places:
+        word, why = known_on(place.gpu, grounds)
+        groups.setdefault((place.gpu.capability, word, why), []).append(place)
+    for (capability, word, why), own in sorted(groups.items(), key=lambda one: (natural(one[0][0]), one[0])):
+        yield Reached(
+            capability=capability,
+            gpus=len(own),
+            free=sum(place.gpu.free for place in own),
+            unsure=sum(bool(place.unsure) for place in own),
+            word=word,
+            why=why,
+        )
+
+
+def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
+    """What is known of an image on one GPU, as a word of this room and why; two empty texts for nothing.
+
+    Pools tell the newest CUDA that a driver takes, so that decides; a GPU that tells none is not known.
+    A slice (MIG) is a class of its own, of which no verdict speaks.
+    """
+    if grounds is None:
+        return "", ""
+    if not gpu.capability:
+        return UNTESTED, f"which GPU is called '{gpu.name[:40]}' there is not known"
+    capability = parse_capability(gpu.capability)
+    refused = next((why for one, why in grounds.refused if one == capability), "")
+    gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
+    if gpu_class is None:
+        return (REFUSED, refused) if refused else (UNTESTED, "nobody has tested it there")
+    if gpu.mig:
+        return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
+    if gpu_class.cuda and not gpu.cuda:
+        return UNTESTED, f"its driver is not told; it holds from CUDA {gpu_class.cuda} on"
+    if gpu_class.cuda and numbers(gpu.cuda) < numbers(gpu_class.cuda):
+        return UNTESTED, f"its driver takes CUDA {gpu.cuda}; it holds from {gpu_class.cuda} on"
+    return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
+
+
+def catalogue_findings(
+    known: KnownImage | None, catalogue: Catalogue | None, at: Spot, site: str = ""
+) -> Iterator[SubmitFinding]:
+    """Of an image that is pinned: whether there is a catalogue, and it has that image."""
+    if catalogue is None:
+        text = "there is no catalogue here, so nothing is known of this image on any GPU"
+        hint = "join your centre: imagefactory join ADDRESS|FILE"
+        yield advice(at.line, "no-catalogue", text, hint, column=at.column)
+    elif known is None:
+        text = "the catalogue does not have this image: nothing is known of it on any GPU"
+        hint = f"take one that `imagefactory submit TARGET{site}` writes"
+        yield wrong(at.line, "unknown-image", text, hint, column=at.column)
+
+
+def no_use(known: KnownImage, at: Spot, asks: str) -> SubmitFinding:
+    """An image for CPUs alone is proven on no GPU, and should get none."""
+    text = f"{known.image.target} is for CPUs alone, and the job takes a GPU that it does not use"
+    return wrong(at.line, "no-use", text, f"take {asks} out", column=at.column)
+
+
+def nowhere(known: KnownImage, at: Spot) -> SubmitFinding:
+    text = f"{known.image.target} is verified on no GPU"
+    return wrong(at.line, "unverified", text, "take one that is: imagefactory find", column=at.column)
+
+
+def unverified(
+    known: KnownImage, reached: Sequence[Reached], at: Spot, site: str = ""
+) -> Iterator[SubmitFinding]:
+    """GPUs that the jobs may get and where the image is not proven. `site` is an option of submit."""
+    target = known.image.target
+    for word, severity in ((REFUSED, "fails"), (UNTESTED, "is not verified"), (PREDICTED, "is not verified")):
+        found = [one for one in reached if one.word == word]
+        if found:
+            where = "; ".join(f"{one.gpus} of {one.capability} ({word}: {one.why})" for one in found[:_FEW])
+            text = f"{target} {severity} on {sum(one.gpus for one in found)} GPUs that match: {where}"
+            hint = f"imagefactory submit {target}{site} writes what matches proven GPUs only"
+            rule = "refused" if word == REFUSED else "unverified"
+            yield wrong(at.line, rule, text, hint, column=at.column)
+
+
+def narrow(
+    known: KnownImage, grounds: Grounds | None, places: Iterable[GpuPlace], at: Spot, site: str = ""
+) -> Iterator[SubmitFinding]:
+    """Proven GPUs that the jobs leave out."""
+    missed = [place.gpu for place in places if place.unasked]
+    more = [gpu.capability for gpu in missed if known_on(gpu, grounds)[0] == VERIFIED]
+    if more:
+        kinds = ", ".join(sorted(set(more), key=parse_capability))
+        text = f"it is verified on {len(more)} GPUs more, of {kinds}, which these jobs leave out"
+        hint = f"imagefactory submit {known.image.target}{site} writes all of them"
+        yield advice(at.line, "narrow", text, hint, column=at.column)
+
+
+def told_causes(causes: Iterable[tuple[str, int]]) -> str:
+    """What keeps jobs from GPUs in a line, with how many where there are several causes."""
+    every = tuple(causes)
+    return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)
