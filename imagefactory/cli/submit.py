@@ -93,10 +93,10 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
 @click.option(
     "--check",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE.sub",
-    help="Say what is wrong with a submit file for this pool, and write nothing.",
+    metavar="FILE",
+    help="Say what is wrong with a submit file or a batch script for this pool, and write nothing.",
 )
-@click.option("--fix", is_flag=True, help="With --check: mend in the file what is certain, and show it.")
+@click.option("--fix", is_flag=True, help="With --check: mend in a submit file what is certain, and show it.")
 @inventory_option
 @click.option("--list", "listed", is_flag=True, help="List what there is, and on which GPUs it is verified.")
 @json_option
@@ -112,6 +112,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     imagefactory submit pytorch-2.3-cu121 --executable train.py --site slurm
     imagefactory submit --check old.sub
     imagefactory submit --check old.sub --fix
+    imagefactory submit --check train.sbatch
 
     No factory is needed: images and verdicts come from the signed catalogue that you joined (`imagefactory
     join`). Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is

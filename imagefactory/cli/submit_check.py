@@ -1,4 +1,4 @@
-"""`submit --check`: what is wrong with a submit file that is there, and what of it can be mended."""
+"""`submit --check`: what is wrong with a submit file or a batch script that is there, and its mending."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 from imagefactory.cli.output import Call, say, say_json, terminal_width, write
 from imagefactory.cli.pool import find_inventory
 from imagefactory.errors import EXIT_CHECK, UsageError
+from imagefactory.settings.choices import HTCONDOR, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
@@ -29,6 +30,8 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
     from imagefactory.report.submit_check import check_json, format_check
+    from imagefactory.submit.check.batch.check import check_batch
+    from imagefactory.submit.check.batch.reader import is_batch, parse_batch
     from imagefactory.submit.check.check import check_submit_file
     from imagefactory.submit.check.checked import Checked, Surroundings
     from imagefactory.submit.check.fix import fix_text, format_diff
@@ -37,18 +40,23 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
 
     now, settings = datetime.now(UTC), call.settings
     trust, text = read_trust(settings.files), read_text(path)
+    batch = is_batch(text, path.name)
+    if batch and options["fix"]:
+        raise UsageError("--fix mends HTCondor's files alone", hint="of a script --check says what to write")
     catalogue = _catalogue_to_compare(call, now)
-    inventory = _inventory_to_compare(options["inventory"], now)
+    inventory = _inventory_to_compare(options["inventory"], now, SLURM if batch else HTCONDOR)
 
     def offer(image: CataloguedImage) -> Offer:
         return judge_offer(catalogue or Catalogue(made=now, expires=now, images=()), image, trust, now)
 
-    site = find_site(options["site"] or settings.site.value)
+    site = find_site(SLURM if batch else options["site"] or settings.site.value)
     around = Surroundings(
         site=site, inventory=inventory, catalogue=catalogue, offer=offer, digest=_digests(call)
     )
 
     def checked_as(text: str) -> Checked:
+        if batch:
+            return check_batch(parse_batch(text, str(path)), around)
         return check_submit_file(parse_submit_file(text, str(path), lists_beside(path)), around)
 
     mended = fix_text(text, checked_as) if options["fix"] else text
@@ -114,9 +122,10 @@ def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
     return None
 
 
-def _inventory_to_compare(path: Path | None, now: datetime) -> Inventory | None:
-    """None where there is no HTCondor. Raises where the pool, or the file that is named, does not answer."""
-    if path is not None or shutil.which("condor_status"):
-        return find_inventory(path, now)
-    write(2, "note: there is no condor_status here, so what the pool has is not known (--inventory FILE)")
+def _inventory_to_compare(path: Path | None, now: datetime, pool: str) -> Inventory | None:
+    """None where its command is not here. Raises where it, or the file that is named, does not answer."""
+    command = "scontrol" if pool == SLURM else "condor_status"
+    if path is not None or shutil.which(command):
+        return find_inventory(path, now, pool)
+    write(2, f"note: there is no {command} here, so what the pool has is not known (--inventory FILE)")
     return None

@@ -152,7 +152,8 @@ def format_sbatch(
 def _advice(run: SubmitRun, request: SlurmRequest) -> Iterator[str]:
     if run.gpus and not request.known:
         yield "# No cluster was at hand to ask: name the type of GPU, --gres=gpu:TYPE:1, or it may stop."
-    yield "# Where the site wants an account or a partition: sbatch --account=NAME --partition=NAME FILE"
+    time = "" if run.time else " --time=12:00:00"
+    yield f"# What else the site wants: sbatch --account=NAME --partition=NAME{time} FILE"
 
 
 def _cases(taken: SubmittedImage) -> str:

@@ -20,6 +20,7 @@ from imagefactory.catalogue.invitation import Invitation, format_invitation
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
+from imagefactory.submit.check.batch.reader import directive_words
 from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Grant
@@ -296,3 +297,46 @@ def test_slurm_tells_what_the_cluster_lacks(slurm_desk: Desk) -> None:
     told = sbatch(slurm_desk, folder, "tiny-1.3-cu121", "--gpus", "3", code=9)
     assert "and this cluster has a100 (8.0), h100 (9.0), old (?), v100 (7.0)" in told
     assert [path.name for path in folder.iterdir()] == ["train.sh"]
+
+
+def check_script(desk: Desk, folder: Path, name: str, code: int = 0) -> str:
+    told: str = desk.pool.imagefactory(
+        "submit", "--check", name, folder=folder, code=code, **slurm.environ()
+    ).stdout
+    return told
+
+
+def test_slurm_script_stands_its_own_check(slurm_desk: Desk) -> None:
+    folder = slurm_desk.folder("slurm-check")
+    sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--dag", "3")
+    told = check_script(slurm_desk, folder, "tiny-1.2-cu121.sbatch")
+    assert "the script: 3 jobs of tiny-1.2-cu121, each can get 2 of 5 GPUs of this pool" in told
+    assert told.endswith("tiny-1.2-cu121.sbatch: nothing is wrong\n"), told
+    script = (folder / "tiny-1.2-cu121.sbatch").read_text()
+    (folder / "old.sbatch").write_text(script.replace("--constraint=h100|v100", "--constraint=new"))
+    slurm_desk.pool.own(folder)
+    told = check_script(slurm_desk, folder, "old.sbatch", code=0)
+    assert "each can get 1 of 5 GPUs of this pool" in told
+    told = " ".join(told.split())
+    assert "why not the other 4: the script stops there (2); its node has not the features" in told
+    (folder / "old.sbatch").write_text(script.replace("--constraint=h100|v100", "--constraint=none"))
+    assert "no GPU of 5 matches" in check_script(slurm_desk, folder, "old.sbatch", code=9)
+
+
+DIRECTIVES = (
+    "#SBATCH --job-name='a b' --comment=\"c  d\" -N 1 # --mem=1G",
+    "#SBATCH\t--comment=a#b",
+    "#SBATCH --wckey=a\\ b --mem=1G",
+    "#SBATCH -n2 -c 3",
+)
+
+
+def test_directives_are_read_as_sbatch_reads_them(slurm_desk: Desk) -> None:
+    folder = slurm_desk.folder("slurm-reads")
+    lines = ["#!/bin/sh", *DIRECTIVES, " #SBATCH -N2", "# SBATCH -N2", "##SBATCH -N2", "true", "#SBATCH -N2"]
+    (folder / "a.sbatch").write_text("\n".join([*lines, ""]))
+    slurm_desk.pool.own(folder)
+    asked = ["sbatch", "--test-only", "-vvv", "a.sbatch"]
+    said = slurm_desk.pool.run(asked, folder=folder, code=None, **slurm.environ()).stderr
+    words = [word for number, line in enumerate(DIRECTIVES) for word, _ in directive_words(line, number)]
+    assert re.findall(r'Found in script, argument "(.*)"', said) == words, said

@@ -101,7 +101,9 @@ def unverified(
         found = [one for one in reached if one.word == word]
         if found:
             where = "; ".join(f"{one.gpus} of {one.capability} ({word}: {one.why})" for one in found[:_FEW])
-            text = f"{target} {severity} on {sum(one.gpus for one in found)} GPUs that match: {where}"
+            count = sum(one.gpus for one in found)
+            gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
+            text = f"{target} {severity} on {gpus}: {where}"
             hint = f"imagefactory submit {target}{site} writes what matches proven GPUs only"
             rule = "refused" if word == REFUSED else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
@@ -115,7 +117,8 @@ def narrow(
     more = [gpu.capability for gpu in missed if known_on(gpu, grounds)[0] == VERIFIED]
     if more:
         kinds = ", ".join(sorted(set(more), key=parse_capability))
-        text = f"it is verified on {len(more)} GPUs more, of {kinds}, which these jobs leave out"
+        gpus = f"{len(more)} GPU{'s' * (len(more) != 1)}"
+        text = f"it is verified on {gpus} more, of {kinds}, which these jobs leave out"
         hint = f"imagefactory submit {known.image.target}{site} writes all of them"
         yield advice(at.line, "narrow", text, hint, column=at.column)
 

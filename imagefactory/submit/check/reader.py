@@ -92,8 +92,10 @@ def split_lines(text: str) -> list[str]:
 def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> SubmitFile:
     """Raises UsageError, `name:line: what is wrong`, for what condor_submit would refuse or would execute."""
     if text.startswith("#!"):
-        write = "write a submit file; a batch script for Slurm: imagefactory submit TARGET --site slurm"
-        raise _fault(name, 1, "this is a script, and HTCondor's submit files are checked", write)
+        write = (
+            "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one"
+        )
+        raise _fault(name, 1, "this is a script, and no submit file", write)
     reader = _SubmitReader(name, lists)
     for line, end, statement in _statements(text, name):
         reader.read(line, end, statement)

@@ -41,3 +41,23 @@ def test_fix_alone_is_refused(place: Place) -> None:
     code, _, told = place.call("submit", "tiny-2.3-cu121", "--fix")
     assert code == 2
     assert "write --check FILE.sub --fix" in told
+
+
+def test_a_batch_script_is_checked_as_one(place: Place, tmp_path: Path) -> None:
+    file, inventory = tmp_path / "train.sh", tmp_path / "inventory.json"
+    file.write_text("#!/bin/bash\n#SBATCH --mem=16 --gres=gpu:b200:1\napptainer run a.sif\n")
+    gpu = {"name": "n1", "gpus": [{"name": "a100", "capability": "8.0"}]}
+    inventory.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [gpu]}))
+    asked = ("submit", "--check", str(file), "--inventory", str(inventory))
+    code, out, _ = place.call(*asked)
+    assert code == 9
+    said = " ".join(out.split())
+    assert f"{file}:2:9: wrong: --mem=16 is 16 MB [unit]" in said
+    assert f"{file}:3:1: wrong: without --nv" in said
+    assert "no node has a GPU of the type b200; there is a100" in said
+    code, out, _ = place.call(*asked, "--json")
+    document = json.loads(out)
+    assert (code, document["site"], document["queues"][0]["gpus"]) == (9, "slurm", 0)
+    code, _, told = place.call(*asked, "--fix")
+    assert code == 2
+    assert "--fix mends HTCondor's files alone" in told

@@ -1,0 +1,1 @@
+"""What is wrong with a batch script for Slurm. Nothing in it is executed."""

@@ -1,0 +1,281 @@
+"""What is wrong with a batch script by itself: one function a rule, a table of them. Pure.
+
+Sources: Slurm's manual, sbatch(1); Apptainer's user guide, "GPU Support" and "Environment and Metadata" (the
+machine's LD_LIBRARY_PATH is left out, APPTAINERENV_LD_LIBRARY_PATH is not).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.submit.check.batch.asked import GPU_OPTIONS, MEMORY_OPTIONS, BatchAsk, memory_in_mb
+from imagefactory.submit.check.batch.reader import BatchScript
+from imagefactory.submit.check.batch.shell import Word
+from imagefactory.submit.check.batch.starts import APPTAINER, DOCKER, PYXIS, Start
+from imagefactory.submit.check.findings import SubmitFinding, advice, wrong
+from imagefactory.submit.check.image import KnownImage
+
+_TOLD_ONCE = (*GPU_OPTIONS, *MEMORY_OPTIONS, "constraint", "time", "nodelist", "exclude", "nodes", "array")
+_MODULE = re.compile(
+    r"(?:.*/)?(?:cuda|cudatoolkit|cuda-toolkit|cudnn|nccl|nvhpc)(?:[/_-].*|[0-9.]*)", re.IGNORECASE
+)
+_LEAST_MB = 256
+_HOURS = ("12", "24", "36", "48", "72", "96")
+_STARTERS = re.compile(
+    r"^(?!\s*#).*\b(?:apptainer|singularity|docker|podman|container-image)\b", re.MULTILINE
+)
+_ENV = ("APPTAINERENV_", "SINGULARITYENV_")
+_CONTAINED = ("--no-home", "--contain", "-c", "-C", "--containall", "--cleanenv", "-e")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCase:
+    """A script with all that is known of it: `known` is the image of a catalogue, None where it is none."""
+
+    script: BatchScript
+    asked: BatchAsk
+    starts: tuple[Start, ...]
+    known: KnownImage | None
+
+    @property
+    def asks_gpus(self) -> bool:
+        """Whether it asks for GPUs, perhaps in words that cannot be read, or when it is submitted."""
+        given = any(name in self.script.options for name in GPU_OPTIONS)
+        return self.asked.at is not None or given or bool(self.script.promised.intersection(GPU_OPTIONS))
+
+    @property
+    def wants_gpus(self) -> bool:
+        return self.known.image.gpu if self.known else any(_opens_gpus(one, self) for one in self.starts)
+
+    def sets(self, start: Start, *names: str) -> Word | None:
+        """A variable that the script gives one start."""
+        own = start.command.sets if start.command else {}
+        every = self.script.shell.sets if self.script.shell else {}
+        return next((found for name in names if (found := own.get(name) or every.get(name))), None)
+
+
+def script_findings(case: BatchCase) -> Iterator[SubmitFinding]:
+    """All that the table of rules has to say."""
+    yield from case.script.findings
+    for at, what, hint in case.asked.faults:
+        yield wrong(at.line, "unreadable", what, hint, column=at.column)
+    for rule in RULES:
+        yield from rule(case)
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _overwritten(case: BatchCase) -> Iterator[SubmitFinding]:
+    for name in _TOLD_ONCE:
+        option = case.script.options.get(name)
+        if option and option.before is not None and option.before != option.value:
+            text = f"{option.written} is given again: {option.before[:40]} counts no more"
+            yield wrong(option.at.line, "overwritten", text, "take one of them away", column=option.at.column)
+
+
+def _amounts(case: BatchCase) -> Iterator[SubmitFinding]:
+    """Numbers that only make sense in another unit, and three ways of asking for memory at once."""
+    given = [case.script.options[name] for name in MEMORY_OPTIONS if name in case.script.options]
+    if len(given) > 1:
+        names = " and ".join(f"--{one.name}" for one in given)
+        last = given[-1]
+        text = f"{names} exclude each other, and sbatch refuses the script"
+        yield wrong(last.at.line, "exclusive", text, "take one of them away", column=last.at.column)
+    for option in given:
+        if 0 < memory_in_mb(option) < _LEAST_MB:
+            text = f"--{option.name}={option.value} is {option.value} MB"
+            hint = f"write the unit: --{option.name}={option.value}G"
+            yield wrong(option.at.line, "unit", text, hint, column=option.at.column)
+    time = case.script.options.get("time")
+    if time and time.value in _HOURS:
+        text = f"--time={time.value} is {time.value} minutes"
+        yield advice(time.at.line, "unit", text, f"hours: --time={time.value}:00:00", column=time.at.column)
+
+
+def _missing(case: BatchCase) -> Iterator[SubmitFinding]:
+    script = case.script
+    line = min((one.at.line for one in script.options.values()), default=1)
+    if not script.option(*MEMORY_OPTIONS) and not script.promised.intersection(MEMORY_OPTIONS):
+        text = "no memory is asked for: the job gets the partition's default, and is killed beyond it"
+        yield advice(line, "missing", text, "write #SBATCH --mem=16G, or what the job uses")
+    if "time" not in script.options and "time" not in script.promised:
+        text = "no time is asked for: the job ends at the partition's default, and short jobs wait longer"
+        yield advice(line, "missing", text, "write #SBATCH --time=12:00:00, or what the job takes")
+
+
+def _no_gpu(case: BatchCase) -> Iterator[SubmitFinding]:
+    if case.asks_gpus or not case.starts or (case.known and not case.known.image.gpu):
+        return
+    first = case.starts[0]
+    if case.wants_gpus:
+        what = f"{case.known.image.target} is for GPUs" if case.known else "the image is started for GPUs"
+        text = f"{what}, and the job asks for none"
+        yield wrong(first.at.line, "no-gpu", text, "write #SBATCH --gres=gpu:TYPE:1", column=first.at.column)
+    else:
+        text = "the job asks for no GPU, and what runs in the image sees none"
+        hint = "for one: #SBATCH --gres=gpu:TYPE:1"
+        yield advice(first.at.line, "no-gpu", text, hint, column=first.at.column)
+
+
+# --- how the image is started --------------------------------------------------------------------
+
+
+def _no_image(case: BatchCase) -> Iterator[SubmitFinding]:
+    if case.starts:
+        return
+    if case.script.shell is None:
+        text = "its first line names no shell, so its #SBATCH lines alone are read"
+        yield advice(1, "unread", text)
+    elif found := _STARTERS.search(case.script.text):
+        line = case.script.text.count("\n", 0, found.start()) + 1
+        text = "an image seems to be started here in a way that is not read (a function, a here-document)"
+        yield advice(line, "unread", text, "write it out: apptainer exec --nv IMAGE PROGRAM")
+    elif case.asks_gpus:
+        text = "the job runs in no image, so nothing is known of it on any GPU"
+        hint = "imagefactory submit TARGET --site slurm writes a script with one"
+        yield advice(1, "no-image", text, hint)
+
+
+def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
+    for start in case.starts:
+        if start.image is None:
+            text = f"{start.program} {start.verb} names no image that can be read"
+            yield advice(start.at.line, "unread", text, column=start.at.column)
+        elif not start.image.known:
+            text = (
+                f"which image '{start.image.text[:60]}' is, only the running script knows; it is not judged"
+            )
+            hint = "write it out, or set the variable once, above, to the image itself"
+            yield advice(start.image.line, "unread", text, hint, column=start.image.column)
+
+
+def _opens_gpus(start: Start, case: BatchCase) -> bool:
+    """Whether that start brings GPUs into the image."""
+    if start.verb == PYXIS:
+        return True
+    if start.program in DOCKER:
+        devices = any("nvidia.com/gpu" in one or "/dev/kfd" in one for one in start.given)
+        return devices or start.has("--gpus") or "--runtime=nvidia" in start.given or "nvidia" in start.given
+    names = [f"{who}_{what}" for who in ("APPTAINER", "SINGULARITY") for what in ("NV", "NVCCLI", "ROCM")]
+    return start.has("--nv", "--nvccli", "--rocm") or case.sets(start, *names) is not None
+
+
+def _without_gpus(case: BatchCase) -> Iterator[SubmitFinding]:
+    if not (case.asks_gpus or (case.known and case.known.image.gpu)):
+        return
+    if case.known and not case.known.image.gpu:
+        return
+    amd = bool(case.known and rocm_of(case.known.image.cuda))
+    for start in case.starts:
+        if start.program in APPTAINER:
+            option = "--rocm" if amd else "--nv"
+            if not _opens_gpus(start, case):
+                text = f"without {option} what runs in the image sees no GPU"
+                hint = f"write {start.program} {start.verb} {option}"
+                yield wrong(start.at.line, "nv", text, hint, column=start.at.column)
+            elif amd and start.has("--nv"):
+                text = "--nv is for NVIDIA's GPUs, and the image is for AMD's"
+                yield wrong(start.at.line, "nv", text, "write --rocm", column=start.at.column)
+        elif start.program in DOCKER and not _opens_gpus(start, case):
+            option = "--gpus all" if start.program == "docker" else "--device nvidia.com/gpu=all"
+            text = f"without {option} what runs in the image sees no GPU"
+            yield wrong(
+                start.at.line, "nv", text, f"write {start.program} run {option}", column=start.at.column
+            )
+
+
+def _docker(case: BatchCase) -> Iterator[SubmitFinding]:
+    for start in case.starts:
+        if start.program == "docker":
+            text = (
+                "docker's daemon starts it outside of the job: Slurm's limits and choice of GPUs do not hold"
+            )
+            hint = "write apptainer exec --nv docker://IMAGE PROGRAM"
+            yield advice(start.at.line, "docker", text, hint, column=start.at.column)
+
+
+def _user_site(case: BatchCase) -> Iterator[SubmitFinding]:
+    """Apptainer shows the home of the user, and Python takes packages from there before the image's."""
+    for start in case.starts:
+        if start.program not in APPTAINER or start.has(*_CONTAINED):
+            continue
+        told = any("PYTHONNOUSERSITE" in one for one in start.given)
+        names = [f"{before}PYTHONNOUSERSITE" for before in (*_ENV, "")]
+        if not told and case.sets(start, *names) is None:
+            text = "packages below ~/.local take the place of the image's own, which were verified"
+            hint = f"write {start.program} {start.verb} --env PYTHONNOUSERSITE=1"
+            yield advice(start.at.line, "user-site", text, hint, column=start.at.column)
+
+
+# --- what fights the image -----------------------------------------------------------------------
+
+
+def _modules(case: BatchCase) -> Iterator[SubmitFinding]:
+    for words in _commands(case):
+        loads = words[0].text == "ml" or (
+            words[0].text == "module" and words[1:2] and words[1].text in ("load", "add", "switch", "swap")
+        )
+        for word in words[1:] if loads else ():
+            if word.text not in ("load", "add") and _MODULE.fullmatch(word.text):
+                text = f"the image has CUDA's libraries of its own: of {word.text} only variables such as"
+                text += " CUDA_HOME get in, which name paths of the machine"
+                yield advice(word.line, "module", text, "take it out", column=word.column)
+
+
+def _libraries(case: BatchCase) -> Iterator[SubmitFinding]:
+    name = "LD_LIBRARY_PATH"
+    hint = "take it out: image and --nv bring what is needed"
+    told = set()
+    for start in case.starts:
+        for before in _ENV:
+            word = case.sets(start, before + name)
+            if word and word not in told:
+                told.add(word)
+                text = f"{before}{name} puts the machine's libraries before those of the image"
+                yield wrong(word.line, "libraries", text, hint, column=word.column)
+        if any(one.removeprefix("--env=").startswith(f"{name}=") for one in start.given):
+            text = f"--env {name} puts the machine's libraries before those of the image"
+            yield wrong(start.at.line, "libraries", text, hint, column=start.at.column)
+        word = case.sets(start, name)
+        if word and word not in told:
+            told.add(word)
+            text = (
+                f"{name} is the machine's: apptainer leaves it out, and where it gets in it fights the image"
+            )
+            yield advice(word.line, "libraries", text, hint, column=word.column)
+
+
+def _environments(case: BatchCase) -> Iterator[SubmitFinding]:
+    for words in _commands(case):
+        texts = [word.text for word in words[:2]]
+        conda = texts[0].rpartition("/")[2] in ("conda", "mamba", "micromamba") and texts[1:] == ["activate"]
+        source = texts[0] in ("source", ".") and len(words) > 1 and texts[1].endswith("activate")
+        if conda or source:
+            text = "the image has Python and packages of its own, and takes none of this environment's"
+            yield advice(words[0].line, "environment", text, "take it out", column=words[0].column)
+
+
+def _commands(case: BatchCase) -> Iterator[tuple[Word, ...]]:
+    """The commands of a script that starts an image."""
+    if case.starts and case.script.shell:
+        yield from (command.words for command in case.script.shell.commands)
+
+
+RULES: tuple[Callable[[BatchCase], Iterator[SubmitFinding]], ...] = (
+    _overwritten,
+    _amounts,
+    _missing,
+    _no_gpu,
+    _no_image,
+    _unread,
+    _without_gpus,
+    _docker,
+    _user_site,
+    _modules,
+    _libraries,
+    _environments,
+)

@@ -1,0 +1,167 @@
+"""Where a batch script starts an image: apptainer, docker, podman, or Slurm's plugin pyxis. Pure.
+
+Source: apptainer exec(1), docker run(1), podman-run(1), NVIDIA's pyxis, "Usage".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from imagefactory.pools.model import ImageKind
+from imagefactory.submit.check.batch.reader import BatchScript
+from imagefactory.submit.check.batch.shell import Shell, ShellCommand, Word
+from imagefactory.submit.check.findings import Spot
+from imagefactory.submit.check.image import JobImage, addressed, referred
+
+APPTAINER, DOCKER, PYXIS = ("apptainer", "singularity"), ("docker", "podman"), "container-image"
+_SAYS = ("echo", "printf", "which", "type", "module", "ml", "alias", "man", "hash", "test", "[", "[[")
+_RUNS = ("exec", "run", "shell")
+_VALUED = {
+    "-B", "--bind", "--env", "--env-file", "-H", "--home", "--pwd", "--cwd", "-W", "--workdir", "-S",
+    "--scratch", "-o", "--overlay", "--app", "--network", "--network-args", "--dns", "--hostname",
+    "--security",
+    "--add-caps", "--drop-caps", "--apply-cgroups", "--mount", "--memory", "--memory-swap",
+    "--memory-reservation", "--cpus", "--cpu-shares", "--cpuset-cpus", "--cpuset-mems", "--pids-limit",
+    "--blkio-weight", "--fusemount", "--no-mount", "--pem-path", "--docker-host", "--authfile", "--device",
+    "--cdi-dirs", "--config", "--underlay-dir", "--netns-path", "--tmp-sandbox-dir",
+}  # fmt: skip
+_DOCKER_VALUED = {
+    "-v", "--volume", "-e", "--env", "--env-file", "--gpus", "-w", "--workdir", "--name", "--shm-size",
+    "--ulimit", "-u", "--user", "--network", "--net", "--ipc", "--mount", "--device", "--entrypoint", "-p",
+    "--publish", "-m", "--memory", "--memory-swap", "--cpus", "--cpuset-cpus", "-c", "--cpu-shares",
+    "-h", "--hostname", "--pid", "--runtime", "--security-opt", "--cap-add", "--cap-drop", "--group-add",
+    "-l", "--label", "--log-driver", "--log-opt", "--pull", "--platform", "--tmpfs", "--userns", "--uidmap",
+    "--gidmap", "--add-host", "--cidfile", "--restart", "--stop-timeout", "--cgroup-parent", "--volumes-from",
+    "--annotation", "--arch", "--authfile", "--hooks-dir", "--pids-limit", "--root", "-H", "--context",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One line that starts an image. `image` is its word, None where none stands there; `named` is what that
+    names, None where it is filled in when the script runs. `given` are the options before it."""
+
+    program: str
+    verb: str
+    at: Spot
+    image: Word | None
+    named: JobImage | None
+    given: tuple[str, ...]
+    command: ShellCommand | None
+
+    def has(self, *options: str) -> bool:
+        return any(one.partition("=")[0] in options for one in self.given)
+
+
+def find_starts(script: BatchScript) -> tuple[Start, ...]:
+    """All of them, in order; one that #SBATCH names first."""
+    found = []
+    if option := script.options.get(PYXIS):
+        word = Word(
+            text=option.value,
+            line=option.at.line,
+            column=option.at.column,
+            known="$" not in option.value,
+            begin=option.value,
+        )
+        found.append(_by_pyxis(word, "sbatch", None))
+    return (*found, *(_in_shell(script.shell) if script.shell else ()))
+
+
+def _in_shell(shell: Shell) -> Iterator[Start]:
+    for command in shell.commands:
+        words = command.words
+        if words[0].text in _SAYS:
+            continue
+        programs = [word.text.rpartition("/")[2] for word in words]
+        place = next((at for at, name in enumerate(programs) if name in (*APPTAINER, *DOCKER)), None)
+        own = words if place is None else words[:place]
+        pyxis = _pyxis_image(own) if programs[0] == "srun" else None
+        if pyxis is not None:
+            yield _by_pyxis(pyxis, "srun", command)
+        elif place is not None:
+            yield from _by_program(programs[place], words[place:], command)
+
+
+def _by_program(program: str, words: Sequence[Word], command: ShellCommand) -> Iterator[Start]:
+    docker = program in DOCKER
+    valued = _DOCKER_VALUED if docker else _VALUED
+    verb, rest = _operand(words[1:], valued)
+    if docker and verb and verb.text == "container":
+        verb, rest = _operand(rest, valued)
+    if verb is None or verb.text not in (("run",) if docker else _RUNS):
+        return
+    image, after = _operand(rest, valued)
+    given = rest[: len(rest) - len(after) - 1] if image else rest
+    before = words[1 : words.index(verb)]
+    named = None
+    if image is not None and image.known:
+        named = (
+            referred(program, image.text, ImageKind.DOCKER, "HasDocker")
+            if docker
+            else addressed(program, image.text)
+        )
+    yield Start(
+        program=program,
+        verb=verb.text,
+        at=Spot(words[0].line, words[0].column),
+        image=image,
+        named=named,
+        given=tuple(one.text for one in (*before, *given)),
+        command=command,
+    )
+
+
+def _operand(words: Sequence[Word], valued: set[str]) -> tuple[Word | None, Sequence[Word]]:
+    """The first word that is no option and no option's value, and what follows it."""
+    at = 0
+    while at < len(words):
+        text = words[at].text
+        if not text.startswith("-") or text == "-":
+            return words[at], words[at + 1 :]
+        at += 2 if text in valued else 1
+    return None, ()
+
+
+def _pyxis_image(words: Sequence[Word]) -> Word | None:
+    for at, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if name == f"--{PYXIS}":
+            if equals:
+                skip = len(name) + 1
+                return Word(
+                    text=value,
+                    line=word.line,
+                    column=word.column + skip,
+                    known=word.known,
+                    begin=word.begin[skip:],
+                )
+            return words[at + 1] if at + 1 < len(words) else None
+    return None
+
+
+def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
+    """Its images are `[USER@][HOST#]NAME[:TAG]`, or a path of a file; it brings GPUs by itself."""
+    named = None
+    if word.known and word.text.startswith(("/", "./")):
+        named = JobImage(key=PYXIS, address=word.text, kind=None, needs="")
+    elif word.known:
+        text = word.text.removeprefix("docker://")
+        host, mark, name = text.partition("#")
+        named = referred(PYXIS, f"{host.rpartition('@')[2]}/{name}" if mark else text, ImageKind.DOCKER, "")
+    return Start(
+        program=program,
+        verb=PYXIS,
+        at=Spot(word.line, word.column),
+        image=word,
+        named=named,
+        given=(),
+        command=command,
+    )
+
+
+def as_pyxis(reference: str) -> str:
+    """`registry.example.org/gpu/pytorch@sha256:...` as pyxis takes it."""
+    host, _, name = reference.partition("/")
+    return f"{host}#{name}"
