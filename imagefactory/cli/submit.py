@@ -25,7 +25,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import UsageError
-from imagefactory.settings.choices import SITES, SLURM
+from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from imagefactory.submit.submit_file import SubmitRun
 
 KINDS = ("docker", "oras", "sif", "osdf")
+_SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
 ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
 
@@ -87,7 +88,7 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
     "--output",
     default="",
     metavar="NAME.sub",
-    help="In this folder. Default: TARGET.sub, for Slurm TARGET.sbatch.",
+    help="In this folder. Default: TARGET.sub, for Slurm TARGET.sbatch, for Kubernetes TARGET.yaml.",
 )
 @click.option("--force", is_flag=True, help="Write over files that are here already.")
 @click.option(
@@ -110,18 +111,19 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag 100 --arguments '--seed $(run)'
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag values.csv
     imagefactory submit pytorch-2.3-cu121 --executable train.py --site slurm
+    imagefactory submit pytorch-2.3-cu121 --executable train.py --site kubernetes
     imagefactory submit --check old.sub
     imagefactory submit --check old.sub --fix
     imagefactory submit --check train.sbatch
 
     No factory is needed: images and verdicts come from the signed catalogue that you joined (`imagefactory
     join`). Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is
-    written (exit 9). Nothing is submitted: that is condor_submit's work, or sbatch's.
+    written (exit 9). Nothing is submitted: that is condor_submit's work, sbatch's or kubectl's.
 
     A sweep is FILE.dag beside FILE.sub, for condor_submit_dag. Each run has a folder of its own, run-1,
     run-2 and so on; $(run) is its number, and the columns of a CSV file are filled in by their names, such as
     $(lr). Without --arguments a program is given each column as an option (--lr 0.1), or the run's number.
-    For Slurm it is one script with an array.
+    For Slurm it is one script with an array, for Kubernetes an indexed Job.
     """
     if check is not None:
         _refuse(name, options, "--check looks at a file that is there")
@@ -147,7 +149,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     made = make_submit(_catalogue(call, now, name), ask, read_trust(call.settings.files), now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
-    asked = made.run.gpus and not made.request
+    asked = made.run.gpus and ask.site.batch == HTCONDOR
     inventory = _pool_at_hand(options["inventory"], now) if asked else None
     places: tuple[Place, ...] = ()
     if inventory:
@@ -173,20 +175,21 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import find_site
-    from imagefactory.submit.make import SubmitAsk
+    from imagefactory.submit.make import SubmitAsk, read_files
     from imagefactory.submit.rows import read_rows
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
     settings = call.settings
     site = find_site(options["site"] or settings.site.value)
     slurm = site.batch == SLURM
+    run = _run(options, _SUFFIX[site.batch])
     return SubmitAsk(
         target=name,
         site=site,
         kind=ImageKind(options["kind"]) if options["kind"] else None,
         folder=settings.sif_folder.value,
         run=replace(
-            _run(options, "sbatch" if slurm else "sub"),
+            run,
             columns=columns,
             arguments=_arguments(options["arguments"], columns),
         ),
@@ -195,6 +198,7 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
         faulty=KNOWN_BAD in options["accept"],
         own=is_factory(settings),
         inventory=_cluster_at_hand(options["inventory"]) if slurm and name else None,
+        files=read_files(run) if site.batch == KUBERNETES else {},
     )
 
 
@@ -270,6 +274,9 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
     lines += [f"  {reach}"] if reach else []
     say("\n".join(lines))
+    if made.file.endswith(".yaml"):
+        say_next("create", "-f", written[-1], program="kubectl")
+        return
     program = "sbatch" if made.request else "condor_submit_dag" if made.dag else "condor_submit"
     say_next(written[-1], program=program)
 

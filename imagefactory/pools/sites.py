@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.model import ImageKind
-from imagefactory.settings.choices import HTCONDOR, SLURM
+from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SLURM
 
 GENERIC = "generic"
 
@@ -74,7 +74,7 @@ class Site:
     `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
     their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
     `getenv` says why `getenv = true` is refused, empty where it is not known to be. `batch` is what runs its
-    jobs, HTCONDOR or SLURM: of Slurm `kinds` alone counts.
+    jobs: HTCONDOR, or SLURM or KUBERNETES, of which `kinds` alone counts.
     """
 
     name: str
@@ -305,6 +305,20 @@ SITES = (
         source="Slurm's manual, sbatch(1); Apptainer's user guide, Support for Docker and OCI Containers",
         needs=(),
         batch=SLURM,
+    ),
+    Site(
+        name=KUBERNETES,
+        title="a Kubernetes cluster",
+        kinds=(ImageKind.DOCKER,),
+        commands=(),
+        lengths=(),
+        usual=0,
+        staging=(),
+        advice=(),
+        source="Kubernetes' documentation, Jobs and Schedule GPUs; NVIDIA's k8s-device-plugin, GPU feature "
+        "discovery (2026-11)",
+        needs=(),
+        batch=KUBERNETES,
     ),
 )
 

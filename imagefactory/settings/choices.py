@@ -53,9 +53,9 @@ RUNNERS = {
 """The runners that `--runner` takes, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 """What solves conda's packages."""
-SITES = ("generic", "chtc", "ospool", "igwn", "slurm")
+SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
 """Whose rules submit files follow."""
-SLURM = "slurm"
+SLURM, KUBERNETES = "slurm", "kubernetes"
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
 POOLS = {

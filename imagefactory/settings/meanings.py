@@ -35,7 +35,10 @@ MEANINGS = {
         "that of `registry`",
         "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
-    "site": ("`generic`", "whose rules submit files follow: or `chtc`, `ospool`, `igwn`"),
+    "site": (
+        "`generic`",
+        "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
+    ),
     "licences": (
         "none",
         "what `sbom --check licences` allows: SPDX identifiers and names, `*` and `?` for any, with commas",

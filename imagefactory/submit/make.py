@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -22,11 +22,13 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.pools.model import MACHINE_HAS, ImageKind, Inventory
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
-from imagefactory.settings.choices import SLURM
+from imagefactory.settings.choices import KUBERNETES, SLURM
+from imagefactory.submit import sbatch
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
+from imagefactory.submit.manifest import FILES_MOST, SUFFIX, format_manifest
 from imagefactory.submit.places import Wish
 from imagefactory.submit.proven import Grounds
-from imagefactory.submit.sbatch import NO_GPU, SUFFIX, SlurmRequest, format_sbatch, request_gpus
+from imagefactory.submit.sbatch import NO_GPU, SlurmRequest, format_sbatch, request_gpus
 from imagefactory.submit.submit_file import (
     SubmitRun,
     SubmittedImage,
@@ -50,6 +52,7 @@ class SubmitAsk:
     `folder` is where .sif files lie, `predicted` whether predictions are taken too, and `faulty` those where
     some calls meet a known fault. `own`: the images are of a factory that the person works in. `rows` are of
     a sweep, without the count of runs. `inventory` are a Slurm cluster's nodes, None where none was asked.
+    `files` are what a Job of Kubernetes takes along, by name.
     """
 
     target: str
@@ -62,13 +65,14 @@ class SubmitAsk:
     faulty: bool = False
     own: bool = False
     inventory: Inventory | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitMade:
-    """A submit file not yet written, and the DAG of a sweep, empty for one job and for Slurm.
+    """A submit file not yet written, and the DAG of a sweep, empty for one job and where the file has it.
 
-    `request` is what a batch script asks Slurm for, None of HTCondor's files.
+    `suffix` is the file's, `request` what a batch script asks Slurm for, None of HTCondor's files.
     """
 
     taken: SubmittedImage
@@ -77,10 +81,11 @@ class SubmitMade:
     dag: str = ""
     own: bool = False
     request: SlurmRequest | None = None
+    suffix: str = ".sub"
 
     @property
     def file(self) -> str:
-        return f"{self.run.name}{SUFFIX if self.request else '.sub'}"
+        return f"{self.run.name}{self.suffix}"
 
     @property
     def fetch(self) -> str:
@@ -108,7 +113,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
     grounds, run = form.grounds, replace(ask.run, name=ask.run.name or image.target)
-    if rocm_of(image.cuda):
+    if rocm_of(image.cuda) and ask.site.batch != KUBERNETES:
         raise UsageError(
             f"{image.target} is for AMD's GPUs, and HTCondor's ads do not say which processor such a GPU is",
             hint="write the submit file by hand, with the machines that have one in its requirements",
@@ -132,7 +137,12 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     if ask.site.batch == SLURM:
         request = request_gpus(taken, run, ask.inventory) if run.gpus else NO_GPU
         script = format_sbatch(taken, run, request, ask.rows)
-        return SubmitMade(taken=taken, run=run, text=script, own=ask.own, request=request)
+        return SubmitMade(
+            taken=taken, run=run, text=script, own=ask.own, request=request, suffix=sbatch.SUFFIX
+        )
+    if ask.site.batch == KUBERNETES:
+        text = format_manifest(taken, run, ask.rows, ask.files)
+        return SubmitMade(taken=taken, run=run, text=text, own=ask.own, suffix=SUFFIX)
     text = format_submit(taken, run, ask.site)
     dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
     return SubmitMade(taken=taken, run=run, text=text, dag=dag, own=ask.own)
@@ -214,6 +224,27 @@ def check_files(made: SubmitMade, progress: Progress) -> None:
     image = made.taken.form.image
     if image.kind is ImageKind.SIF:
         _check_sif(Path(image.address), made, progress)
+
+
+def read_files(run: SubmitRun) -> Mapping[str, bytes]:
+    """The program and its inputs by name, for a Job that carries them. Raises UsageError."""
+    paths = [("--executable", run.executable)] if run.executable else []
+    files: dict[str, bytes] = {}
+    for option, path in [*paths, *(("--input", one) for one in run.inputs)]:
+        name = Path(path).name
+        if "://" in path:
+            raise UsageError(f"{option} {path}: Kubernetes fetches no files", hint="let the program fetch it")
+        if name in files:
+            raise UsageError(f"two files are called {name}", hint="they lie in one folder: rename one")
+        try:
+            with Path(path).open("rb") as file:
+                files[name] = file.read(FILES_MOST + 1)
+        except OSError as error:
+            raise UsageError(
+                f"{option} {path}: {error.strerror}",
+                hint="name a file; folders belong into a volume, which you add to the manifest",
+            ) from error
+    return files
 
 
 def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def proven_grounds(judged: Sequence[Judged]) -> Grounds:
                 passed = [one for one in passed if cuda and one[0] and numbers(one[0]) > numbers(cuda)]
                 break
             passed.append((cuda, claim))
-        known = [one for one in passed if one[0]]
+        known = [one for one in passed if one[0] or capability.processor]  # AMD's drivers take no CUDA
         if known:
             cuda, claim = known[-1]
             classes.append(GpuClass(capability=capability, cuda=cuda, claim=claim))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -22,7 +22,6 @@ from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for
 from imagefactory.submit.places import Wish, fits
 from imagefactory.submit.submit_file import (
-    RUN,
     SubmitRun,
     SubmittedImage,
     asked_room,
@@ -30,14 +29,12 @@ from imagefactory.submit.submit_file import (
     checked_address,
     checked_name,
     checked_path,
-    checked_value,
     comments,
 )
+from imagefactory.submit.sweep_words import run_word, value_arrays
 
 SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
-_MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
-_WIDTH = 100
 LOOK = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
 : "${CUDA_VISIBLE_DEVICES:?Slurm gave this job no GPU}"
@@ -143,7 +140,7 @@ def format_sbatch(
         [*(f"#SBATCH {line}" for line in told), *_advice(run, request)],
         ["set -eu"],
         [LOOK % (_cases(taken), _proven(taken))] if run.gpus else [],
-        list(_values(run, rows)),
+        list(value_arrays(run, rows)),
         _what_runs(taken, run),
     ]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
@@ -164,29 +161,6 @@ def _proven(taken: SubmittedImage) -> str:
     return ", ".join(str(one.capability) for one in taken.classes)
 
 
-def _values(run: SubmitRun, rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """An array for each column; the first element stands for no run, since runs count from 1."""
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(run.columns) - 1:
-            raise UsageError(
-                f"run {number} has {len(row)} values, not {len(run.columns) - 1}",
-                hint=f"write one for each of {', '.join(run.columns[1:])}",
-            )
-    for place, name in enumerate(run.columns[1:]):
-        words = (shlex.quote(checked_value(row[place], number)) for number, row in enumerate(rows, start=1))
-        yield f"value_{name}=(none\n{_folded(words)}\n)"
-
-
-def _folded(words: Iterable[str]) -> str:
-    lines, line = [], "   "
-    for word in words:
-        if len(line) + len(word) + 1 > _WIDTH and line.strip():
-            lines.append(line)
-            line = "   "
-        line += f" {word}"
-    return "\n".join([*lines, line])
-
-
 def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     image = checked_address(taken.form.image.address)
     below = "../" if run.columns else ""
@@ -195,7 +169,7 @@ def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     program = checked_path(run.executable)
     if not run.in_image and not program.startswith("/"):
         program = f"{below or './'}{program.removeprefix('./')}"
-    words = [shlex.quote(program), *(_word(word, run.columns) for word in run.arguments)]
+    words = [shlex.quote(program), *(run_word(word, run.columns, INDEX) for word in run.arguments)]
     start = ["apptainer", "exec", *(["--nv"] if run.gpus else []), "--env", "PYTHONNOUSERSITE=1"]
     seen = '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"'
     folder = [f'mkdir -p "run-${INDEX}"', f'cd "run-${INDEX}"'] if run.columns else []
@@ -204,31 +178,6 @@ def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
         "# where apptainer is a module: module load apptainer",
         f"exec {' '.join(start)} {seen} \\\n    {shlex.quote(image)} \\\n    {' '.join(words)}",
     ]
-
-
-def _word(word: str, columns: Sequence[str]) -> str:
-    """One argument, in which `$(run)` and a sweep's columns are filled in when the job runs."""
-    known = {name.lower(): name for name in columns}
-    parts, at = [], 0
-    for found in _MACRO.finditer(word):
-        name = known.get(found[1].lower())
-        if name is None:
-            raise _no_macro(word, columns)
-        parts.append(shlex.quote(word[at : found.start()]) if found.start() > at else "")
-        parts.append(f'"${INDEX}"' if name == RUN else f'"${{value_{name}[{INDEX}]}}"')
-        at = found.end()
-    rest = word[at:]
-    if not (word.isascii() and word.isprintable()):
-        raise UsageError(f"{word[:80]!a} is no argument that a script can carry", hint="write ASCII")
-    return "".join([*parts, shlex.quote(rest) if rest or not parts else ""])
-
-
-def _no_macro(word: str, columns: Sequence[str]) -> UsageError:
-    known = ", ".join(f"$({name})" for name in columns)
-    return UsageError(
-        f"'{word[:80]}': there is no such value to fill in",
-        hint=f"write one of {known}" if known else "values are a sweep's: --dag N|FILE",
-    )
 
 
 def _time(time: timedelta) -> str:

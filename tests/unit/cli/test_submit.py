@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.made.joined import join_site, person_at
 from tests.made.place import Place, make_place
 
 OLD = "executable = a.sh\r\nrequest_gpus = 1\r\nrequirements = CUDACapability >= 7.5\r\nqueue\r\n"
@@ -61,3 +63,33 @@ def test_a_batch_script_is_checked_as_one(place: Place, tmp_path: Path) -> None:
     code, _, told = place.call(*asked, "--fix")
     assert code == 2
     assert "--fix mends HTCondor's files alone" in told
+
+
+def test_a_job_for_kubernetes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    Path("train.py").write_text("#!/usr/bin/env python3\n")
+    Path("values.csv").write_text("lr\n0.1\n0.2\n")
+    asked = (
+        "submit",
+        "pytorch-2.5",
+        "--site",
+        "kubernetes",
+        "--executable",
+        "train.py",
+        "--dag",
+        "values.csv",
+    )
+    said = person(*asked)
+    assert said.out.startswith("wrote pytorch-2.5-cu124.yaml\n")
+    assert "next: kubectl create -f pytorch-2.5-cu124.yaml" in said.err
+    files, job = yaml.safe_load_all(Path("pytorch-2.5-cu124.yaml").read_text())
+    assert 'exec ./train.py --lr "${value_lr[run]}"' in files["data"]["imagefactory-run.sh"]
+    assert job["spec"]["completions"] == 2
+    told = person(*asked, code=2).err
+    assert "or another name: -o NAME.yaml" in told
+    assert "write a name: -o train.yaml" in person(*asked, "-o", "a.sub", code=2).err
+    told = person("submit", "pytorch-2.5", "--site", "kubernetes", "--image", "sif", code=2).err
+    assert "write --image docker" in told

@@ -126,6 +126,12 @@ def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
         make(for_cpus(cuda="rocm7", required=("gfx90a",)))
 
 
+def test_kubernetes_gives_gpus_of_amd_and_the_job_looks_at_them() -> None:
+    rocm = for_cpus(cuda="rocm7", required=("gfx90a",))
+    with pytest.raises(CheckFailedError, match="is not verified on any GPU"):
+        make(rocm, site=find_site("kubernetes"), files={"train.sh": b"#!/bin/sh\n"})
+
+
 def test_a_first_trial_on_cpus_asks_for_no_gpu_either() -> None:
     made = make(for_cpus(framework="tensorflow-cpu"), run=SubmitRun(name="", executable=""))
     assert "import tensorflow; print(tensorflow.__name__, tensorflow.__version__)" in made.text

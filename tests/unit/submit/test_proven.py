@@ -35,6 +35,11 @@ def test_each_verdict_speaks_of_its_capability_alone() -> None:
     assert all(one.claim.basis is Basis.VERIFIED for one in grounds.classes)
 
 
+def test_drivers_of_amd_take_no_cuda_and_are_proven_all_the_same() -> None:
+    grounds = proven_grounds([verdict("gfx90a", "6.12.12", cuda="")])
+    assert said(grounds) == {"gfx90a": ""}
+
+
 def test_the_oldest_driver_that_passed_is_the_floor() -> None:
     verdicts = [verdict("8.0", "550.54.15", "12.4"), verdict("8.0", "525.60.13", "12.0", days=40)]
     assert said(proven_grounds(verdicts)) == {"8.0": "12.0"}
