@@ -1,6 +1,6 @@
 """Writes a kit: the suite, what is asked of the image, a program that runs it, and the nonce to bring back.
 
-DIR/run.py               python3 run.py [--runner docker|apptainer] [--image IMAGE]
+DIR/run.py               python3 run.py [--runner docker|apptainer] [--image IMAGE] [--keep]
 DIR/kit/*.py             what run.py loads: the standard library alone
 DIR/suite/**.py          the suite, as its digest knows it
 DIR/expectations.json    what the suite reads, with the nonce
@@ -90,6 +90,7 @@ def format_kit(order: KitOrder, suite: str, expires: datetime) -> dict[str, Any]
         "subject": asdict(order.subject),
         "diff_ids": [layer.diff_id for layer in layers],
         "machine": machine_of(order.made.architecture) if isinstance(order.made, Image) else "",
+        "size": order.made.size if isinstance(order.made, Image) else order.made.file.size,
         "reference": order.reference,
         "sif": isinstance(order.made, Sif),
         "sifs": list(order.sifs),

@@ -128,6 +128,68 @@ def test_an_image_that_is_not_here_is_pulled_by_its_digest(bench: Bench) -> None
     assert ["docker", "pull", "--quiet", REFERENCE] in bench.calls()
 
 
+@pytest.mark.parametrize("code", [0, 9])
+def test_what_was_pulled_is_taken_away_after_the_run(bench: Bench, code: int) -> None:
+    docker(bench, GOOD if code == 0 else {"code": 1})
+    there = {"says": [json.dumps(inspected())]}
+    pulls = {"docker image inspect .*": [{"code": 1}, there], "docker pull .*": {}, "docker image rm .*": {}}
+    answer(bench, "docker", pulls)
+    assert bench.run() == code
+    calls = bench.calls()
+    assert calls[-1] == ["docker", "image", "rm", "--", REFERENCE]
+    assert calls.index(["docker", "pull", "--quiet", REFERENCE]) < len(calls) - 1
+
+
+def test_what_was_there_before_stays_and_so_does_what_is_to_be_kept(bench: Bench) -> None:
+    docker(bench, GOOD)
+    assert bench.run() == 0
+    there = {"says": [json.dumps(inspected())]}
+    answer(bench, "docker", {"docker image inspect .*": [{"code": 1}, there], "docker pull .*": {}})
+    (bench.programs / "calls.jsonl").unlink()
+    assert bench.run("--keep") == 0
+    assert ["docker", "pull", "--quiet", REFERENCE] in bench.calls()
+    assert not any(call[:3] == ["docker", "image", "rm"] for call in bench.calls())
+
+
+def test_an_image_that_docker_will_not_take_away_is_told(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker(bench, GOOD)
+    refusal = {"code": 1, "complains": ["conflict: image is being used by running container"]}
+    there = {"says": [json.dumps(inspected())]}
+    pulls = {"docker image inspect .*": [{"code": 1}, there], "docker pull .*": {}}
+    answer(bench, "docker", {**pulls, "docker image rm .*": refusal})
+    assert bench.run() == 0
+    assert f"left: {REFERENCE}: conflict: image is being used" in capsys.readouterr().err
+
+
+def with_size(bench: Bench, size: int) -> None:
+    kit = json.loads((bench.kit / "kit.json").read_bytes())
+    (bench.kit / "kit.json").write_text(json.dumps({**kit, "size": size}))
+
+
+def test_an_image_that_the_disk_cannot_hold_is_not_pulled(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_size(bench, 10**18)
+    docker(bench, GOOD)
+    root = {"docker image inspect .*": {"code": 1}, "docker info .*": {"says": [str(tmp_path)]}}
+    answer(bench, "docker", root)
+    assert bench.run() == 6
+    said = bench.result("run.json")
+    assert said["outcome"] == "infrastructure"
+    assert f"{tmp_path} has " in said["reason"]
+    assert (
+        "and the image takes 1300000000.0 GB at least: free some, or move docker's data-root"
+        in said["reason"]
+    )
+    assert not any(call[1] == "pull" for call in bench.calls())
+    apptainer(bench, GOOD)
+    assert bench.run("--runner", "apptainer") == 6
+    assert "move the kit to another disk" in capsys.readouterr().err
+    assert not any(call[1] == "build" for call in bench.calls())
+
+
 def test_a_registry_that_gives_another_image_is_not_believed(bench: Bench) -> None:
     docker(bench, GOOD)
     other = {"says": [json.dumps(inspected(Id="other", RepoDigests=[], RootFS=None))]}
@@ -266,7 +328,7 @@ def test_apptainer_runs_it_where_there_is_no_docker(bench: Bench) -> None:
     apptainer(bench, GOOD)
     assert bench.run(APPTAINER_BIND="/home", APPTAINER_CACHEDIR="/cache") == 0
     made = next(call for call in bench.calls() if call[1] == "build")
-    assert made[-3:] == ["--no-https", made[-2], f"docker://{REFERENCE}"]
+    assert made[-4:] == ["--no-https", "--disable-cache", made[-2], f"docker://{REFERENCE}"]
     run = next(call for call in bench.calls() if "exec" in call)
     assert {"--nv", "--containall", "--cleanenv", "--no-home"} <= set(run)
     assert " ".join(run).count("--network none") == 1
@@ -277,6 +339,10 @@ def test_apptainer_runs_it_where_there_is_no_docker(bench: Bench) -> None:
     assert "SECRET" not in last
     assert "APPTAINER_BIND" not in last
     assert last["APPTAINER_CACHEDIR"] == "/cache"
+    assert not any("image.sif" in str(path) for path in bench.kit.rglob("*"))
+    assert bench.run("--keep") == 0
+    kept = [call for call in bench.calls() if call[1] == "build"][-1]
+    assert "--disable-cache" not in kept
     assert bench.result("run.json")["runner"] == "apptainer"
 
 

@@ -174,6 +174,37 @@ def test_a_kit_runs_the_suite_in_the_image_and_comes_back_as_a_verdict(ground: G
     assert ground.judged(collected) == (Standing.WRONG_KEY, False)
 
 
+def docker_has(reference: str) -> bool:
+    argv = ["docker", "image", "inspect", reference]
+    return subprocess.run(argv, capture_output=True).returncode == 0
+
+
+def test_the_image_that_docker_pulled_goes_unless_it_is_kept(ground: Ground) -> None:
+    kits = [ground.kit(name) for name in ("gone", "kept", "stays")]
+    reference = json.loads((kits[0] / "kit.json").read_bytes())["reference"]
+    subprocess.run(["docker", "image", "rm", "--force", reference], capture_output=True)
+    run = ("--runner", "docker")
+    assert made_up(ground, kits[0], *run, programs=ground.programs()).returncode == 0
+    assert not docker_has(reference)
+    assert made_up(ground, kits[1], *run, "--keep", programs=ground.programs()).returncode == 0
+    assert docker_has(reference)
+    assert made_up(ground, kits[2], *run, programs=ground.programs()).returncode == 0
+    assert docker_has(reference)  # it was there before
+    subprocess.run(["docker", "image", "rm", reference], check=True, capture_output=True)
+
+
+def test_apptainers_cache_gets_nothing_unless_it_is_kept(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTAINER_CACHEDIR", str(tmp_path))
+    for argv, cached in ((), False), (("--keep",), True):
+        kit = ground.kit(f"cache-{len(argv)}")
+        done = made_up(ground, kit, "--runner", "apptainer", *argv, programs=ground.programs())
+        assert done.returncode == 0, done.stderr
+        assert any(path.stat().st_size > 10_000 for path in tmp_path.rglob("*") if path.is_file()) == cached
+        assert not list(kit.rglob("*.sif"))
+
+
 def test_without_a_network_a_sif_of_the_store_stands_for_the_image(ground: Ground) -> None:
     sif, path = export_sif(
         ground.factory, ground.factory.targets[0], SifExport(output=ground.folder / "tiny.sif"), Quiet()

@@ -98,12 +98,14 @@ def visible_gpus(hardware: Mapping[str, Any], gpu: Mapping[str, Any], environ: M
 class KitJob(NamedTuple):
     """What one run of a kit is given: the caller's words and environment, where this machine tells of GPUs.
 
-    `work` is a folder of its own; what belongs into the kit's `result` is collected in `work/result`.
+    With `keep` the image that is pulled for it stays. `work` is a folder of its own; what belongs into the
+    kit's `result` is collected in `work/result`.
     """
 
     kit: Kit
     runner: str
     image: str
+    keep: bool
     environ: Mapping[str, str]
     places: hardware.Places
     work: Path
@@ -119,6 +121,7 @@ def main(
     parser = argparse.ArgumentParser(prog="run.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--runner", choices=RUNNERS, default="", help="default: the first that works here")
     parser.add_argument("--image", default="", help="HOST/NAME@sha256:..., an image of docker, or a .sif")
+    parser.add_argument("--keep", action="store_true", help="keep the image that is pulled for this run")
     options = parser.parse_args(list(argv))
     facts: dict[str, Any] = {"started": now(), "runner": options.runner}
     try:
@@ -128,7 +131,7 @@ def main(
         if kit.machine not in ("", os.uname().machine):  # what is emulated, or does not start, proves nothing
             raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
         with _work(folder) as work:
-            job = KitJob(kit, options.runner, options.image, environ, places, work)
+            job = KitJob(kit, options.runner, options.image, options.keep, environ, places, work)
             code = _run(job, facts)
             _write(work / RESULT / RUN, format_run(kit, environ, facts))
             _replace(work / RESULT, folder / RESULT)
@@ -184,12 +187,15 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
     except hardware.NoGpu as error:
         raise Stop(str(error), EXIT_CHECK, "no-gpu") from error
     gpu = choose_gpu(seen, kit.capability)
-    runner = choose_runner(job.runner, kit, job.environ)
+    runner = choose_runner(job.runner, kit, job.environ, keep=job.keep)
     facts["runner"] = runner.name
-    image = runner.fetch(job.image, work)
-    _lay_out(kit, work)
-    facts["started"] = now()
-    ended = runner.run(image, work, visible_gpus(seen, gpu, job.environ))
+    try:
+        image = runner.fetch(job.image, work)
+        _lay_out(kit, work)
+        facts["started"] = now()
+        ended = runner.run(image, work, visible_gpus(seen, gpu, job.environ))
+    finally:
+        runner.clear()
     facts.update(
         ended=now(),
         returncode=ended.returncode,

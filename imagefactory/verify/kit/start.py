@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .processes import EXIT_TOOL, EXIT_USAGE, EndedProcess, Stop, ask, follow, must, say
+from .processes import EXIT_TOOL, EXIT_USAGE, EndedProcess, Stop, ask, clean, follow, must, say
 
 RUNNERS = ("docker", "apptainer")
 
@@ -29,6 +29,8 @@ SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
 )
 REPORT = "report.json"
 SHARED_MEMORY = "/dev/shm:rw,nosuid,nodev,exec,mode=1777,size=50%"  # noqa: S108 - inside the container
+# What a byte of an image's layers becomes unpacked and as a .sif, at least.
+UNPACKED, PACKED = 1.3, 0.8
 FAST = "-comp zstd -Xcompression-level 1"  # how `apptainer build` compresses; 1.2 and newer take it
 # What apptainer sees of the caller's environment; APPTAINER_* stand for options, but for those two folders.
 PASSED = re.compile(
@@ -41,7 +43,7 @@ class Kit(NamedTuple):
     """What kit.json says, and the folder that it lies in.
 
     `subject` has `index`, `manifest`, `config`; `diff_ids` are the digests of the image's plain layers, and
-    `machine` is the processor that it is for, empty where it does not say.
+    `machine` is the processor that it is for, empty where it does not say. `size` are the bytes to fetch.
     `reference` is where to pull it (HOST/NAME@sha256:...), empty where it lies in no registry. `sif` says
     that the subject is a .sif file, and `config` the sha256 of that file; else `sifs` are the sha256 of the
     .sif files that the kit's maker made of the image.
@@ -52,6 +54,7 @@ class Kit(NamedTuple):
     subject: Mapping[str, str]
     diff_ids: Sequence[str]
     machine: str
+    size: int
     reference: str
     sif: bool
     sifs: Sequence[str]
@@ -149,6 +152,18 @@ def reference_of(kit: Kit, named: str) -> str:
     return reference
 
 
+def insist_on_room(folder: Path, needed: float, setting: str) -> None:
+    """Raises Stop, before the work, where the disk of `folder` lacks these bytes. `setting` moves it."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise Stop(
+            f"{folder} has {free / 1e9:.1f} GB free, and the image takes {needed / 1e9:.1f} GB at least: "
+            f"free some, or {setting}",
+            EXIT_TOOL,
+            "infrastructure",
+        )
+
+
 # --- docker --------------------------------------------------------------------------------------
 
 
@@ -157,8 +172,9 @@ class Docker:
 
     name = "docker"
 
-    def __init__(self, kit: Kit, environ: Mapping[str, str]) -> None:
-        self.kit, self.environ = kit, dict(environ)
+    def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
+        self.kit, self.environ, self.keep = kit, dict(environ), keep
+        self.pulled = ""
 
     def require(self) -> None:
         """Raises Stop where docker is missing, does not answer or is podman in its clothes."""
@@ -177,7 +193,9 @@ class Docker:
             reference = reference_of(self.kit, named)
             here = self._inspect(reference)
             if here is None:
+                self._insist_on_room()
                 say(f"pulling {reference}")
+                self.pulled = reference
                 must(["docker", "pull", "--quiet", reference], self.environ)
                 here = self._inspect(reference)
         if here is None or not same_image(self.kit, here):
@@ -203,6 +221,25 @@ class Docker:
             raise Stop(f"docker did not start it: {said}", EXIT_TOOL, "infrastructure")
         return ended
 
+    def clear(self) -> None:
+        """Takes away what `fetch` pulled, unless it is to be kept. docker keeps what has another name."""
+        if not self.pulled or self.keep or self._inspect(self.pulled) is None:
+            return
+        argv = ["docker", "image", "rm", "--", self.pulled]
+        done = subprocess.run(argv, env=self.environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = clean(done.stderr.encode()) or f"it ended with {done.returncode}"
+            say(f"left: {self.pulled}: {said}")
+
+    def _insist_on_room(self) -> None:
+        """Where docker's daemon is on this machine and says where it keeps its images."""
+        argv = ["docker", "info", "--format", "{{.DockerRootDir}}"]
+        done = subprocess.run(argv, env=self.environ, capture_output=True, text=True, check=False)
+        root = Path(done.stdout.strip() or "/nowhere")
+        here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
+        if done.returncode == 0 and here and root.is_dir():
+            insist_on_room(root, self.kit.size * UNPACKED, "move docker's data-root")
+
     def _inspect(self, image: str) -> Mapping[str, Any] | None:
         argv = ["docker", "image", "inspect", "--format", "{{json .}}", "--", image]
         done = subprocess.run(argv, env=self.environ, capture_output=True, text=True, check=False)
@@ -220,8 +257,8 @@ class Apptainer:
 
     name = "apptainer"
 
-    def __init__(self, kit: Kit, environ: Mapping[str, str]) -> None:
-        self.kit = kit
+    def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
+        self.kit, self.keep = kit, keep
         self.environ = {name: value for name, value in environ.items() if PASSED.fullmatch(name)}
         self.program, self.version = "apptainer", ""
 
@@ -239,7 +276,11 @@ class Apptainer:
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
         reference, path = reference_of(self.kit, named), work / "image.sif"
-        plain = ("--no-https",) if self.kit.plain_http else ()
+        plain = [
+            *(["--no-https"] if self.kit.plain_http else []),
+            *([] if self.keep else ["--disable-cache"]),
+        ]
+        self._insist_on_room(work)
         say(f"pulling {reference}")
         if self.kit.sif:
             must([self.program, "pull", *plain, str(path), f"oras://{reference}"], self.environ)
@@ -249,6 +290,19 @@ class Apptainer:
         how = ("build", "--mksquashfs-args", FAST) if fast else ("pull",)
         must([self.program, *how, *plain, str(path), f"docker://{reference}"], self.environ)
         return str(path)
+
+    def clear(self) -> None:
+        """The .sif goes with the folder of the run, and without `keep` apptainer's cache gets nothing."""
+
+    def _insist_on_room(self, work: Path) -> None:
+        """For the .sif, and for the layers and what they unpack to, of which it is made."""
+        insist_on_room(work, self.kit.size * (1 if self.kit.sif else PACKED), "move the kit to another disk")
+        if not self.kit.sif:
+            folder = self.environ.get("APPTAINER_TMPDIR") or self.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+            if Path(folder).is_dir():
+                insist_on_room(
+                    Path(folder), self.kit.size * (1 + UNPACKED), "set APPTAINER_TMPDIR to another disk"
+                )
 
     def _checked(self, path: Path) -> str:
         total = hashlib.sha256()
@@ -278,9 +332,15 @@ class Apptainer:
         return ended
 
 
-def choose_runner(wanted: str, kit: Kit, environ: Mapping[str, str]) -> Docker | Apptainer:
-    """The one that was asked for, or the first that works here. Raises Stop where none does."""
-    runners: list[Docker | Apptainer] = [Docker(kit, environ), Apptainer(kit, environ)]
+def choose_runner(wanted: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
+    """The one that was asked for, or the first that works here. Raises Stop where none does.
+
+    With `keep` what it pulls stays on the machine.
+    """
+    runners: list[Docker | Apptainer] = [
+        Docker(kit, environ, keep=keep),
+        Apptainer(kit, environ, keep=keep),
+    ]
     reasons = []
     for runner in runners:
         if wanted in ("", runner.name):
