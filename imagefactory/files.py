@@ -104,8 +104,8 @@ def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
             raise StoreError(
                 f"{format_bytes(free)} are free for {where}, and {what} needs {format_bytes(needed)}"
                 " at least",
-                hint="free some space (`imagefactory store gc --cache`), or set `store` and `cache` to a "
-                "larger disk",
+                hint="free some space (`imagefactory store gc --cache`), or name a larger disk: `store`, "
+                "`cache` (IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE), and TMPDIR for bases",
             )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.errors import BuildError, RegistryError, StoreError
+from imagefactory.errors import BuildError, RegistryError
 from imagefactory.factory import Factory
+from imagefactory.files import insist_on_room
 from imagefactory.gpu.platforms import this_platform
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
@@ -31,7 +31,7 @@ from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.oci.transfer import Brake, Sending, Sent, send
-from imagefactory.progress import Progress, format_bytes
+from imagefactory.progress import Progress
 from imagefactory.recipes.expand import select_one
 from imagefactory.stages.stored import ensure_sif
 
@@ -104,12 +104,7 @@ def _insist_on_image(source: Place, graph: Graph, asked: Reference) -> None:
 def _insist_on_room(layout: Layout, graph: Graph, asked: Reference) -> None:
     """Raises StoreError before the first byte comes of what the disk cannot hold."""
     missing = sum(blob.size for blob in graph.blobs if not layout.has(blob))
-    free = shutil.disk_usage(layout.path).free
-    if missing > free:
-        raise StoreError(
-            f"{layout.path} has {format_bytes(free)} free, {asked} needs {format_bytes(missing)}",
-            hint="free some space, `imagefactory store gc`, or set `store` to a larger disk",
-        )
+    insist_on_room({layout.path: missing}, str(asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

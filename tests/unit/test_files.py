@@ -100,6 +100,7 @@ def test_room_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.M
     assert told.value.exit_code == EXIT_BUILD
     assert f"5.0 MB are free for {cache} and {store}, and the build of x needs 5.0 MB" in told.value.message
     assert "imagefactory store gc" in told.value.hint
+    assert "IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE" in told.value.hint
 
 
 def test_folders_on_two_disks_have_room_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
