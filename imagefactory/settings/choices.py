@@ -56,6 +56,7 @@ SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
 """Whose rules submit files follow."""
 SLURM, KUBERNETES = "slurm", "kubernetes"
+"""What runs the jobs of a site, where it is not HTCondor."""
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
 POOLS = {

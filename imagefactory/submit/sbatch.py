@@ -10,7 +10,6 @@ Source: Slurm's manual, sbatch(1) and "Generic Resource (GRES) Scheduling".
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
