@@ -164,7 +164,7 @@ def _targets(
     stages = read_stages(factory, select(factory.targets, names), asking)
     made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True))
     if asked.github:
-        now, waiting = tonight(made, MAX_JOBS, asking.now.date())
+        now, waiting = tonight(made, MAX_JOBS, asking.now.date(), kits=bool(asked.registry))
         say(format_matrix(now, kits=bool(asked.registry)))
         say(format_kits(now), unless=not asked.registry)
         write(2, summary(made, waiting))

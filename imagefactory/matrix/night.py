@@ -6,24 +6,34 @@ import hashlib
 from dataclasses import replace
 from datetime import UTC, date, datetime
 
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.matrix.plan import CellState, Plan, PlannedCell, PlannedTarget
+from imagefactory.model import Target
 
 _DUE = (CellState.BUILD, CellState.VERIFY)
 _Job = tuple[PlannedTarget, PlannedCell | None]
 """A cell to build or to verify, None for a whole target: one for CPUs, or where no GPU is listed."""
 
 
-def tonight(plan: Plan, most: int, day: date) -> tuple[Plan, int]:
+def starts_by_kit(target: Target) -> bool:
+    """Whether a kit can start its image: it is for GPUs, and not for AMD's."""
+    return target.gpu and not rocm_of(target.cuda)
+
+
+def tonight(plan: Plan, most: int, day: date, *, kits: bool = False) -> tuple[Plan, int]:
     """The plan with at most `most` of its jobs, and how many wait for another night.
+
+    With `kits` what no kit starts is built alone, and on no GPU a job.
 
     A proof that has lapsed comes first, the oldest before all: somebody counts on it. What was never proven
     follows, in an order that changes each day, so that nothing waits for ever behind a runner that is away.
     """
     jobs: list[_Job] = []
     for target in plan.targets:
-        cells = target.cells if plan.on_gpus else ()
+        startable = not kits or starts_by_kit(target.target)
+        cells = target.cells if plan.on_gpus and startable else ()
         jobs += [(target, cell) for cell in cells if cell.state in _DUE]
-        if not cells and target.state in _DUE:
+        if not cells and target.state in (_DUE if startable else (CellState.BUILD,)):
             jobs.append((target, None))
     if len(jobs) <= most:
         return plan, 0

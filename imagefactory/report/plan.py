@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.model import Answer
+from imagefactory.matrix.night import starts_by_kit
 from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
     NO_MATCH,
@@ -208,12 +209,13 @@ def format_kits(plan: Plan) -> str:
     One for CPUs alone has no kits, nor has one for AMD's GPUs, which no kit starts.
 
     `kits` are words `8.0/sm80-a100`, one for each GPU to verify on: its capability, and a name for its kit,
-    which the matrix has too. `digest` is the candidate to verify, empty where one is to be built first.
+    which the matrix has too. `gpu` is whose GPUs the image is for: `nvidia`, `amd` or `none`. `digest` is the
+    candidate to verify, empty where one is to be built first.
     """
     jobs = []
     for planned in plan.targets:
         cells = [cell for cell in planned.cells if cell.state in (CellState.BUILD, CellState.VERIFY)]
-        by_kits = planned.target.gpu and not rocm_of(planned.target.cuda)
+        by_kits = starts_by_kit(planned.target)
         if (cells and by_kits) or (not by_kits and planned.state is CellState.BUILD):
             verifying = cells if plan.on_gpus and by_kits else []
             kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in verifying]
@@ -222,6 +224,7 @@ def format_kits(plan: Plan) -> str:
                     "target": planned.target.name,
                     "state": planned.state.value,
                     "digest": planned.image,
+                    "gpu": "nvidia" if by_kits else "amd" if planned.target.gpu else "none",
                     "kits": " ".join(dict.fromkeys(kits)),
                 }
             )

@@ -233,7 +233,8 @@ def test_a_night_without_a_gpu_builds_a_candidate_and_moves_no_tag(
     first = night(1, root, place, scratch, factory)
     assert first.run("plan") == {"plan": 0}, first.said
     (job,) = json.loads(first.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
-    assert job == {"target": TARGET, "state": "build", "digest": "", "kits": "8.0/sm80-a100-535.54.03"}
+    kits = "8.0/sm80-a100-535.54.03"
+    assert job == {"target": TARGET, "state": "build", "digest": "", "gpu": "nvidia", "kits": kits}
 
     assert first.run("candidates") == {f"candidate {TARGET}": 0}, first.said
     ends_with_no_gpu(first)

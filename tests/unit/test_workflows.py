@@ -200,8 +200,7 @@ def test_the_image_of_a_release_is_of_its_version() -> None:
 
 def test_an_image_for_cpus_has_no_kit_and_its_tag_follows_without_a_verdict() -> None:
     steps = read(NIGHTLY)["jobs"]["candidates"]["steps"]
-    asked = {step.get("if"): step for step in steps if "matrix.kits" in step.get("if", "")}
-    assert set(asked) == {"matrix.kits == ''", "matrix.kits != ''"}
-    assert "imagefactory promote" in asked["matrix.kits == ''"]["run"]
+    asked = {step["if"]: step for step in steps if "imagefactory promote" in step.get("run", "")}
+    assert set(asked) == {"matrix.gpu == 'none'"}  # one for AMD's has no kits either, and needs a verdict
     uploads = [step for step in steps if step.get("uses", "").startswith("actions/upload-artifact@")]
     assert [step.get("if") for step in uploads] == ["matrix.kits != ''"] * 2

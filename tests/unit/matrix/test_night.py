@@ -82,3 +82,17 @@ def test_where_no_gpu_is_listed_whole_targets_wait() -> None:
     now, waiting = tonight(plan, 2, DAY)
     assert (len(now.targets), waiting) == (2, 1)
     assert all(len(one.cells) == 2 for one in now.targets)
+
+
+def test_what_no_kit_starts_takes_no_place_on_a_gpu() -> None:
+    """AMD's GPUs: such an image is a job to build, and none to verify."""
+    amd = make_target(name="amd", cuda="rocm7", capabilities=("gfx90a",))
+    waits = replace(target("amd", cell(0), cell(1)), target=amd)
+    plan = Plan(targets=(waits, target("a", cell(0, days=99))), on_gpus=True)
+    assert tonight(plan, 1, DAY, kits=True) == (plan, 0)
+    assert tonight(plan, 1, DAY)[1] == 2
+    built = replace(waits, state=CellState.BUILD)
+    now, waiting = tonight(Plan(targets=(built, *plan.targets[1:]), on_gpus=True), 1, DAY, kits=True)
+    assert (chosen(now), waiting) == (["a 8.0"], 1)
+    kits = json.loads(format_kits(Plan(targets=(built,), on_gpus=True)).partition("=")[2])["include"]
+    assert [(kit["gpu"], kit["kits"]) for kit in kits] == [("amd", "")]

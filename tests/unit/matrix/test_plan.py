@@ -127,7 +127,7 @@ def test_a_target_for_cpus_has_no_cell_and_is_built_or_there() -> None:
             assert (made.cells, made.targets[0].state) == ((), state)
     to_build = planned(TargetStatus(target=cpu), judging({}), A100)
     (job,) = json.loads(format_kits(to_build).partition("=")[2])["include"]
-    assert job == {"target": "jax-0.10.2-cpu", "state": "build", "digest": "", "kits": ""}
+    assert job == {"target": "jax-0.10.2-cpu", "state": "build", "digest": "", "gpu": "none", "kits": ""}
     assert format_matrix(to_build, kits=True) == 'matrix={"include":[]}'
     assert format_kits(
         planned(TargetStatus(target=cpu, missing="", image=BUILT), judging({}), A100)

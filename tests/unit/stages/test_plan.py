@@ -286,7 +286,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
         ("sm70", "sm70", "verify"),
     ]
     kits = "8.0/sm80-a100-535.54.03 7.0/sm70"
-    assert targets == [{"target": NAME, "state": "verify", "digest": pushed, "kits": kits}]
+    assert targets == [{"target": NAME, "state": "verify", "digest": pushed, "gpu": "nvidia", "kits": kits}]
     value = call(
         "plan",
         NAME,
@@ -310,4 +310,4 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
         root=factory.settings.root_path,
     )
     (job,) = json.loads(said.out.splitlines()[1].partition("=")[2])["include"]
-    assert job == {"target": NAME, "state": "build", "digest": "", "kits": kits}
+    assert job == {"target": NAME, "state": "build", "digest": "", "gpu": "nvidia", "kits": kits}
