@@ -31,6 +31,7 @@ from imagefactory.lock.debian import file as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
 from imagefactory.pools import inventory
 from imagefactory.settings.meanings import MEANINGS
+from imagefactory.stages import nights
 from imagefactory.stages import tables as combos
 from imagefactory.verdicts import revocation, statement
 from imagefactory.verify import report
@@ -323,6 +324,8 @@ def kept() -> str:
             f"`{inventory.FORMAT}`",
             "`pool -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
         ),
+        (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `night --kept` compares with"),
+        (f"`{nights.NIGHT_FORMAT}`", "`night.json` in `<store>/nights`"),
         (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
         (f"`{statement.VERDICT}`", "the predicate of a verdict; `imagefactory/verdicts/verdict.schema.json`"),
         (f"`{revocation.REVOCATION}`", "the predicate of a revocation"),

@@ -180,6 +180,11 @@ def shown(text: str) -> str:
     return re.sub(f"[{HIDDEN}]", "?", text[:200])
 
 
+def shown_line(text: str) -> str:
+    """A text of several lines, or with what hides in it, as one line that a document takes."""
+    return " ".join(re.sub(f"[{HIDDEN}]", " ", text).split())
+
+
 def format_time(time: datetime) -> str:
     """`2026-11-22T02:15:26Z`, with microseconds where there are some."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import FactoryError, StoreError
 from imagefactory.progress import Progress, format_bytes
 from imagefactory.trees import remove_tree, tree_bytes
 
@@ -122,6 +122,17 @@ def used_by_nobody(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock` alone: waits for those who use what it guards, and they wait for this."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+        yield
+
+
+@contextmanager
+def held_alone(lock: Path, refusal: FactoryError) -> Iterator[None]:
+    """Holds `lock` alone. Raises `refusal` at once where another process has it."""
+    with open_lock(lock) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None
         yield
 
 

@@ -81,6 +81,12 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     help="Look for candidates and their verdicts there, not in the store: a machine of CI has none. With "
     '--github a second line, targets={"include":[...]}: a job for each target, with the kits to make.',
 )
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also keep it in a file, for `imagefactory night --kept FILE`.",
+)
 @json_option
 @click.pass_obj
 def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
@@ -129,6 +135,7 @@ class _PlanAsk:
     strict_drivers: bool
     github: bool
     registry: str
+    keep: Path | None
     as_json: bool
 
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
@@ -145,6 +152,8 @@ class _PlanAsk:
             raise UsageError("--tuples judges rows, not targets", hint=f"leave out {' '.join(names)}")
         if self.tuples and self.github:
             raise UsageError("rows are no jobs: nothing builds them", hint="leave out --github")
+        if self.tuples and self.keep:
+            raise UsageError("rows change in no night: nothing builds them", hint="leave out --keep")
         if self.tuples and self.registry:
             raise UsageError("rows have no candidates: nothing builds them", hint="leave out --registry")
 
@@ -152,10 +161,12 @@ class _PlanAsk:
 def _targets(
     call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
 ) -> None:
+    from imagefactory.matrix.changes import KeptPlan, keep_plan
     from imagefactory.matrix.night import tonight
     from imagefactory.matrix.plan import CellState, PlanInput, make_plan
     from imagefactory.recipes.expand import select
     from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_plan, summary
+    from imagefactory.stages.nights import write_kept_plan
     from imagefactory.stages.plan import Asking, read_stages
 
     names, devices, allow = given
@@ -163,6 +174,9 @@ def _targets(
     asking = Asking(now=datetime.now(UTC), registry=asked.registry)
     stages = read_stages(factory, select(factory.targets, names), asking)
     made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True))
+    if asked.keep:
+        kept = KeptPlan(made=asking.now, registry=asked.registry, names=names, devices=devices)
+        write_kept_plan(asked.keep, keep_plan(made, kept))
     if asked.github:
         now, waiting = tonight(made, MAX_JOBS, asking.now.date(), kits=bool(asked.registry))
         say(format_matrix(now, kits=bool(asked.registry)))

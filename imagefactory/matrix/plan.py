@@ -156,7 +156,8 @@ class Ruling:
 class PlannedCell:
     """One target on one kind of GPU; `required`: the recipe asks for that capability.
 
-    `proven` is when the image was last verified there, be it too long ago; None for never.
+    `proven` is when the image was last verified there, be it too long ago, and `until` when that lapses;
+    None for never.
     """
 
     device: PlanGpu
@@ -164,6 +165,7 @@ class PlannedCell:
     ruling: Ruling
     required: bool
     proven: datetime | None = None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +219,16 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
         evidence = replace(stage.evidence, verified=known)
         ruling = weigh(given.answer(question, evidence), given.allow, required=is_required)
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
-        proven = proofs.get(device.capability)
+        proven, until = proofs.get(device.capability, (None, None))
         cells.append(
-            PlannedCell(device=device, state=state, ruling=ruling, required=is_required, proven=proven)
+            PlannedCell(
+                device=device,
+                state=state,
+                ruling=ruling,
+                required=is_required,
+                proven=proven,
+                until=until,
+            )
         )
     states = [cell.state for cell in cells] or [_image_state(stage) or CellState.UNCHANGED]
     state = next(state for state in _BY_WEIGHT if state in states)

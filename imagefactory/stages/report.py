@@ -18,12 +18,14 @@ from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import Capability
 from imagefactory.lock.history import former_locks
+from imagefactory.matrix.changes import NightReport
 from imagefactory.matrix.combos import Combo
 from imagefactory.model import Target
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import find_site
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
+from imagefactory.stages.nights import last_night
 from imagefactory.stages.report_images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.stages.tables import Tables, TablesAsked, survey, survey_catalogue
 from imagefactory.submit.forms import forms_of
@@ -37,7 +39,10 @@ MARK_FILE = ".imagefactory-report"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any."""
+    """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
+
+    `night` is what the last one of this store said, None where there was none.
+    """
 
     made: datetime
     place: str
@@ -46,6 +51,7 @@ class Reported:
     keys: Mapping[str, str]
     trusted: bool = True
     notes: tuple[str, ...] = ()
+    night: NightReport | None = None
 
 
 def read_report(
@@ -55,7 +61,7 @@ def read_report(
     tables, surveyed = survey(factory, targets, asked, progress)
     former = former_locks(factory.lock_folder, targets)
     images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
-    return _reported(tables, images, factory.settings)
+    return replace(_reported(tables, images, factory.settings), night=last_night(factory.settings))
 
 
 def read_catalogued_report(

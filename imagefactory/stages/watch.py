@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from pathlib import Path
 
 from packaging.metadata import RawMetadata, parse_email
@@ -46,11 +46,9 @@ from imagefactory.stages.lock import LockOptions, below_first, conda_locker, loc
 from imagefactory.stages.locked import lock_state, read_target_lock
 from imagefactory.stages.stored import stored_image
 from imagefactory.stages.verdicts import Judge
+from imagefactory.verdicts.claims import SOON
 from imagefactory.verdicts.judgement import ending
 from imagefactory.versions import natural, nearest
-
-SOON = timedelta(days=14)
-"""A verdict that expires within it is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

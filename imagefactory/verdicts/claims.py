@@ -9,7 +9,8 @@ too old says that older ones are as well. Outcomes that say nothing of the image
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import older, parse_driver
@@ -21,6 +22,8 @@ SUITE = "suite"
 """The rule of a claim that says yes."""
 REFUSALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED)
 """The outcomes that say that an image is of no use there. Each is the rule of its claim."""
+SOON = timedelta(days=14)
+"""A proof that lapses within it is told."""
 _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
 
 
@@ -44,16 +47,38 @@ def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capab
     return {capability: _claim(verdict) for capability, verdict in sorted(by_capability.items())}
 
 
-def last_proofs(judged: Iterable[Judged]) -> Mapping[Capability, datetime]:
+Proof = tuple[datetime, datetime]
+"""When something was verified, and until when that holds."""
+
+
+def last_proofs(judged: Iterable[Judged]) -> Mapping[Capability, Proof]:
     """When one image was last verified on each capability, by verdicts that hold or have expired."""
-    found: dict[Capability, datetime] = {}
+    found: dict[Capability, Proof] = {}
     for one in judged:
         if one.verdict is None or one.standing not in (Standing.GOOD, Standing.EXPIRED):
             continue
         capability = _capability(one.verdict)
         if capability is not None and one.verdict.report.outcome is Outcome.VERIFIED:
-            found[capability] = max(one.verdict.issued, found.get(capability, one.verdict.issued))
+            proof = one.verdict.issued, one.verdict.expires
+            found[capability] = max(proof, found.get(capability, proof))
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofAges:
+    """When the oldest proof that holds was made, None where none holds, and how many lapse SOON."""
+
+    oldest: datetime | None
+    lapsing: int
+
+
+def proof_ages(proofs: Iterable[Proof], now: datetime) -> ProofAges:
+    """Of many images: how old it is what can be relied on."""
+    holding = [(since, until) for since, until in proofs if until > now]
+    return ProofAges(
+        oldest=min((since for since, _ in holding), default=None),
+        lapsing=sum(until <= now + SOON for _, until in holding),
+    )
 
 
 def _speaks(verdict: Verdict, driver: str) -> bool:

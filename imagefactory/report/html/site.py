@@ -4,6 +4,7 @@
     images/TARGET.html    a page for each image, and TARGET.svg, its badge
     gpus/8.0.html         a page for each compute capability
     matrix.svg            the matrix as a picture
+    night.html            what the last night changed, where there was one
     style.css
 
 Every value goes through templates that escape it; names of files are made of letters, digits and `._+-`.
@@ -27,6 +28,7 @@ from imagefactory.report.html.checks import (
     timing_chart,
 )
 from imagefactory.report.html.matrix import MatrixRow, ShownGpu, matrix_rows, shown_gpus
+from imagefactory.report.html.night import PAGE, format_page
 from imagefactory.report.html.picture import format_picture
 from imagefactory.report.html.templating import fill, policy
 from imagefactory.report.html.words import (
@@ -95,11 +97,14 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
         "place": report.place,
         "words": WORDS,
         "here": "",
+        "night": report.night is not None,
     }
     files = {row.image.target: row.file for row in rows}
     yield "style.css", fill("style.css", words=WORDS.values(), kinds=_codes())
     yield "index.html", _index(report, rows, given)
     yield "matrix.svg", format_picture(rows, shown)
+    if report.night:
+        yield PAGE, format_page(report.night, {**given, "here": "night"})
     image_page = {**given, "up": "../", "policy": policy("copy.js"), "keys": report.keys}
     for row in rows:
         yield f"images/{row.file}.html", fill("image.html", **image_page, **_image(row, shown))

@@ -21,8 +21,14 @@ ADDRESSES = (
     f"ann:{SECRET}@nowhere.invalid:99999",
     f"nowhere.invalid/gpu=https://ann:{SECRET}@nowhere.invalid",
 )
-SAID = ((("tables",), "output"), (("report",), "folder"), (("report",), "picture"))
-"""The options whose commands say which folder or file they wrote."""
+SAID = (
+    (("tables",), "output"),
+    (("report",), "folder"),
+    (("report",), "picture"),
+    (("night",), "install"),
+    (("plan",), "keep"),
+)
+"""The options whose commands write what is named: they say so, or others of the test find it there."""
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -35,7 +35,9 @@ def test_a_good_verdict_is_a_claim_with_its_gpu_its_driver_and_its_source() -> N
 
 def test_the_last_proof_is_the_newest_one_that_holds_or_has_expired() -> None:
     expired = judged(days=100, standing=Standing.EXPIRED)
-    assert last_proofs([expired, judged(days=120)]) == {AMPERE: NOW - timedelta(days=100)}
+    (proof,) = last_proofs([expired, judged(days=120)]).values()
+    assert expired.verdict is not None
+    assert proof == (NOW - timedelta(days=100), expired.verdict.expires)
     others = [judged(standing=one) for one in Standing if one not in (Standing.GOOD, Standing.EXPIRED)]
     unread = Judged(digest=BUILT, standing=Standing.EXPIRED, why="", verdict=None)
     assert last_proofs([*others, judged(Outcome.WRONG_NUMBERS), unread]) == {}

@@ -1,0 +1,232 @@
+"""The command that looks after a catalogue: night."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    json_option,
+    say,
+    say_json,
+    say_next,
+    targets_argument,
+    terminal_width,
+    write,
+)
+from imagefactory.cli.sweep_options import Duration
+from imagefactory.cli.sweeps import find_pool
+from imagefactory.errors import UsageError
+from imagefactory.settings.choices import POOLS
+
+if TYPE_CHECKING:
+    from imagefactory.matrix.changes import NightReport
+    from imagefactory.stages.night import Command
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option(
+    "--pool",
+    type=click.Choice(tuple(POOLS)),
+    help="Verify on this pool.  [default: on this machine's GPU, where it has one]",
+)
+@click.option(
+    "--wait-limit",
+    "wait",
+    type=Duration(),
+    metavar="TIME",
+    help="How long the pool is waited for; what comes later, the next night collects.  [default: 12h]",
+)
+@click.option("--html", type=_FOLDER, metavar="DIR", help="Write the site of `report` there, with the night.")
+@click.option(
+    "--mail",
+    metavar="COMMAND",
+    help="Run it, the summary on its stdin, when something was done or what is broken changed: "
+    "'mail -s night me'.",
+)
+@click.option(
+    "--install",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Write a service and a timer for systemd that do this each night; enable nothing.",
+)
+@click.option(
+    "--kept",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Do nothing: tell what changed since the plan that `plan --keep FILE` kept.",
+)
+@click.option(
+    "--github",
+    is_flag=True,
+    help="Of --kept: print the text of an issue in Markdown, nothing where nothing is broken.",
+)
+@json_option
+@click.pass_obj
+def night(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+    """Build, verify and publish what is due: for cron and timers.
+
+    \b
+    imagefactory night --pool htcondor --mail 'mail -s night me'
+    imagefactory night --pool htcondor --install ~/.config/systemd/user
+    17 2 * * *  cd /home/me/factory && imagefactory night -q --pool htcondor
+
+    What the registry lacks is built and pushed, what is not proven is verified, tags follow, and the
+    catalogue is signed anew whatever else failed. Then it tells what was built and proven, what is broken
+    and what is due. One night at a time; one that was killed is run again and goes on. All that was said is
+    kept in <store>/nights, of the last 60.
+
+    Exit code 0 where nothing is broken, else the earliest failed stage's.
+    """
+    _refuse_contradictions(names, given)
+    if given["install"]:
+        return _install(call, names, given)
+    if given["kept"]:
+        return _changed(call, given)
+    return _run(call, names, given)
+
+
+def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> None:
+    if given["wait"] and not given["pool"]:
+        raise UsageError("--wait-limit is about a pool", hint="add --pool htcondor, or leave it out")
+    if given["github"] and not given["kept"]:
+        raise UsageError("--github goes with --kept", hint="imagefactory night --kept FILE --github")
+    if given["github"] and given["as_json"]:
+        raise UsageError("--github and --json both write to stdout", hint="choose one of them")
+    if given["kept"]:
+        own = [f"--{name}" for name in ("pool", "html", "mail", "install") if given[name]]
+        for word in (*names, *own):
+            raise UsageError(f"--kept does nothing, so {word[:80]} has no meaning", hint="leave it out")
+
+
+def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
+    from imagefactory.matrix.changes import is_news
+    from imagefactory.report.night import format_night
+    from imagefactory.stages.night import NightAsk, NightBench, run_night
+    from imagefactory.stages.nights import LOG, last_night, new_night, one_night
+    from imagefactory.stages.sweep import format_id
+    from imagefactory.verify.evidence import LocalEvidence
+
+    factory = call.sound_factory
+    settings = factory.settings
+    wait = {"wait": given["wait"]} if given["wait"] else {}
+    ask = NightAsk(names=names, pool=given["pool"] or "", html=given["html"], **wait)
+    with one_night(settings):
+        last = last_night(settings)
+        folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
+        bench = NightBench(
+            clock=lambda: datetime.now(UTC),
+            pause=time.sleep,
+            pools=find_pool,
+            evidence=LocalEvidence(),
+            run=_runner(settings.root_path, folder / LOG),
+        )
+        done = run_night(factory, ask, bench, folder, call.progress)
+    log = f"log: {folder / LOG}"
+    if given["as_json"]:
+        say_json("night", night_json(done, folder))
+    else:
+        say(f"{format_night(done, terminal_width())}\n\n{log}")
+    if given["mail"] and is_news(done, last):
+        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
+    if done.code:
+        raise click.exceptions.Exit(done.code)
+    say_next("status") if ask.pool else say_next("report", "--html", "site")
+
+
+def _runner(root: Path, log: Path) -> Command:
+    """Runs this very program; what it says and prints goes to the log. It ends with this process."""
+    program = (sys.executable, "-m", "imagefactory", "-C", str(root), "--progress", "plain")
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"\n$ imagefactory {shlex.join(words)}\n")
+            file.flush()
+            with subprocess.Popen((*program, *words), stdout=subprocess.PIPE, stderr=file, text=True) as step:
+                try:
+                    said = step.communicate()[0]
+                except BaseException:
+                    step.terminate()
+                    raise
+            file.write(f"{said}exit code {step.returncode}\n")
+        return step.returncode, said
+
+    return run
+
+
+def _mail(command: str, text: str) -> None:
+    """A command that fails is told; the night was what it was."""
+    done = subprocess.run(("/bin/sh", "-c", command), input=text, text=True, check=False)
+    if done.returncode:
+        write(2, f"warning: --mail ended with exit code {done.returncode}: {command}")
+
+
+def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
+    from imagefactory.files import replace_text
+    from imagefactory.stages.night_units import enabling, format_units
+
+    folder, root = given["install"], str(call.settings.root_path.absolute())
+    html = str(given["html"].absolute()) if given["html"] else ""
+    options = (
+        ("--pool", given["pool"]),
+        ("--wait-limit", _written(given["wait"])),
+        ("--html", html),
+        ("--mail", given["mail"]),
+    )
+    words = [word for option in options if option[1] for word in option]
+    command = (sys.executable, "-m", "imagefactory", "-C", root, "night", *words, *names)
+    files = format_units(root, command, os.environ)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        replace_text(folder / name, text)
+    if given["as_json"]:
+        return say_json("night-units", {"files": [str(folder / name) for name in files]})
+    for name in files:
+        say(f"wrote {folder / name}")
+    return say("\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling()))))
+
+
+def _written(wait: timedelta | None) -> str:
+    return f"{int(wait.total_seconds())}s" if wait else ""
+
+
+def _changed(call: Call, given: dict[str, Any]) -> None:
+    from imagefactory.matrix.changes import NightTold, dormant
+    from imagefactory.report.night import format_issue, format_night
+    from imagefactory.stages.night import last_commit, night_since
+    from imagefactory.stages.nights import NIGHT, new_night, read_kept_plan, write_night
+    from imagefactory.stages.sweep import format_id
+
+    factory, now = call.factory, datetime.now(UTC)
+    before, commit = read_kept_plan(given["kept"]), last_commit(factory.settings.root_path)
+    note = dormant(commit, now) if commit and given["github"] else ""
+    told = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
+    done = night_since(factory, before, told)
+    folder = new_night(factory.settings, format_id(now, os.urandom(2)))
+    write_night(folder / NIGHT, done)
+    if given["as_json"]:
+        say_json("night", night_json(done, folder))
+    elif given["github"]:
+        write(1, format_issue(done))
+    else:
+        say(format_night(done, terminal_width()))
+
+
+def night_json(done: NightReport, folder: Path) -> dict[str, object]:
+    """A night for programs."""
+    from imagefactory.documents import format_value
+
+    return {"folder": str(folder), "exit_code": done.code, **format_value(done)}

@@ -1,0 +1,106 @@
+"""A night as a person reads it: in a mail, in the issue of a repository. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import groupby
+
+from imagefactory.matrix.changes import NightReport, NightRow
+from imagefactory.report.text import fold, wrap
+from imagefactory.verdicts.claims import SOON, ProofAges
+
+WIDTH = 80
+MOST = 60
+"""Rows of one kind in a mail or an issue; the page has all."""
+KINDS = (("broken", "Broken"), ("built", "Built"), ("proven", "Proven"), ("due", "Due"))
+"""The parts of a page, what needs somebody first."""
+
+
+def headline(night: NightReport) -> str:
+    """`2 built, 5 proven, 1 broken, 3 due`."""
+    return ", ".join(f"{len(rows_of(night, kind))} {kind}" for kind in ("built", "proven", "broken", "due"))
+
+
+def rows_of(night: NightReport, kind: str) -> Sequence[NightRow]:
+    rows = getattr(night, kind)
+    assert isinstance(rows, tuple)
+    return rows
+
+
+def title_of(row: NightRow) -> str:
+    """`pytorch-2.3-cu121 on 8.0, 9.0`."""
+    return f"{row.what} on {row.on}" if row.on else row.what
+
+
+def format_ages(ages: ProofAges) -> str:
+    """`oldest proof of 2026-09-01; 3 lapse within 14 days`."""
+    if ages.oldest is None:
+        return "no proof that holds"
+    lapse = f"{ages.lapsing} lapse{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
+    return f"oldest proof of {ages.oldest:%Y-%m-%d}; {lapse}"
+
+
+def format_took(start: datetime, end: datetime) -> str:
+    """`3 h 12 min`."""
+    minutes = round((end - start).total_seconds() / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def format_night(night: NightReport, width: int | None = WIDTH) -> str:
+    """The whole night in lines of `width` columns."""
+    lines = [
+        f"night of {night.started:%Y-%m-%d %H:%M} UTC, {format_took(night.started, night.ended)}: "
+        f"{headline(night)}",
+        f"{night.place}: {format_ages(night.ages)}",
+        *night.notes,
+    ]
+    lines = fold(lines, width)
+    for kind, title in KINDS:
+        if rows := rows_of(night, kind):
+            lines += ["", title.lower(), *_lines(rows, kind, width or WIDTH)]
+    return "\n".join(lines)
+
+
+def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
+    for row in rows[:MOST]:
+        why = "" if kind == "built" else row.why
+        first = f"  {title_of(row)}"
+        if why and len(first) + 2 + len(why) <= width:
+            yield f"{first}: {why}"
+        else:
+            yield first + (":" if why else "")
+            yield from (f"      {line}" for line in wrap(why, width - 6))
+        if row.hint:
+            yield from fold([f"      what to do: {row.hint}"], width)
+    if len(rows) > MOST:
+        yield f"  and {len(rows) - MOST} more"
+
+
+def format_issue(night: NightReport, page: str = "") -> str:
+    """The text of the one issue, in Markdown: empty where nothing is broken and nothing is to be read.
+
+    `page` is where all of it can be read.
+    """
+    if not night.broken and not night.notes:
+        return ""
+    lines = [
+        f"The night of {night.started:%Y-%m-%d %H:%M} UTC: {headline(night)}; {format_ages(night.ages)}."
+    ]
+    lines += [f"\n**{_quoted(note)}**" for note in night.notes]
+    for code, some in groupby(night.broken[:MOST], key=lambda row: row.what):
+        lines.append(f"\n- {_quoted(code)}")
+        for row in some:
+            on = f"on {row.on}: " if row.on else ""
+            lines.append(f"  - {_quoted(on + row.why)}")
+            lines += [f"    *what to do:* {_quoted(row.hint)}"] if row.hint else []
+    if len(night.broken) > MOST:
+        lines.append(f"\nand {len(night.broken) - MOST} more")
+    lines.append(f"\nAll of it: {page}" if page else "")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _quoted(text: str) -> str:
+    """As code, whatever is in it: an error's words mention nobody, link nowhere and are no markup."""
+    fence = "`" * (max((len(list(run)) for mark, run in groupby(text) if mark == "`"), default=0) + 1)
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

@@ -1,0 +1,58 @@
+"""systemd's units that start a night each day, as a user's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from imagefactory.settings.load import ENVIRONMENT_PREFIX, LEDGER_KEY
+
+NAME = "imagefactory-night"
+AT = "*-*-* 02:17"
+_SERVICE = """\
+# Written by `imagefactory night --install`.
+[Unit]
+Description=imagefactory: build, verify and publish what is due in {root}
+
+[Service]
+Type=oneshot
+WorkingDirectory={root}
+{environment}ExecStart={command}
+"""
+_TIMER = f"""\
+# Written by `imagefactory night --install`. A night that the machine slept through is made up for.
+[Unit]
+Description=imagefactory: every night
+
+[Timer]
+OnCalendar={AT}
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The files by their names. The service gets this shell's PATH and settings, the secret one not."""
+    kept = {
+        name: text
+        for name, text in sorted(environ.items())
+        if name == "PATH" or (name.startswith(ENVIRONMENT_PREFIX) and name != LEDGER_KEY)
+    }
+    lines = "".join(f"Environment={_quoted(f'{name}={text}')}\n" for name, text in kept.items())
+    # A `$` begins a variable on ExecStart= alone.
+    words = " ".join(_quoted(word).replace("$", "$$") for word in command)
+    folder = root.replace("%", "%%")
+    service = _SERVICE.format(root=folder, environment=lines, command=words)
+    return {f"{NAME}.service": service, f"{NAME}.timer": _TIMER}
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd.syntax(7) and systemd.service(5) read it; `%` begins a specifier there."""
+    plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
+    return f'"{plain}"' if plain != word or not word or set(word) & set(" \t'*?;") else plain
+
+
+def enabling() -> tuple[str, str]:
+    """What a person types: the timer now and at each start; and nights while he is logged out."""
+    return f"systemctl --user enable --now {NAME}.timer", "loginctl enable-linger"

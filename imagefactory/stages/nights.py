@@ -1,0 +1,131 @@
+"""The nights of a store: one folder each, what the last one said, and the old ones dropped.
+
+<store>/nights/ID/before.json    the plan that it began with
+                  log.txt        each command that it ran, and all that it said
+                  night.json     what it changed; missing where it was killed
+                  sweep          the folder of its sweep, where it made one
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from imagefactory.documents import format_value, parse_value
+from imagefactory.errors import FactoryError, UsageError
+from imagefactory.files import entries_of, explain_full_disk, held_alone, replace_text
+from imagefactory.matrix.changes import KeptPlan, NightReport
+from imagefactory.settings.load import Settings
+from imagefactory.sweeps.sweep_file import SWEEP
+from imagefactory.trees import remove_tree
+
+KEPT = 60
+"""Nights that are kept; older ones are dropped, and their sweeps with them."""
+PLAN_FORMAT, NIGHT_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
+BEFORE, LOG, NIGHT, SWEPT = "before.json", "log.txt", "night.json", "sweep"
+
+
+def nights_folder(settings: Settings) -> Path:
+    return settings.store_path / "nights"
+
+
+@contextmanager
+def one_night(settings: Settings) -> Iterator[None]:
+    """One night at a time; the system itself lets go of the lock of one that was killed.
+
+    Raises UsageError where another is at work.
+    """
+    lock = nights_folder(settings) / ".lock"
+    refusal = UsageError(
+        f"another night is at work in {nights_folder(settings)}",
+        hint=f"its log: the newest {LOG} there; it ends by itself, or end that process",
+    )
+    with held_alone(lock, refusal):
+        yield
+
+
+def new_night(settings: Settings, name: str) -> Path:
+    """The folder of a night that begins; what is older than the last KEPT goes."""
+    folders = _nights(settings)
+    for folder in folders[: max(len(folders) - KEPT + 1, 0)]:
+        _drop(settings, folder)
+    folder = nights_folder(settings) / name
+    with explain_full_disk(folder.parent):
+        folder.mkdir(parents=True)
+    return folder
+
+
+def _nights(settings: Settings) -> list[Path]:
+    return [path for path in entries_of(nights_folder(settings)) if path.is_dir()]
+
+
+def _drop(settings: Settings, folder: Path) -> None:
+    """With the sweep that it made. What cannot be removed stays, and is tried again the next night."""
+    with suppress(OSError):
+        name = (folder / SWEPT).read_text("utf-8").strip() if (folder / SWEPT).is_file() else ""
+        sweep = settings.store_path / "sweeps" / Path(name).name
+        if name and (sweep / SWEEP).is_file():
+            remove_tree(sweep)
+        remove_tree(folder)
+
+
+def last_night(settings: Settings) -> NightReport | None:
+    """What the last night said that came to its end; None where none did, or that cannot be read."""
+    for folder in reversed(_nights(settings)):
+        if (folder / NIGHT).is_file():
+            try:
+                return read_night(folder / NIGHT)
+            except FactoryError:
+                return None
+    return None
+
+
+def killed_before(settings: Settings) -> KeptPlan | None:
+    """The plan that a night began with which was killed, where it was the last: its work is told too."""
+    for folder in reversed(_nights(settings)):
+        if (folder / NIGHT).is_file():
+            return None
+        if (folder / BEFORE).is_file():
+            with suppress(FactoryError):
+                return read_kept_plan(folder / BEFORE)
+    return None
+
+
+def write_kept_plan(path: Path, plan: KeptPlan) -> None:
+    _write(path, PLAN_FORMAT, plan)
+
+
+def read_kept_plan(path: Path) -> KeptPlan:
+    """Raises UsageError for a file that is none, StatementError for one that was changed."""
+    plan = _read(path, PLAN_FORMAT, KeptPlan, "plan --keep FILE")
+    assert isinstance(plan, KeptPlan)
+    return plan
+
+
+def write_night(path: Path, night: NightReport) -> None:
+    _write(path, NIGHT_FORMAT, night)
+
+
+def read_night(path: Path) -> NightReport:
+    night = _read(path, NIGHT_FORMAT, NightReport, "night")
+    assert isinstance(night, NightReport)
+    return night
+
+
+def _write(path: Path, form: str, value: object) -> None:
+    with explain_full_disk(path.parent):
+        replace_text(path, json.dumps({"format": form, **format_value(value)}, indent=1) + "\n")
+
+
+def _read(path: Path, form: str, kind: Any, maker: str) -> object:
+    try:
+        row = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise UsageError(f"{path}: {why}", hint=f"name a file that `{maker}` wrote") from error
+    if not isinstance(row, dict) or row.pop("format", "") != form:
+        raise UsageError(f"{path} is no {form}", hint=f"name a file that `{maker}` wrote")
+    return parse_value(row, kind, str(path))

@@ -1,0 +1,294 @@
+"""A night on a pool that is made up: its steps in this process, its GPUs nobody's, its key thrown away."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import NoGpuError, ToolError, UsageError
+from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
+from imagefactory.model import Outcome
+from imagefactory.progress import Quiet
+from imagefactory.settings.choices import Setting
+from imagefactory.stages import night as stage
+from imagefactory.stages.night import NightAsk, NightBench, last_commit, run_night
+from imagefactory.stages.nights import (
+    KEPT,
+    NIGHT,
+    killed_before,
+    last_night,
+    new_night,
+    one_night,
+    read_kept_plan,
+    write_night,
+)
+from imagefactory.stages.sweep import find_sweeps
+from imagefactory.verify.model import Hardware
+from tests.made.command import run
+from tests.made.factory import NAME
+from tests.made.sweep import PoolMadeHere, suite_report
+from tests.made.sweep import play as play_node
+from tests.made.sweep_site import A100, Site, failed
+from tests.made.verdicts import HOST
+
+
+class NoGpuHere:
+    def read(self) -> Hardware:
+        raise NoGpuError("no GPU in this test")
+
+
+class OneGpu:
+    def read(self) -> Hardware:
+        return HOST
+
+
+@dataclass
+class Nights:
+    """Nights of a site, one after the other; `steps` are what they ran."""
+
+    site: Site
+    capsys: pytest.CaptureFixture[str]
+    steps: list[tuple[str, ...]] = field(default_factory=list)
+    pause: Callable[[float], None] = lambda _: None
+    crashes: tuple[str, ...] = ()
+    count: int = 0
+
+    def run(self, **ask: object) -> NightReport:
+        self.steps.clear()
+        self.count += 1
+        settings = replace(
+            self.site.factory.settings, registry=Setting(value=self.site.registry.host, origin="test")
+        )
+        factory = replace(self.site.factory, settings=settings)
+        bench = NightBench(
+            clock=lambda: datetime.now(UTC),
+            pause=self.pause,
+            pools=self.site.opens,
+            evidence=ask.pop("evidence", NoGpuHere()),  # type: ignore[arg-type]
+            run=self.step,
+        )
+        folder = new_night(settings, f"20261125-0217{self.count:02}-1")
+        asked = NightAsk(names=(NAME,), **{"pool": "htcondor", **ask})  # type: ignore[arg-type]
+        return run_night(factory, asked, bench, folder, Quiet())
+
+    def step(self, words: Sequence[str]) -> tuple[int, str]:
+        """In this process; what would be built is there, and is pushed."""
+        self.steps.append(tuple(words))
+        if words[0] in self.crashes:
+            return -9, ""
+        words = ("push", "--json", NAME) if words[0] == "build" else words
+        self.capsys.readouterr()
+        code = run("-C", str(self.site.factory.settings.root_path), *words)
+        return code, self.capsys.readouterr().out
+
+    @property
+    def commands(self) -> list[str]:
+        return [words[0] for words in self.steps]
+
+
+@pytest.fixture
+def nights(
+    site: Site, pool: PoolMadeHere, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Nights:
+    monkeypatch.setenv("IMAGEFACTORY_REGISTRY", site.registry.host)
+    pool.at_work = True
+    made = Nights(site, capsys)
+
+    def play(_: float) -> None:
+        for folder in pool.submitted:
+            pool.play(folder)
+        pool.at_work = False
+
+    made.pause = play
+    return made
+
+
+def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(nights: Nights) -> None:
+    first = nights.run()
+    assert nights.commands == ["build", "verify", "collect", "promote", "reconcile", "catalogue"]
+    assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
+    assert [row.what for row in first.built] == [NAME]
+    assert (first.broken, first.due, first.code) == ((), (), 0)
+    assert first.ages.oldest is not None
+    assert is_news(first, None)
+
+    second = nights.run()
+    assert nights.commands == ["promote", "reconcile", "catalogue"]
+    assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
+    assert not is_news(second, first)
+    assert last_night(nights.site.factory.settings) == second
+
+
+def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nights) -> None:
+    play = nights.pause
+
+    def killed(_: float) -> None:
+        raise KeyboardInterrupt
+
+    nights.pause = killed
+    with pytest.raises(KeyboardInterrupt):
+        nights.run()
+    assert killed_before(nights.site.factory.settings) is not None
+    nights.pause = play
+    again = nights.run()
+    assert [(row.what, row.on) for row in again.proven] == [(NAME, "7.0, 8.0")]
+    assert [row.what for row in again.built] == [NAME]  # by the one that was killed
+    assert "build" not in nights.commands
+    assert len(nights.site.pool.submitted) == 1
+    assert killed_before(nights.site.factory.settings) is None
+
+
+def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: Nights) -> None:
+    play = nights.pause
+    first = nights.run(wait=timedelta(0))
+    assert "2 jobs are still on the pool" in first.notes[0]
+    assert [(row.what, row.on) for row in first.due] == [(NAME, "7.0, 8.0")]
+    assert nights.commands[-3:] == ["promote", "reconcile", "catalogue"]
+    play(0)
+    second = nights.run()
+    assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
+
+
+def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> None:
+    pool = nights.site.pool
+
+    def play(_: float) -> None:
+        (folder,) = pool.submitted
+        pool.play(folder)
+        asked = json.loads((folder / "nodes" / A100 / "expectations.json").read_bytes())
+        rows = suite_report(asked)["checks"]
+        wrong = {"checks": [failed(rows[0]["name"], Outcome.WRONG_NUMBERS), *rows[1:]]}
+        play_node(folder, A100, report=wrong, run={"returncode": 1})
+        pool.at_work = False
+
+    nights.pause = play
+    first = nights.run()
+    assert first.code == 9
+    (row,) = first.broken
+    assert (row.what, row.on, row.why.partition(":")[0]) == (NAME, "8.0", Outcome.WRONG_NUMBERS)
+    assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0")]
+    second = nights.run()
+    assert [(row.what, row.on, row.code) for row in second.broken] == [(NAME, "8.0", 9)]
+    assert not is_news(second, first)
+
+
+def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
+    nights.crashes = ("build", "reconcile")
+    done = nights.run()
+    assert nights.commands == ["build", "promote", "reconcile", "catalogue"]
+    told = {row.what: row.why for row in done.broken}
+    assert told[NAME] == "`imagefactory build` ended with exit code -9"
+    assert told["reconcile"] == "`imagefactory reconcile` ended with exit code -9"
+    assert "catalogue" in told  # nothing is there to be signed
+
+
+def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.run()
+
+    def silent(now: datetime) -> None:
+        raise ToolError("no collector", hint="condor_status")
+
+    monkeypatch.setattr(nights.site.pool, "inventory", silent)
+    done = nights.run()
+    assert [(row.what, row.why, row.code) for row in done.broken] == [("pool", "no collector", 6)]
+    assert nights.commands[-1] == "catalogue"
+    assert (done.built, done.proven) == ((), ())
+
+
+def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def running(folder: Path) -> bool:
+        raise ToolError("no schedd")
+
+    monkeypatch.setattr(nights.site.pool, "running", running)
+    monkeypatch.setattr(stage, "PATIENCE", 2)
+    nights.pause = lambda _: None
+    done = nights.run()
+    assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
+    assert nights.commands[-1] == "catalogue"
+
+
+def test_without_a_pool_this_machines_gpu_is_asked_or_none(nights: Nights) -> None:
+    done = nights.run(pool="")
+    assert done.notes == ("nothing is verified: no GPU in this test",)
+    assert nights.commands == ["build", "promote", "reconcile", "catalogue"]
+
+    nights.crashes = ("verify",)
+    done = nights.run(pool="", evidence=OneGpu())
+    (step,) = (words for words in nights.steps if words[0] == "verify")
+    assert step[1:5] == ("--json", "--registry", nights.site.registry.host, "--promote")
+    assert step[5].startswith(f"{NAME}@sha256:")  # what is there is not built again
+    assert [row.what for row in done.broken] == [NAME]
+
+
+def test_without_a_registry_there_is_no_night(site: Site) -> None:
+    bench = NightBench(
+        clock=lambda: datetime.now(UTC),
+        pause=lambda _: None,
+        pools=site.opens,
+        evidence=NoGpuHere(),
+        run=lambda _: (0, ""),
+    )
+    with pytest.raises(UsageError, match="no registry is set"):
+        run_night(site.factory, NightAsk(), bench, Path("/nowhere"), Quiet())
+
+
+# --- what is kept ----------------------------------------------------------------------------------
+
+
+def test_one_night_at_a_time(site: Site) -> None:
+    settings = site.factory.settings
+    with (
+        one_night(settings),
+        pytest.raises(UsageError, match="another night is at work"),
+        one_night(settings),
+    ):
+        pass
+    with one_night(settings):
+        pass
+
+
+def test_old_nights_go_with_the_sweeps_that_they_made(nights: Nights) -> None:
+    nights.run()
+    settings = nights.site.factory.settings
+    (sweep,) = find_sweeps(settings)
+    other = sweep.with_name("20261124-000000-aaaa")  # which somebody made by hand
+    shutil.copytree(sweep, other)
+    for number in range(KEPT):
+        new_night(settings, f"20261126-{number:06}-1")
+    assert len([one for one in (settings.store_path / "nights").iterdir() if one.is_dir()]) == KEPT
+    assert find_sweeps(settings) == (other,)
+    assert not sweep.exists()
+
+
+def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path: Path) -> None:
+    done = nights.run()
+    (folder,) = (
+        path.parent for path in (nights.site.factory.settings.store_path / "nights").glob("*/night.json")
+    )
+    plan = read_kept_plan(folder / "before.json")
+    assert isinstance(plan, KeptPlan)
+    assert plan.names == (NAME,)
+    with pytest.raises(UsageError, match="is no imagefactory"):
+        read_kept_plan(folder / NIGHT)
+    (tmp_path / "x").write_text("{")
+    with pytest.raises(UsageError, match="it is no JSON"):
+        read_kept_plan(tmp_path / "x")
+    write_night(tmp_path / NIGHT, done)
+    row = json.loads((tmp_path / NIGHT).read_text())
+    assert row["format"] == "imagefactory.night-kept/1"
+    (folder / NIGHT).write_text("{}")
+    assert last_night(nights.site.factory.settings) is None
+
+
+def test_a_folder_without_a_repository_tells_no_last_commit(tmp_path: Path) -> None:
+    assert last_commit(tmp_path) is None
