@@ -96,8 +96,8 @@ def _as_text(done: CollectedKit) -> str:
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    verdict = done.signed.verdict
-    signed = "signed before, attached now" if done.again else "signed"
+    verdict = done.verdict
+    signed = "signed before" if done.again else "signed"
     fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
     fields += [("attached", place) for place in done.attached]
     blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
@@ -117,8 +117,8 @@ def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
         "outcome": done.report.outcome.value,
         "reason": done.report.reason,
         "report": format_gpu_report(done.report),
-        "keyid": done.signed.verdict.keyid,
-        "expires": format_time(done.signed.verdict.expires),
+        "keyid": done.verdict.keyid,
+        "expires": format_time(done.verdict.expires),
         "again": done.again,
         "attached": list(done.attached),
         "promotion": promotion_json(done.promotion) if done.promotion else None,

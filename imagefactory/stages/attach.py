@@ -19,6 +19,7 @@ from imagefactory.stages.verdicts import called
 from imagefactory.sweeps.sweep_file import GONE, CollectedNode
 from imagefactory.verdicts.attached import MOST_REFUSED, read_verdicts
 from imagefactory.verdicts.envelope import is_signed_by, parse_envelope
+from imagefactory.verdicts.model import Verdict
 from imagefactory.verdicts.statement import parse_verdict
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import Spending
@@ -62,7 +63,7 @@ class Attacher:
         self.factory, self.registry, self.progress = factory, registry, progress
         self._places: dict[str, tuple[tuple[Place, Subject], ...] | FactoryError] = {}
         self._down: list[RegistryError] = []
-        self._signers: dict[tuple[str, str], Mapping[str, str]] = {}
+        self._signed: dict[tuple[str, str], Mapping[str, Verdict]] = {}
 
     def attach_all(self, drafts: Sequence[NodeDraft]) -> list[NodeDraft]:
         """Each draft with the places that have its verdict now, or with what went wrong."""
@@ -106,10 +107,10 @@ class Attacher:
         try:
             for place, subject in self.places(draft):
                 key = (str(place), subject.manifest)
-                if key not in self._signers:
-                    self._signers[key] = read_signers(place, subject.manifest, keys)
-                if keyid := self._signers[key].get(nonce):
-                    keyids[called(place)] = keyid
+                if key not in self._signed:
+                    self._signed[key] = read_signed(place, subject.manifest, keys)
+                if verdict := self._signed[key].get(nonce):
+                    keyids[called(place)] = verdict.keyid
         except FactoryError as error:
             return replace(draft, fault=error)
         if not keyids:
@@ -154,19 +155,19 @@ class Attacher:
         )
 
 
-def read_signers(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, str]:
-    """Of the verdicts about an image that one of `keys` signed, the key's id by the run's nonce."""
-    signers: dict[str, str] = {}
+def read_signed(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, Verdict]:
+    """The verdicts about an image that one of `keys` (by their ids) signed, by the run's nonce."""
+    signed: dict[str, Verdict] = {}
     for attached in read_verdicts(place, manifest):
         try:
             envelope = parse_envelope(attached.envelope, "a verdict")
-            nonce = parse_verdict(envelope.payload, "a verdict", envelope.keyid).report.nonce
+            verdict = parse_verdict(envelope.payload, "a verdict", envelope.keyid)
         except StatementError:
             continue
         public = keys.get(envelope.keyid)
         if public and is_signed_by(envelope, envelope.keyid, public):
-            signers[nonce] = envelope.keyid
-    return signers
+            signed[verdict.report.nonce] = verdict
+    return signed
 
 
 def find_target(factory: Factory, name: str) -> Target:

@@ -23,15 +23,17 @@ from imagefactory.oci.model import Sif
 from imagefactory.oci.sif import kept_sifs
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.stages.attach import read_signed
 from imagefactory.stages.candidates import Promoting
 from imagefactory.stages.choose import choose_image
 from imagefactory.stages.promote import Promotion, promote
 from imagefactory.stages.sign import ledger, signing_key
-from imagefactory.stages.statements import attach_signed
-from imagefactory.stages.verdicts import local_place, place_of
+from imagefactory.stages.statements import attach_signed, places_of
+from imagefactory.stages.verdicts import called, local_place, place_of
 from imagefactory.stages.verify import VerifyOptions, keep_report, predicted_of, utc_now
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.keys import SigningKey
+from imagefactory.verdicts.model import Verdict
 from imagefactory.verdicts.statement import SIGNABLE, Signed, parse_verdict, sign, spread
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
@@ -59,11 +61,14 @@ class CollectOptions:
 class CollectedKit:
     """A kit's verdict, where it is attached now, and what became of tags. `again`: it was signed before."""
 
-    report: GpuReport
-    signed: Signed
+    verdict: Verdict
     attached: tuple[str, ...]
     again: bool
     promotion: Promotion | None = None
+
+    @property
+    def report(self) -> GpuReport:
+        return self.verdict.report
 
     @property
     def verified(self) -> bool:
@@ -80,24 +85,51 @@ def collect(
     """
     kept = ledger(factory, options.ledger)
     made = known = unsettled(kept, folder)
-    if made is None:
-        collected = collect_kit(folder, kept, now, factory.environ)
+    collected = None if made else collect_kit(folder, kept, now, factory.environ)
+    if collected and options.ledger:
+        where = _where(factory, collected.report, collected.reference, options.registry)
+        if before := _signed_before(factory, collected.report, where):
+            verdict, attached = before
+            moved = _promote(factory, verdict.report, where, now, progress) if options.promote else None
+            return CollectedKit(verdict=verdict, attached=attached, again=True, promotion=moved)
+    if collected:
         with factory.layout.in_use(progress):
             keep_report(factory, collected.report, None)
         made = sign_kit(factory, collected, kept, now)
+    assert made is not None
     signed, reference = made
     report = signed.verdict.report
     where = _where(factory, report, reference, options.registry)
     attached = attach_signed(factory, signed, where, progress)
-    moved = None
-    if options.promote:
-        target = _target(factory, report, "so no tag can follow")
-        place = place_of(factory, where) if where else local_place(factory, target.family)
-        moved = promote(factory, Promoting(target=target, place=place, now=now), progress)
+    moved = _promote(factory, report, where, now, progress) if options.promote else None
     kept.settle(report.nonce)  # last: where tags could not be moved, the same call can be made again
-    return CollectedKit(
-        report=report, signed=signed, attached=attached, again=known is not None, promotion=moved
-    )
+    return CollectedKit(verdict=signed.verdict, attached=attached, again=known is not None, promotion=moved)
+
+
+def _promote(
+    factory: Factory, report: GpuReport, where: Reference | None, now: datetime, progress: Progress
+) -> Promotion:
+    target = _target(factory, report, "so no tag can follow")
+    place = place_of(factory, where) if where else local_place(factory, target.family)
+    return promote(factory, Promoting(target=target, place=place, now=now), progress)
+
+
+def _signed_before(
+    factory: Factory, report: GpuReport, where: Reference | None
+) -> tuple[Verdict, tuple[str, ...]] | None:
+    """The verdict of this very run that lies by its image already, and the places that have it.
+
+    A ledger that is named may be a copy, as jobs of CI get one each time: it does not know what became of
+    its nonces.
+    """
+    key = signing_key(factory)
+    keys = {key.keyid: key.public} if key else {}
+    keys |= {one.keyid: one.public for one in read_trust(factory.settings.files).keys}
+    there: dict[str, Verdict] = {}
+    for place, subject in places_of(factory, report.subject, where):
+        if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
+            there[called(place)] = verdict
+    return (next(iter(there.values())), tuple(there)) if there else None
 
 
 def unsettled(ledger: NonceLedger, folder: Path) -> tuple[Signed, str] | None:

@@ -6,6 +6,7 @@ The GPU is made up, docker is a program of the tests, and the key is thrown away
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -198,6 +199,22 @@ def test_a_job_without_a_store_signs_by_a_ledger_that_travelled(site: Site, tmp_
     assert [judged.proves for judged in site.judged(fresh)] == [True]
 
 
+def test_a_copy_of_a_ledger_makes_nobody_sign_a_second_time(site: Site, tmp_path: Path) -> None:
+    """Each job that collects the results of a night has its ledger anew, in which nothing is spent."""
+    site.runs()
+    fresh, now = other_factory(site, tmp_path), datetime.now(UTC)
+    for number in range(3):
+        copy = tmp_path / f"ledger-{number}"
+        shutil.copytree(site.bench.ledger.folder, copy)
+        options = CollectOptions(ledger=copy, registry=site.registry.host, promote=True)
+        done = collect(fresh, site.bench.kit, options, now, Quiet())
+        assert (done.verified, done.again) == (True, number > 0)
+        assert done.attached == (f"{site.registry.host}/pytorch",)
+        assert done.promotion is not None
+        assert done.promotion.proven
+    assert [judged.proves for judged in site.judged(fresh)] == [True]
+
+
 def test_what_was_signed_arrives_when_the_registry_is_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +233,7 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
     monkeypatch.setattr(kits, "attach_signed", attach)
     done = site.collects()
     assert done.again
-    assert (done.signed, [judged.proves for judged in site.judged()]) == (first[0], [True])
+    assert (done.verdict, [judged.proves for judged in site.judged()]) == (first[0].verdict, [True])
     with pytest.raises(NonceError, match="replayed"):
         site.collects()
 
