@@ -174,11 +174,20 @@ def _targets(
     asking = Asking(now=datetime.now(UTC), registry=asked.registry)
     stages = read_stages(factory, select(factory.targets, names), asking)
     made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True))
-    if asked.keep:
-        kept = KeptPlan(made=asking.now, registry=asked.registry, names=names, devices=devices)
-        write_kept_plan(asked.keep, keep_plan(made, kept))
+    now, waiting = made, 0
     if asked.github:
         now, waiting = tonight(made, MAX_JOBS, asking.now.date(), kits=bool(asked.registry))
+    if asked.keep:
+        chosen = {one.target.name for one in now.targets}
+        kept = KeptPlan(
+            made=asking.now,
+            registry=asked.registry,
+            names=names,
+            devices=devices,
+            waiting=tuple(one.target.name for one in made.targets if one.target.name not in chosen),
+        )
+        write_kept_plan(asked.keep, keep_plan(made, kept))
+    if asked.github:
         say(format_matrix(now, kits=bool(asked.registry)))
         say(format_kits(now), unless=not asked.registry)
         write(2, summary(made, waiting))

@@ -54,7 +54,8 @@ class KeptTarget:
 class KeptPlan:
     """A plan in a file, with what it was asked: the same is asked again to see what changed.
 
-    Where `devices` were listed, what is unchanged is proven.
+    Where `devices` were listed, what is unchanged is proven. `waiting` are targets that are left for another
+    night.
     """
 
     made: datetime
@@ -62,6 +63,7 @@ class KeptPlan:
     names: Annotated[tuple[str, ...], Most(MOST)]
     devices: Annotated[tuple[PlanGpu, ...], Most(MOST)]
     targets: Annotated[tuple[KeptTarget, ...], Most(MOST)] = ()
+    waiting: Annotated[tuple[str, ...], Most(MOST)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,7 @@ def _due(target: KeptTarget) -> Iterator[NightRow]:
 def unbuilt(before: KeptPlan, after: KeptPlan) -> tuple[NightRow, ...]:
     """What was to be built and still is, where nobody saw the steps: their logs say why."""
     was = {target.name for target in before.targets if target.state is CellState.BUILD}
+    was -= set(before.waiting)
     why = "it was to be built, and still is"
     hint = "the night's run has a job of that name, whose log says why"
     return tuple(

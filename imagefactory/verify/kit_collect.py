@@ -2,7 +2,7 @@
 
 The folder was elsewhere. What was asked is believed because its digest stands in the ledger, under the nonce;
 what came back is believed as far as a key's owner signs for whoever ran the kit, and the verdict says `kit`,
-or `actions` where a job of the very run of GitHub ran it that collects it.
+or `actions` where a job of the very run of GitHub ran it whose artifacts are collected.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
 
 
 def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether the kit ran in the run of GitHub that collects it: elsewhere anybody can write such names."""
+    """Whether the kit ran in the run of GitHub that whoever collects has it from: the run that he is in, or
+    whose artifacts he took and whose id he says. Elsewhere anybody can write such names."""
     names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID")
     here = environ.get("GITHUB_ACTIONS") == "true"
     return here and all(environ.get(name) and told.get(name) == environ[name] for name in names)

@@ -20,6 +20,7 @@ from imagefactory.settings.load import load_settings
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 NIGHTLY = FOLDER / "nightly.yml"
+PROMOTE = FOLDER / "promote.yml"
 RELOCK = FOLDER / "relock.yml"
 RELEASE = FOLDER / "release.yml"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
@@ -68,31 +69,50 @@ def test_rights_start_at_none_and_actions_are_pinned(path: Path) -> None:
             assert not EXPRESSION.search(step.get("run", "")), "a shell gets values by its environment"
 
 
-def test_nothing_of_the_nightly_runs_on_a_pull_request_or_a_fork() -> None:
-    workflow = read(NIGHTLY)
-    assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}
-    jobs = workflow["jobs"]
-    assert jobs["plan"]["if"] == "vars.REGISTRY != '' && vars.GPUS != ''"  # a fork has no variables
-    assert jobs["plan"]["if"] in jobs["promote"]["if"]
-    for name in ("candidates", "verify", "promote"):
+def test_nothing_of_the_night_runs_on_a_pull_request_or_a_fork() -> None:
+    jobs = read(NIGHTLY)["jobs"]
+    for path in (NIGHTLY, PROMOTE):
+        assert set(read(path)["on"]) == {"schedule", "workflow_dispatch"}
+    has_variables = "vars.REGISTRY != '' && vars.GPUS != ''"  # a fork has none
+    assert jobs["plan"]["if"] == has_variables
+    for name, empty in (("candidates", "targets"), ("verify", "matrix")):  # of CPUs alone the matrix is
         assert "plan" in jobs[name]["needs"]
-        empty = {"candidates": "targets", "verify": "matrix"}.get(name, "none")  # of CPUs alone the matrix
-        asked = f"needs.plan.outputs.{empty} != '{{\"include\":[]}}'"
-        assert (asked in jobs[name]["if"]) == (name != "promote")
+        assert f"needs.plan.outputs.{empty} != '{{\"include\":[]}}'" in jobs[name]["if"]
         after_all = "cancelled()" in jobs[name]["if"]
-        assert after_all == (name != "candidates")
-        assert ("needs.plan.result == 'success'" in jobs[name]["if"]) == (name == "verify")
+        assert after_all == (name == "verify")
+        assert ("needs.plan.result == 'success'" in jobs[name]["if"]) == after_all
+    later = read(PROMOTE)["jobs"]
+    assert later["promote"]["if"] == has_variables
+    for name in ("night", "issue"):
+        assert "needs.promote.result != 'skipped'" in later[name]["if"]
+    assert "vars.PAGES != ''" in later["pages"]["if"]
 
 
-def test_the_catalogue_is_signed_whatever_failed_before() -> None:
-    promote = read(NIGHTLY)["jobs"]["promote"]
+def test_the_catalogue_waits_for_no_gpu_and_is_signed_whatever_failed_before() -> None:
+    """A job waits a day for a runner that is away: yesterday's ends where the next night begins."""
+    assert read(NIGHTLY)["concurrency"] == {"group": "nightly", "cancel-in-progress": True}
+    assert "imagefactory catalogue" not in NIGHTLY.read_text()
+    workflow = read(PROMOTE)
+    assert not any("self-hosted" in str(job["runs-on"]) for job in workflow["jobs"].values())
+    promote = workflow["jobs"]["promote"]
+    assert "needs" not in promote
     moved = [step for step in promote["steps"] if "download-artifact" in step.get("uses", "")]
-    assert len(moved) == 2
-    for step in moved:  # what no plan asked for is not there
-        assert step["if"].startswith("needs.plan.result == 'success' && ")
-    last = promote["steps"][-1]
-    assert "if" not in last
-    assert "imagefactory catalogue" in last["run"]
+    assert [step["with"]["pattern"] for step in moved] == ["ledger-*", "result-*", "plan"]
+    for step in moved:  # where there was no night yet
+        assert step["if"] == "steps.last.outputs.run != ''"
+    (signs,) = (step for step in promote["steps"] if "imagefactory catalogue" in step.get("run", ""))
+    assert "if" not in signs
+
+
+def test_results_of_a_night_are_signed_before_the_next_one_ends_it() -> None:
+    (night,), (later,) = (
+        [row["cron"] for row in read(path)["on"]["schedule"]] for path in (NIGHTLY, PROMOTE)
+    )
+    minute, hour = (int(word) for word in night.split()[:2])
+    times = [int(one) * 60 + int(later.split()[0]) for one in later.split()[1].split(",")]
+    before = [hour * 60 + minute - time for time in times if time < hour * 60 + minute]
+    assert len(times) == 4
+    assert 0 < min(before) <= 60
 
 
 def test_a_gpu_machine_keeps_nothing_for_the_next_job_and_a_job_can_be_run_again() -> None:
@@ -100,15 +120,16 @@ def test_a_gpu_machine_keeps_nothing_for_the_next_job_and_a_job_can_be_run_again
     jobs = read(NIGHTLY)["jobs"]
     moved = [step["with"] for step in jobs["verify"]["steps"] if "uses" in step]
     assert [row["path"].partition("/")[0] for row in moved] == ["${{ runner.temp }}"] * 2
-    for job in jobs.values():
+    for job in (*jobs.values(), *read(PROMOTE)["jobs"].values()):
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/upload-artifact@"):
                 assert step["with"]["overwrite"] is True
 
 
 def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None:
-    jobs = read(NIGHTLY)["jobs"]
-    verify, promote = jobs["verify"], jobs["promote"]
+    nightly, later = read(NIGHTLY)["jobs"], read(PROMOTE)["jobs"]
+    verify, jobs = nightly["verify"], {**nightly, **later}
+    assert len(jobs) == len(nightly) + len(later)
     assert verify["permissions"] == {}
     assert verify["runs-on"] == ["self-hosted", "gpu", "${{ matrix.runner }}"]
     assert not any("checkout" in step.get("uses", "") for step in verify["steps"])
@@ -116,21 +137,87 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     assert with_secrets == ["candidates", "promote"]
     assert [name for name, job in jobs.items() if "secrets.SIGNING_KEY" in str(job)] == ["promote"]
     assert "github.token" not in str(verify)
-    assert promote["concurrency"] == {"group": "promoter", "cancel-in-progress": False}
-    assert promote["environment"] == "promotion"
+    assert read(PROMOTE)["concurrency"] == {"group": "promoter", "cancel-in-progress": False}
+    assert later["promote"]["environment"] == "promotion"
+    assert [name for name, job in jobs.items() if "actions" in job["permissions"]] == ["promote"]
     writing = {name for name, job in jobs.items() if job["permissions"].get("packages") == "write"}
     assert writing == {"candidates", "promote"}
 
 
 def test_one_job_publishes_the_site_and_another_makes_it() -> None:
-    jobs = read(NIGHTLY)["jobs"]
-    assert "vars.PAGES != ''" in jobs["site"]["if"]  # a fork has no variables
-    assert jobs["pages"]["needs"] == "site"
-    assert "needs.site.result == 'success'" in jobs["pages"]["if"]
-    assert "write" not in jobs["site"]["permissions"].values()
+    jobs = read(PROMOTE)["jobs"]
+    assert jobs["pages"]["needs"] == "night"
+    assert "needs.night.result == 'success'" in jobs["pages"]["if"]
+    assert "write" not in jobs["night"]["permissions"].values()
     assert {name for name, job in jobs.items() if "pages" in job["permissions"]} == {"pages"}
     assert jobs["pages"]["permissions"] == {"pages": "write", "id-token": "write"}
     assert [list(step) for step in jobs["pages"]["steps"]] == [["uses"]]
+
+
+def test_who_writes_issues_may_do_nothing_else_and_runs_no_code_of_the_tree() -> None:
+    every = {name: job for path in WORKFLOWS for name, job in read(path)["jobs"].items()}
+    assert [name for name, job in every.items() if "issues" in job["permissions"]] == ["issue"]
+    issue = every["issue"]
+    assert issue["permissions"] == {"issues": "write"}
+    assert [step["uses"].partition("@")[0] for step in issue["steps"] if "uses" in step] == [
+        "actions/download-artifact"
+    ]
+
+
+GH = """\
+#!/bin/sh
+[ "$1" = api ] && shift
+for word; do
+  case "$word" in
+    body=@*) cat "${word#body=@}" ;;
+    body=*) echo "${word#body=}" ;;
+    *) echo "$word" ;;
+  esac
+done > "$SAID.$(ls "$SAID".* 2>/dev/null | wc -l)"
+case "$*" in *--jq*) echo "$OPEN" ;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "promote", "done"),
+    [
+        ("", "", "success", ""),
+        ("- `a`\n", "", "success", "- `a`"),
+        ("- `a`\n", "7", "success", "- `a`"),
+        ("", "7", "success", "Nothing is broken any more"),
+        ("", "", "failure", "- the job `promote` ended as failure: RUN"),
+    ],
+)
+def test_there_is_one_issue_as_long_as_something_is_broken(
+    tmp_path: Path, text: str, found: str, promote: str, done: str
+) -> None:
+    (tmp_path / "issue").mkdir()
+    (tmp_path / "issue" / "issue.md").write_text(text)
+    program = tmp_path / "bin" / "gh"
+    program.parent.mkdir()
+    program.write_text(GH)
+    program.chmod(0o755)
+    environ = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(tmp_path),
+        "SAID": str(tmp_path / "said"),
+        "OPEN": found,
+        "REPOSITORY": "o/r",
+        "PROMOTE": promote,
+        "NIGHT": "success",
+        "RUN": "RUN",
+    }
+    script = read(PROMOTE)["jobs"]["issue"]["steps"][-1]["run"]
+    command = ["bash", "-e", "-o", "pipefail", "-c", script]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    calls = [path.read_text() for path in sorted(tmp_path.glob("said.*"))]
+    assert calls[0].startswith("repos/o/r/issues?state=open&creator=github-actions%5Bbot%5D")
+    assert len(calls) == (2 if done else 1)
+    if done:
+        assert done in calls[1]
+        assert ("repos/o/r/issues/7\n" in calls[1]) == bool(found)
+        assert ("state=closed" in calls[1]) == (not text and bool(found))
 
 
 def test_the_weekly_one_writes_in_one_job_alone_and_in_no_fork() -> None:
@@ -155,7 +242,7 @@ def test_the_token_of_the_weekly_one_is_seen_by_the_step_that_pushes_and_by_no_s
             assert step["with"] == {"persist-credentials": False}
 
 
-@pytest.mark.parametrize("path", [RELOCK, RELEASE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [NIGHTLY, PROMOTE, RELOCK, RELEASE], ids=lambda path: path.name)
 def test_each_shell_is_sound(path: Path) -> None:
     for job in read(path)["jobs"].values():
         for step in job["steps"]:

@@ -127,6 +127,7 @@ def test_what_nobody_saw_fail_is_told_by_what_is_left() -> None:
     )
     after = kept_plan(kept_target("a", state=BUILD), kept_target("b"), kept_target("c", state=BUILD))
     assert [(row.what, row.code) for row in unbuilt(before, after)] == [("a", 7)]
+    assert unbuilt(replace(before, waiting=("a",)), after) == ()  # it was left for another night
 
 
 def test_a_schedule_that_will_be_switched_off_is_told_in_time() -> None:
