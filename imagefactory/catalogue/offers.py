@@ -7,13 +7,14 @@ program may be of another version than theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
 from imagefactory.errors import NothingSelectedError
 from imagefactory.recipes.names import Known, choose_name, choose_names
+from imagefactory.verdicts.claims import ProofAges, last_proofs, proof_ages
 from imagefactory.verdicts.judgement import Court, judge_verdicts
 from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.revocation import judge_revocations
@@ -62,6 +63,13 @@ def judge_offer(catalogue: Catalogue, image: CataloguedImage, trust: Trust, now:
             for sif in image.sifs
         ),
     )
+
+
+def ages_of(offers: Iterable[Offer], now: datetime) -> ProofAges:
+    """How old it is what can be relied on of images in any of their forms."""
+    forms = [form for offer in offers for form in (offer.judged, *(one.judged for one in offer.sifs))]
+    proofs = (proof for judged in forms for proof in last_proofs(judged).values())
+    return proof_ages(proofs, now)
 
 
 def _judge(

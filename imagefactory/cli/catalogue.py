@@ -57,8 +57,9 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
 
     It holds for 30 days: make it anew after each promotion, and each night.
     """
-    from imagefactory.catalogue.offers import judge_offer
+    from imagefactory.catalogue.offers import ages_of, judge_offer
     from imagefactory.recipes.expand import select
+    from imagefactory.report.verdicts import ages_json, format_ages
     from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
     from imagefactory.verdicts.trust import read_trust
 
@@ -76,12 +77,10 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         )
     written = _write(factory, place, options["output"], (made.catalogue, key)) if key else []
     trust = read_trust(factory.settings.files)
-    proven = {
-        image.target: _proven(judge_offer(made.catalogue, image, trust, now).judged)
-        for image in made.catalogue.images
-    }
+    offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
+    proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
     if as_json:
-        return say_json("catalogue", _as_json(made, proven, written))
+        return say_json("catalogue", {**_as_json(made, proven, written), "proofs": ages_json(ages)})
     for image in made.catalogue.images:
         say(f"{image.target}  {image.reference or image.subject.index}")
         say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
@@ -89,6 +88,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         say(f"{name}  left out: {why}")
     for where in written:
         say(f"written: {where}")
+    say(format_ages(ages))
     if written:
         say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
     return say_next("submit", "--list") if written else say_next("catalogue", *names)

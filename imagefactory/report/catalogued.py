@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.catalogue.offers import ages_of
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import CPUS, MIN_FOLDED, format_fields, format_table, wrap
+from imagefactory.report.verdicts import ages_json, format_ages
 from imagefactory.stages.catalogued import Shelf
 from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import GpuClass, Grounds, proven_grounds
@@ -29,7 +31,8 @@ def format_shelf(shelf: Shelf, width: int | None = None) -> str:
             )
         )
     table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
-    return f"{shelf.said}\n\n{table}"
+    ages = format_ages(ages_of(shelf.offers, shelf.now))
+    return f"{shelf.said}\n{ages}\n\n{table}"
 
 
 def format_offer(shelf: Shelf, width: int | None = None) -> str:
@@ -108,6 +111,7 @@ def shelf_json(shelf: Shelf) -> Mapping[str, object]:
         "catalogue": shelf.place,
         "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
         "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
+        "proofs": ages_json(ages_of(shelf.offers, shelf.now)),
         "images": [_offer_json(offer) for offer in shelf.offers],
     }
 

@@ -9,6 +9,7 @@ from imagefactory.gpu.model import Basis
 from imagefactory.pools.sizes import format_size
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
+from imagefactory.report.verdicts import ages_json, format_ages
 from imagefactory.stages.find import Finding
 from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
@@ -78,6 +79,8 @@ def _sources(finding: Finding) -> Iterator[str]:
         yield f"images of the factory {finding.place}"
     else:
         yield f"images of the catalogue {finding.place}, made {finding.catalogue.made:%Y-%m-%d %H:%M} UTC"
+    if finding.ages:
+        yield format_ages(finding.ages)
     inventory = finding.ask.inventory
     yield (
         f"pool: {summary(inventory)}"
@@ -114,6 +117,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
         "source": source,
         "place": finding.place,
         "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
+        "proofs": ages_json(finding.ages) if finding.ages else None,
         "pool": {
             "name": inventory.pool,
             "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",

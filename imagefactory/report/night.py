@@ -8,7 +8,7 @@ from itertools import groupby
 
 from imagefactory.matrix.changes import NightReport, NightRow
 from imagefactory.report.text import fold, wrap
-from imagefactory.verdicts.claims import SOON, ProofAges
+from imagefactory.report.verdicts import format_ages
 
 WIDTH = 80
 MOST = 60
@@ -31,14 +31,6 @@ def rows_of(night: NightReport, kind: str) -> Sequence[NightRow]:
 def title_of(row: NightRow) -> str:
     """`pytorch-2.3-cu121 on 8.0, 9.0`."""
     return f"{row.what} on {row.on}" if row.on else row.what
-
-
-def format_ages(ages: ProofAges) -> str:
-    """`oldest proof of 2026-09-01; 3 lapse within 14 days`."""
-    if ages.oldest is None:
-        return "no proof that holds"
-    lapse = f"{ages.lapsing} lapse{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
-    return f"oldest proof of {ages.oldest:%Y-%m-%d}; {lapse}"
 
 
 def format_took(start: datetime, end: datetime) -> str:

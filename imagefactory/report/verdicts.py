@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from imagefactory.documents import format_time
 from imagefactory.model import CheckState
 from imagefactory.report.text import format_table
 from imagefactory.stages.promote import Promotion
 from imagefactory.stages.revoke import Revoke
+from imagefactory.verdicts.claims import SOON, ProofAges
 from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 from imagefactory.verdicts.reconcile import Reconciled
@@ -17,6 +19,19 @@ _HEADER = (
     "ISSUED", "EXPIRES", "VERDICT",
 )  # fmt: skip
 _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
+
+
+def format_ages(ages: ProofAges) -> str:
+    """`oldest proof of 2026-09-01; 3 lapse within 14 days`."""
+    if ages.oldest is None:
+        return "no proof that holds"
+    lapse = f"{ages.lapsing} lapse{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
+    return f"oldest proof of {ages.oldest:%Y-%m-%d}; {lapse}"
+
+
+def ages_json(ages: ProofAges) -> dict[str, object]:
+    """The same for programs: `oldest` is null where none holds."""
+    return {"oldest": format_time(ages.oldest) if ages.oldest else None, "lapsing": ages.lapsing}
 
 
 def format_verdicts(

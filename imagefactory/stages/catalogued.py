@@ -16,11 +16,12 @@ from imagefactory.verdicts.trust import read_trust
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """Images of a catalogue, judged by the reader's own trust. `place` is where the catalogue lies."""
+    """Images of a catalogue, judged by the reader's own trust, `now`. `place` is where the catalogue lies."""
 
     place: str
     catalogue: Catalogue
     offers: tuple[Offer, ...]
+    now: datetime
 
     @property
     def said(self) -> str:
@@ -35,6 +36,7 @@ def read_shelf(settings: Settings, environ: Mapping[str, str], names: Sequence[s
         place=settings.catalogue.value or settings.registry.value,
         catalogue=catalogue,
         offers=tuple(judge_offer(catalogue, one, trust, now) for one in select_images(catalogue, names)),
+        now=now,
     )
 
 
@@ -45,6 +47,7 @@ def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: d
         place=settings.catalogue.value or settings.registry.value,
         catalogue=catalogue,
         offers=(judge_offer(catalogue, find_image(catalogue, name), trust, now),),
+        now=now,
     )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from imagefactory.catalogue.model import Catalogue
-from imagefactory.catalogue.offers import judge_offer
+from imagefactory.catalogue.model import Catalogue, Offer
+from imagefactory.catalogue.offers import ages_of, judge_offer
 from imagefactory.factory import Factory, is_factory, names_catalogue
 from imagefactory.gpu.knowledge import families
 from imagefactory.matrix.compat import releases
@@ -22,6 +22,7 @@ from imagefactory.stages.compat import read_candidates
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.find import Findable, Found, candidate, find, offered
 from imagefactory.submit.places import Wish
+from imagefactory.verdicts.claims import ProofAges
 from imagefactory.verdicts.trust import read_trust
 
 
@@ -39,7 +40,8 @@ class FindAsk:
 class Finding:
     """What was found, the best first. `catalogue` is None where no image is known: nothing is verified then.
 
-    `factory` says that it is this factory's own, and `place` where that or the catalogue lies.
+    `factory` says that it is this factory's own, `place` where that or the catalogue lies, and `ages` how old
+    the catalogue's proofs are.
     """
 
     found: tuple[Found, ...]
@@ -47,6 +49,7 @@ class Finding:
     catalogue: Catalogue | None
     factory: bool
     place: str
+    ages: ProofAges | None = None
 
 
 def find_images(
@@ -58,7 +61,8 @@ def find_images(
     """
     own = is_factory(settings)
     catalogue = read_catalogue(settings, environ, ask.now) if own or names_catalogue(settings) else None
-    findables = list(_offered(settings, catalogue, ask)) if catalogue else []
+    offers = _judged(settings, catalogue, ask) if catalogue else []
+    findables = list(_offered(settings, offers, ask))
     if own or catalogue is None:
         made = {one.target for one in findables}
         findables += [one for one in _candidates(recipes(), ask) if one.target not in made or not one.target]
@@ -69,13 +73,18 @@ def find_images(
         catalogue=catalogue if catalogue and catalogue.images else None,
         factory=own,
         place=place,
+        ages=ages_of(offers, ask.now) if offers else None,
     )
 
 
-def _offered(settings: Settings, catalogue: Catalogue, ask: FindAsk) -> Iterator[Findable]:
-    trust, site = read_trust(settings.files), find_site(settings.site.value)
-    for image in catalogue.images:
-        offer = judge_offer(catalogue, image, trust, ask.now)
+def _judged(settings: Settings, catalogue: Catalogue, ask: FindAsk) -> list[Offer]:
+    trust = read_trust(settings.files)
+    return [judge_offer(catalogue, image, trust, ask.now) for image in catalogue.images]
+
+
+def _offered(settings: Settings, offers: Sequence[Offer], ask: FindAsk) -> Iterator[Findable]:
+    site = find_site(settings.site.value)
+    for offer in offers:
         one = offered(offer, site, settings.sif_folder.value, ask.wish)
         if one is not None:
             yield one

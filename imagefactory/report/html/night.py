@@ -7,7 +7,8 @@ from typing import Any
 
 from imagefactory.matrix.changes import NightReport
 from imagefactory.report.html.templating import fill, policy
-from imagefactory.report.night import KINDS, format_ages, format_took, headline, rows_of, title_of
+from imagefactory.report.night import KINDS, format_took, headline, rows_of, title_of
+from imagefactory.report.verdicts import format_ages
 
 PAGE = "night.html"
 

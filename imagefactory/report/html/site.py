@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from imagefactory.catalogue.offers import ages_of
 from imagefactory.gpu.model import Claim
 from imagefactory.matrix.combos import REPORTED, VERIFIED, Combo
 from imagefactory.model import Outcome
@@ -43,7 +44,7 @@ from imagefactory.report.html.words import (
     count_words,
     foretold,
 )
-from imagefactory.report.verdicts import passed
+from imagefactory.report.verdicts import format_ages, passed
 from imagefactory.stages.report import Reported
 from imagefactory.verdicts.model import Verdict
 from imagefactory.versions import natural
@@ -153,6 +154,7 @@ def _index(report: Reported, rows: Sequence[MatrixRow], given: Mapping[str, Any]
         up="",
         policy=policy("matrix.js"),
         images=len(rows),
+        ages=format_ages(ages_of((row.image.offer for row in rows if row.image.offer), report.made)),
         trusted=report.trusted,
         notes=report.notes,
         legend=legend,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from imagefactory.matrix.changes import NightRow
 from imagefactory.report.html.site import make_site
-from imagefactory.report.night import MOST, format_ages, format_issue, format_night
+from imagefactory.report.night import MOST, format_issue, format_night
+from imagefactory.report.verdicts import format_ages
 from imagefactory.verdicts.claims import ProofAges
 from tests.made.night import NIGHT, night_report
 from tests.made.report import catalogue_report, many_images
@@ -66,6 +67,7 @@ def test_words_of_an_error_are_no_markup_of_an_issue() -> None:
 
 def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: Path) -> None:
     report = catalogue_report(tmp_path, many_images(2))
+    assert "oldest proof of 20" in dict(make_site(report))["index.html"]
     assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
     row = NightRow(what="a", why=HOSTILE, code=7)
     site = dict(make_site(replace(report, night=night_report(broken=(row,)))))

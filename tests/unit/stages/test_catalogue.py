@@ -359,12 +359,15 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)
     assert told["images"][0]["verified"] == ["8.0"]
+    assert told["proofs"]["oldest"].startswith(f"{now:%Y-%m-%d}")
     own, current = told["written"]
     assert current.startswith(f"{registry.host}/catalogue:{CURRENT}@sha256:")
     assert f":{told['made'][:10].replace('-', '')}-" in own
     assert "note:" not in ran.stderr
     toml.write_text(f'catalogue = "{registry.host}"\n{toml.read_text()}')
-    assert "note:" not in run(factory, signer, registry).output
+    said = run(factory, signer, registry).output
+    assert "note:" not in said
+    assert f"oldest proof of {now:%Y-%m-%d}; " in said
     toml.write_text(toml.read_text().replace(registry.host, f"{registry.host}/other", 1))
     assert f"take another: catalogue = {registry.host}/other" in run(factory, signer, registry).output
     text = f'registry = "{registry.host}"\n{trust_row(signer)}\n{lab}'

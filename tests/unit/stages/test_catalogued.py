@@ -25,7 +25,8 @@ def joined(person: Call, tmp_path: Path) -> Call:
 def test_list_says_who_answers_and_what_is_verified(joined: Call) -> None:
     lines = joined("list").out.splitlines()
     assert lines[0].startswith("images of the catalogue /")
-    assert [" ".join(line.split()) for line in lines[2:]] == [
+    assert lines[1].startswith("oldest proof of ")
+    assert [" ".join(line.split()) for line in lines[3:]] == [
         "IMAGE FRAMEWORK VERIFIED ON PREDICTED ON",
         "pytorch-2.3-cu121 torch 2.3.1 8.0 7.0",
         "pytorch-2.5-cu124 torch 2.5.1 8.0 9.0 7.0",
@@ -33,6 +34,7 @@ def test_list_says_who_answers_and_what_is_verified(joined: Call) -> None:
         "pytorch-2.1-cu121 torch 2.1.2 - -",
     ]
     told = json_of(joined("list", "pytorch-2.3", "--json"), "images")
+    assert told["proofs"]["oldest"]
     assert [(one["target"], one["verified"], one["predicted"]) for one in told["images"]] == [
         ("pytorch-2.3-cu121", ["8.0"], ["7.0"])
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +53,9 @@ def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
     said = joined("find", "pytorch", "2.5", "--inventory", pool)
     lines = said.out.splitlines()
     assert lines[0].startswith("images of the catalogue /")
-    assert lines[1].startswith("pool: 3 machines with 5 GPUs, 4 free; of cm.example.org")
-    assert [" ".join(line.split()) for line in lines[3:]] == [
+    assert re.fullmatch(r"oldest proof of [0-9-]+; [0-9]+ lapses? within 14 days", lines[1])
+    assert lines[2].startswith("pool: 3 machines with 5 GPUs, 4 free; of cm.example.org")
+    assert [" ".join(line.split()) for line in lines[4:]] == [
         "IMAGE GPU GPUS FREE KNOWN",
         "pytorch-2.5-cu124 A100-SXM4-40GB (8.0) 2 2 verified",
         "A100-SXM4-80GB (8.0) 2 1 verified",
