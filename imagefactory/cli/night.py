@@ -24,8 +24,8 @@ from imagefactory.cli.output import (
     terminal_width,
     write,
 )
-from imagefactory.cli.sweep_options import Duration
 from imagefactory.cli.sweeps import find_pool
+from imagefactory.cli.times import Duration
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import POOLS
 

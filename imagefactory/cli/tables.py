@@ -147,5 +147,5 @@ def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capabil
         asked = [parse_capability(text) for text in texts]
     except ValueError as error:
         raise UsageError(str(error), hint="write it as the vendor does: --capability 8.0") from error
-    there = read_inventory(inventory).gpus if inventory else ()
+    there = read_inventory(inventory).known if inventory else ()
     return (*asked, *(parse_capability(gpu.capability) for gpu in there))

@@ -76,6 +76,11 @@ class Inventory:
     def gpus(self) -> tuple[PoolGpu, ...]:
         return tuple(gpu for machine in self.machines for gpu in machine.gpus)
 
+    @property
+    def known(self) -> tuple[PoolGpu, ...]:
+        """Those whose capability is told: of another nothing can be said."""
+        return tuple(gpu for gpu in self.gpus if gpu.capability)
+
 
 # --- what is to run ------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ def inventory_devices(inventory: Inventory) -> tuple[PlanGpu, ...]:
     A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
     """
     names: dict[PlanGpu, set[str]] = {}
-    for gpu in inventory.gpus:
+    for gpu in inventory.known:
         if not gpu.mig:
             cuda = "" if gpu.driver else gpu.cuda
             kind = PlanGpu(

@@ -169,6 +169,8 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
     seen: dict[CompatGpu, GpuClass | None] = {}
 
     def known(gpu: PoolGpu) -> GpuClass | None:
+        if not gpu.capability:
+            return None
         kind = _kind(gpu)
         if kind not in seen:
             seen[kind] = on(kind)

@@ -94,8 +94,7 @@ class SweepPlan:
 
 def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: SweepAsk) -> SweepPlan:
     """Every stage on every capability that is asked for: queued, or left out under a rule."""
-    asked_of = [gpu for gpu in inventory.gpus if asked.mig or not gpu.mig]
-    there = _by_capability(gpu for gpu in asked_of if gpu.capability)
+    there = _by_capability(gpu for gpu in inventory.known if asked.mig or not gpu.mig)
     capabilities = asked.capabilities or tuple(sorted(there))
     others = {stage.target.name: why for stage in stages if (why := _for_others(stage))}
     kept, left_out = _newest([stage for stage in stages if stage.target.name not in others], asked)
@@ -121,13 +120,13 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
                 cells.append(cell)
         if not asked.capabilities:
             left_out += _required_elsewhere(stage, there)
-    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=_unknown(asked_of))
+    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=_unknown(inventory))
 
 
-def _unknown(gpus: Sequence[PoolGpu]) -> tuple[str, ...]:
+def _unknown(inventory: Inventory) -> tuple[str, ...]:
     """A note on GPUs of which the pool tells no capability: nothing is asked of them."""
-    kinds = sorted({gpu.name or "no type" for gpu in gpus if not gpu.capability})
-    count = sum(not gpu.capability for gpu in gpus)
+    kinds = sorted({gpu.name or "no type" for gpu in inventory.gpus if not gpu.capability})
+    count = len(inventory.gpus) - len(inventory.known)
     return (f"GPUs that tell no capability take no job: {count} of {', '.join(kinds)}",) if kinds else ()
 
 
