@@ -12,6 +12,7 @@ import click
 from imagefactory.cli.output import Call, json_option, say, say_json, say_next, terminal_width, write
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import EXIT_CHECK, FactoryError
+from imagefactory.settings.choices import HTCONDOR
 
 if TYPE_CHECKING:
     from imagefactory.pools.model import Inventory
@@ -72,10 +73,10 @@ def _pool(path: Path | None, now: datetime) -> Inventory | None:
 
     if path is not None:
         return find_inventory(path, now)
-    if not (name := pool_here(os.environ)):
+    if pool_here(os.environ) != HTCONDOR:
         return None
     try:
-        return find_inventory(None, now, name)
+        return find_inventory(None, now)
     except FactoryError as error:
         write(2, f"note: the pool is not known: {error.message}")
         return None

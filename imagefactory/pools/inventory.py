@@ -6,8 +6,8 @@
                              "memory": 42503241728, "cuda": "12.4"}]}]}
 
 One machine a line, so that two of them can be compared. A person may write one: of a machine only `name` and
-`gpus` must stand there, of a GPU only `capability`. The attribute `Arch` (`aarch64`) says a machine's
-processor. The reader is strict, and errors name what they mean as
+`gpus` must stand there, of a GPU only `capability`, empty where nobody tells it. The attribute `Arch`
+(`aarch64`) says a machine's processor. The reader is strict, and errors name what they mean as
 `inventory.json: machines[0].gpus[0].capability`.
 """
 
@@ -259,13 +259,11 @@ def _gpu(place: _Place, value: object) -> PoolGpu:
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:
         told.at("memory").refuse(memory, "write its memory in bytes, or 0 where it is not known")
     capability = told.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
-    if not capability:
-        told.at("capability").refuse(capability, "write a compute capability such as 8.6")
     return PoolGpu(
         id=told.text("id", ID, "the pool's name for it, such as GPU-a0223334"),
         uuid=told.text("uuid", ID, "GPU- and its UUID"),
         name=told.text("name", DEVICE, "the name that the driver reports"),
-        capability=str(parse_capability(capability)),
+        capability=str(parse_capability(capability)) if capability else "",
         memory=memory,
         driver=told.parsed("driver", parse_driver, "the driver's version, such as 550.54.15"),
         cuda=told.text("cuda", CUDA, "the newest CUDA that its driver takes, such as 12.4"),

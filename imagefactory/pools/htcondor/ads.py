@@ -283,7 +283,8 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Poo
 
 def with_host(gpus: Iterable[PoolGpu], attributes: Mapping[str, object]) -> tuple[PoolGpu, ...]:
     """The GPUs of a machine with such attributes, each beside its processor."""
-    host = HOSTS.get(str(attributes.get("Arch", "")).lower(), "")
+    told = next((value for name, value in attributes.items() if name.lower() == "arch"), "")
+    host = HOSTS.get(str(told).lower(), "")
     return tuple(replace(gpu, host=host) for gpu in gpus)
 
 

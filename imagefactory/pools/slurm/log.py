@@ -109,7 +109,7 @@ def parse_record(data: bytes, index: int) -> tuple[str, PoolGpu | None]:
             return clean(node[1]), None
         kind, number = given[0]
         return clean(node[1]), PoolGpu(
-            id=f"{node[1]}:{number}",
+            id=f"{node[1]}/{number}",
             uuid="",
             name=kind,
             capability=capability_of(kind),

@@ -61,7 +61,7 @@ def _gpus(node: str, told: Mapping[str, str]) -> Iterator[PoolGpu]:
         kind = found["type"] or ""
         for place in range(min(int(found["count"]), _MOST)):
             yield PoolGpu(
-                id=f"{node}:{number}",
+                id=f"{node}/{number}",
                 uuid="",
                 name=kind,
                 capability=capability_of(kind),

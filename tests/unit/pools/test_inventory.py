@@ -99,7 +99,6 @@ def changed(path: str, value: object) -> str:
         ("machines.0.gpus", [7], "machines[0].gpus[0] cannot be 7", "capability"),
         ("machines.0.gpus.1.capability", 8.6, "machines[0].gpus[1].capability cannot be 8.6", "such as 8.6"),
         ("machines.0.gpus.1.capability", "86", "machines[0].gpus[1].capability", "such as 8.6"),
-        ("machines.0.gpus.1.capability", "", "machines[0].gpus[1].capability", "such as 8.6"),
         ("machines.0.gpus.1.memory", "8GB", "gpus[1].memory cannot be", "bytes"),
         ("machines.0.gpus.1.memory", True, "gpus[1].memory cannot be true", "bytes"),
         ("machines.0.gpus.1.driver", "new", "gpus[1].driver cannot be", "550.54.15"),

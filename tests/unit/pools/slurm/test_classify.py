@@ -176,7 +176,7 @@ def test_a_run_comes_back_with_all_its_files(sweep: Path) -> None:
     assert (found.result.outcome, found.settled) == (None, True)
     (attempt,) = found.result.attempts
     assert attempt.gpu is not None
-    assert (attempt.job, attempt.machine, attempt.slot, attempt.gpu.id) == ("12_3", "h1", "h1", "h1:0")
+    assert (attempt.job, attempt.machine, attempt.slot, attempt.gpu.id) == ("12_3", "h1", "h1", "h1/0")
 
 
 def test_the_last_array_of_a_sweep_that_was_gone_on_with_counts(sweep: Path) -> None:

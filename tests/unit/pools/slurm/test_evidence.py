@@ -24,7 +24,7 @@ from tests.made.verdicts import LAB
 NOW = datetime(2026, 1, 2, 4, tzinfo=UTC)
 QUESTION = {**ASKED, "capability": "8.0"}
 KIT = {"nonce": ASKED["nonce"], "suite": SUITE, "waive": [], "subject": asdict(SUBJECT)}
-GIVEN = pool_gpu(id="a1:0", uuid="", name="a100", driver="", cuda="", memory=0)
+GIVEN = pool_gpu(id="a1/0", uuid="", name="a100", driver="", cuda="", memory=0)
 
 
 def judged(gpu: PoolGpu | None = GIVEN, slot: str = "a1", **changes: Any) -> GpuReport:
@@ -58,7 +58,7 @@ def test_a_job_whose_gpu_both_tell_is_verified_and_can_be_signed() -> None:
     assert (notes["job"], notes["machine"], notes["slurm-gpu"], notes["slurm-type"]) == (
         "12_3",
         "a1",
-        "a1:0",
+        "a1/0",
         "a100",
     )
     assert sign(report, LAB, now=NOW, days=9).verdict.report == report

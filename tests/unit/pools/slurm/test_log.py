@@ -66,9 +66,9 @@ def test_a_log_of_another_kind_is_none() -> None:
 @pytest.mark.parametrize(
     ("given", "name", "gpu", "capability"),
     [
-        ("gpu:h100:1(IDX:0)", "h100", "h1:0", "9.0"),
-        ("gpu:1(IDX:2)", "", "h1:2", ""),
-        ("gpu:ours:1(IDX:1)", "ours", "h1:1", ""),
+        ("gpu:h100:1(IDX:0)", "h100", "h1/0", "9.0"),
+        ("gpu:1(IDX:2)", "", "h1/2", ""),
+        ("gpu:ours:1(IDX:1)", "ours", "h1/1", ""),
     ],
 )
 def test_the_record_tells_the_tasks_own_gpu(given: str, name: str, gpu: str, capability: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import ToolError
+from imagefactory.pools.inventory import read_inventory, write_inventory
 from imagefactory.pools.slurm.nodes import FEATURES, ask_inventory, parse_nodes
 from tests.made.slurm import NOW, node
 
@@ -14,8 +15,8 @@ from tests.made.slurm import NOW, node
 def test_a_type_that_names_a_known_gpu_tells_its_capability() -> None:
     (machine,) = parse_nodes(f"{node()}\n", NOW).machines
     assert [(gpu.id, gpu.name, gpu.capability, gpu.free) for gpu in machine.gpus] == [
-        ("a1:0", "a100", "8.0", False),
-        ("a1:1", "a100", "8.0", True),
+        ("a1/0", "a100", "8.0", False),
+        ("a1/1", "a100", "8.0", True),
     ]
     assert {gpu.host for gpu in machine.gpus} == {"amd64"}
     assert machine.attributes == {"arch": "x86_64", FEATURES: "a100,zen3", "cpus": 64, "memory": 515000}
@@ -83,3 +84,10 @@ def test_scontrol_that_is_missing_or_fails_is_told(tmp_path: Path, monkeypatch: 
     found = ask_inventory({"PATH": f"{tmp_path}:/bin:/usr/bin"}, NOW)
     assert len(found.gpus) == 2
     assert (tmp_path / "asked").read_text() == "show node --detail --oneliner\n"
+
+
+def test_what_they_tell_can_be_kept_in_a_file(tmp_path: Path) -> None:
+    text = "\n".join([node(), node("q1", gres="gpu:2", used="gpu:0", Arch="aarch64")])
+    told = parse_nodes(text, NOW)
+    write_inventory(tmp_path / "cluster.json", told)
+    assert read_inventory(tmp_path / "cluster.json") == told
