@@ -99,6 +99,7 @@ def make_node_kit(node: SweepNode, definition: Definition, ask: GpuAsk, now: dat
         "subject": asdict(node.image.subject),
         "diff_ids": [],  # the pool starts the image, by its digest
         "machine": MACHINES[definition.target.platform],
+        "size": node.image.size,
         "reference": "",
         "sif": bool(node.image.sha256),
         "sifs": [],
