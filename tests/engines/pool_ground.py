@@ -108,15 +108,18 @@ class PoolGround:
         return done.stdout + (done.stderr if err else "")
 
 
-def make_ground(pool: CondorPool, place: Path | None = None, tricks: Iterable[str] = TRICKS) -> PoolGround:
+def make_ground(
+    pool: CondorPool, place: Path | None = None, tricks: Iterable[str] = TRICKS, copies: int = 0
+) -> PoolGround:
     """A factory of these tricks in the ordinary user's home, locked, with their images in its store.
 
     With `place` all of it lies there, and commands take that folder for the home: no settings and keys of
-    another file of tests are theirs.
+    another file of tests are theirs. `copies` are as many more targets that are plain.
     """
     home = place or pool.home
     root, store = home / "factory", home / "store"
     versions = {VERSIONS[name]: name for name in tricks}
+    versions |= {f"2.{number}": "plain" for number in range(copies)}
     (root / "recipes").mkdir(parents=True)
     (root / "imagefactory.toml").write_text("")
     rows = "".join(f'  - version: "{version}"\n    cuda: ["12.1"]\n' for version in versions)

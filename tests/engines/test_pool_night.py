@@ -1,4 +1,5 @@
-"""Whole nights of one factory on both real pools, as cron starts them: what is broken, busy or killed hides nothing.
+"""Whole nights of one factory on both real pools, as cron starts them: what is broken, busy or killed hides
+nothing, and holds nothing up.
 
 In both pools the GPU of capability 9.0 is made up, and this factory alone believes who signs here. Another's
 job holds the only one of 7.0, the machine of 7.5 has a full disk, those of 8.0 have no driver.
@@ -7,6 +8,9 @@ job holds the only one of 7.0, the machine of 7.5 has a full disk, those of 8.0 
 from __future__ import annotations
 
 import json
+import re
+import ssl
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,39 +18,52 @@ from typing import Any
 
 import pytest
 
-from imagefactory.settings.choices import SLURM
+from imagefactory.settings.choices import HTCONDOR, SLURM
 from tests.engines.pool_ground import PoolGround, make_ground
-from tests.engines.pool_sweeps import somebody_else
+from tests.engines.pool_sweeps import somebody_else, wait_for
 from tests.services import slurm
 from tests.services.authority import make_authority
 from tests.services.condor import REGISTRY, CondorPool
 from tests.services.registry import RegistryOptions, RegistryServer, registry_server
+from tests.services.tier import many
 
 TRICKS = ("plain", "good", "wrong-numbers")
+COPIES = many(4, 198)
+"""More targets, so that by night 600 cells are in one sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nights:
+    """A factory with a registry; `authority` is the CA of that."""
+
     ground: PoolGround
     registry: RegistryServer
+    authority: Path
 
-    def night(self, pool: str, *options: str, code: int) -> dict[str, Any]:
-        told = self.ground.run("night", "--json", "--pool", pool, *options, code=None, err=False)
+    def night(self, pool: str, *options: str) -> dict[str, Any]:
+        """A whole night, of which something is broken."""
+        told = self.ground.run("night", "--json", "--pool", pool, *options, code=9, err=False)
         found = json.loads(told)
-        assert found["exit_code"] == code, f"{told}\n{self.log()}"
         assert isinstance(found, dict)
         return found
 
     def log(self) -> str:
-        return sorted(self.nights.glob("*/log.txt"))[-1].read_text()[-20000:]
+        return sorted((self.ground.factory.settings.store_path / "nights").glob("*/log.txt"))[-1].read_text()
 
-    @property
-    def nights(self) -> Path:
-        return self.ground.factory.settings.store_path / "nights"
-
-    def rows(self, found: dict[str, Any], kind: str) -> set[tuple[str, str]]:
+    def rows(self, found: dict[str, Any], kind: str) -> dict[tuple[str, str], str]:
+        """What is told of the tricks, by their name and the GPU."""
         tricks = {self.ground.name(trick): trick for trick in TRICKS}
-        return {(tricks.get(row["what"], row["what"]), row["on"]) for row in found[kind]}
+        return {(tricks[row["what"]], row["on"]): row["why"] for row in found[kind] if row["what"] in tricks}
+
+    def asked(self, path: str) -> Any:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        address = f"https://127.0.0.1:{self.registry.port}/v2/gpu/{path}"
+        with urllib.request.urlopen(address, context=context) as answer:
+            return json.load(answer)
+
+    def catalogue(self) -> str:
+        """The one that researchers read, by its content."""
+        return str(self.asked("catalogue/manifests/current")["layers"])
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +71,73 @@ def nights(cluster: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("nights")
     known = make_authority(folder / "known", "CA of the nights")
     home = cluster.home / "nights"
-    ground = make_ground(cluster, home, TRICKS)
+    ground = make_ground(cluster, home, TRICKS, COPIES)
     ground = replace(ground, environ={**ground.environ, **slurm.environ()})
     bundle = home / "ca.pem"
     bundle.write_bytes(known.path.read_bytes())
     cluster.trust(known.path)
-    options = RegistryOptions(certificate=known.sign(REGISTRY))
-    with registry_server(folder / "registry", options) as registry:
+    with registry_server(folder / "registry", RegistryOptions(certificate=known.sign(REGISTRY))) as registry:
         text = f'registry = "{registry.host}/gpu"\ncertificates = "{cluster.there(bundle)}"\n'
         (ground.root / "imagefactory.toml").write_text(text)
         ground.run("keys", "new", "nights")
         ground.run("keys", "trust", "nights")
+        ground.run("push", "tiny-2.*", *(ground.name(trick) for trick in TRICKS[1:]))
         with somebody_else(cluster):
-            cluster.run(
-                ["sbatch", "--gres=gpu:v100:1", "--mem=100M", "--time=60", "--wrap=sleep 3600"],
-                folder=home,
-                **slurm.environ(),
-            )
-            yield Nights(ground=ground, registry=registry)
+            holds = ["sbatch", "--gres=gpu:v100:1", "--mem=100M", "--time=300", "--wrap=sleep 18000"]
+            cluster.run(holds, folder=home, **slurm.environ())
+            yield Nights(ground=ground, registry=registry, authority=known.path)
             cluster.run(["scancel", "--me"], folder=home, **slurm.environ())
             slurm.wait_for_jobs(cluster, home)
 
 
-def test_a_night_on_slurm(nights: Nights) -> None:
-    found = nights.night(SLURM, "--wait-limit", "20s", code=9)
-    print(json.dumps(found, indent=1))
-    print(nights.log())
-    assert 0
+def test_a_night_that_was_killed_is_gone_on_with_on_slurm(nights: Nights) -> None:
+    """Killed while it waits for the GPU that another has: what the others have answered is collected next."""
+    ground = nights.ground
+    script = f"echo $$ >pid && exec imagefactory night --pool {SLURM}"
+    path = {"PATH": f"{slurm.BIN}:/opt/imagefactory/builds/bin:{ground.environ['PATH']}"}
+    killed = ground.pool.start(["sh", "-c", script], folder=ground.root, **{**ground.environ, **path})
+
+    def left() -> set[str]:
+        sweeps = json.loads(ground.run("status", "--json", err=False))["sweeps"]
+        return (
+            {
+                node["node"].rpartition("-")[2]
+                for sweep in sweeps
+                for node in sweep["nodes"] or [{"node": "none"}]
+                if node["outcome"] is None
+            }
+            if sweeps
+            else {"none"}
+        )
+
+    wait_for("all but the busy GPU's", lambda: left() == {"sm70"})
+    ground.pool.run(["sh", "-c", "kill -9 $(cat pid)"], folder=ground.root)
+    killed.communicate(timeout=60)
+
+    found = nights.night(SLURM, "--wait-limit", "1s")
+    assert set(nights.rows(found, "proven")) == {("good", "9.0")}
+    broken = nights.rows(found, "broken")
+    assert "smoke test did not pass" in broken["plain", ""]
+    assert broken["wrong-numbers", "9.0"].startswith("wrong-numbers: ")
+    assert broken["good", "8.0"].startswith("no-gpu: ")
+    assert ("good", "7.0, 8.0") in nights.rows(found, "due")
+    assert found["notes"] == [f"{COPIES + 2} jobs are still on the pool: the next night collects them"]
+    assert "1.1-cu121" in nights.asked("tiny/tags/list")["tags"]
+
+
+def test_the_next_night_on_the_other_pool_asks_for_what_is_not_known(nights: Nights) -> None:
+    before = nights.catalogue()
+    found = nights.night(HTCONDOR, "--wait-limit", "1s")
+    assert nights.rows(found, "proven") == {}
+    (told,) = re.findall(r'"sweep": "([0-9a-f-]+)"', nights.log())[-1:]
+    sweeps = {
+        one["sweep"]: one["nodes"]
+        for one in json.loads(nights.ground.run("status", "--json", err=False))["sweeps"]
+    }
+    asked = {node["node"] for node in sweeps[told]}
+    wanted = {f"{name}-sm{on}" for name in ("tiny-1_1-cu121", "tiny-1_2-cu121") for on in (70, 75, 80)}
+    assert {node for node in asked if node.startswith("tiny-1_")} == wanted
+    assert nights.catalogue() != before
+    site = nights.ground.root / "site"
+    nights.ground.run("report", "--html", "site")
+    assert "due" in (site / "night.html").read_text()

@@ -80,7 +80,7 @@ def test_collected_once_with_slurms_word_and_believed_by_nobody(words: SweepRun)
             hardware = found.verdict.report.hardware
             assert hardware is not None
             assert hardware.kind == SLURM
-            assert ("slurm-gpu", "h1:0") in hardware.notes
+            assert ("slurm-gpu", "h1/0") in hardware.notes
 
 
 def test_a_node_without_a_driver_is_no_word_on_the_image(ground: PoolGround) -> None:
