@@ -124,12 +124,20 @@ class _Reader:
                 number = int(count.rstrip("kKmM"))
                 if name == "gpus":
                     number = -(-number // max(1, self.nodes()))
+                elif name in ("gpus-per-task", "tres-per-task"):
+                    number *= self.tasks()
                 if number:
                     yield (words[0] if words else ""), (1 if found["name"] != "gpu" else number), option
 
     def nodes(self) -> int:
         text = self.script.value("nodes").partition("-")[0]
         return int(text) if text.isdigit() else 1
+
+    def tasks(self) -> int:
+        """Of one node."""
+        if "ntasks-per-node" in self.script.options:
+            return self.number("ntasks-per-node")
+        return -(-self.number("ntasks") // max(1, self.nodes()))
 
     def number(self, name: str) -> int:
         text = self.script.value(name)

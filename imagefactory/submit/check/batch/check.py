@@ -82,7 +82,7 @@ def check_batch(script: BatchScript, around: Surroundings) -> Checked:
         causes=tuple(reach.causes.items()) if reach else (),
         gpu=case.asks_gpus,
         findings=tuple(findings),
-        title="the script",
+        title="the script, in any partition" if script.option("partition") else "the script",
     )
     return Checked(name=script.name, jobs=(jobs,), findings=())
 
@@ -117,6 +117,10 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
         ):
             text = f"'{image.address[:60]}' is no image reference"
             yield wrong(at.line, "reference", text, "write HOST/NAME@sha256:...", column=at.column)
+        elif image.kind is None and "://" in image.address:
+            text = f"nothing is known of '{image.address[:60]}'"
+            hint = "write docker:// or oras://HOST/NAME@sha256:..., or a .sif"
+            yield advice(at.line, "reference", text, hint, column=at.column)
         elif image.kind is None:
             text = f"'{image.address[:60]}' is a file or folder of which nothing tells what is in it"
             hint = "a .sif with digits of its sha256 in its name stays what it is"

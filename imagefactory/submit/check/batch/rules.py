@@ -28,7 +28,7 @@ _STARTERS = re.compile(
     r"^(?!\s*#).*\b(?:apptainer|singularity|docker|podman|container-image)\b", re.MULTILINE
 )
 _ENV = ("APPTAINERENV_", "SINGULARITYENV_")
-_CONTAINED = ("--no-home", "--contain", "-c", "-C", "--containall", "--cleanenv", "-e")
+_CONTAINED = ("--no-home", "--contain", "-c", "-C", "--containall")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ def _user_site(case: BatchCase) -> Iterator[SubmitFinding]:
         told = any("PYTHONNOUSERSITE" in one for one in start.given)
         names = [f"{before}PYTHONNOUSERSITE" for before in (*_ENV, "")]
         if not told and case.sets(start, *names) is None:
-            text = "packages below ~/.local take the place of the image's own, which were verified"
+            text = "Python takes packages below ~/.local in place of the image's own"
             hint = f"write {start.program} {start.verb} --env PYTHONNOUSERSITE=1"
             yield advice(start.at.line, "user-site", text, hint, column=start.at.column)
 

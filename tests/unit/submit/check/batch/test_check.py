@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagefactory.catalogue.model import CataloguedImage, Offer
 from imagefactory.gpu.model import Answer
@@ -249,6 +251,8 @@ def test_features_that_are_none(text: str) -> None:
         ("--array=0,2,4-8:2", {"jobs": 5}),
         ("--array=$N", {"jobs": None}),
         ("--gpus=8 -N 2", {"gpus": 4}),
+        ("--gpus-per-task=1 -n 8 -N 2", {"gpus": 4}),
+        ("--gpus-per-task=a100:2 --ntasks-per-node=3", {"gpus": 6, "kinds": ("a100",)}),
         ("--gres=gpu:0", {"gpus": 0, "at": None}),
         ("--gres=gpu:a100:1,lustre,gpu:v100:1", {"gpus": 2, "kinds": ("a100", "v100")}),
     ],
@@ -282,6 +286,7 @@ STORED = f"docker://{REFERENCE}"
         (GPU + "podman run --rm img python\n", ("nv", 4, 1), "--device nvidia.com/gpu=all"),
         (GPU + "singularity exec --nv a/torch.sif python\n", ("name", 4, 23), "put 12 digits of its sha256"),
         (GPU + "apptainer exec --nv docker://A B\n", ("reference", 4, 21), "is no image reference"),
+        (GPU + "apptainer exec --nv library://a/b:1 B\n", ("reference", 4, 21), "write docker:// or oras://"),
         (GPU + "apptainer exec --nv sandbox/ B\n", ("sandbox", 4, 21), "nothing tells what is in it"),
         (GPU + "module load cuda/12.1 x\n" + START, ("module", 4, 13), "take it out"),
         (GPU + "ml cuDNN\n" + START, ("module", 4, 4), "take it out"),
@@ -353,7 +358,30 @@ def test_an_image_for_cpus_takes_no_gpu() -> None:
     assert rules(checked, Severity.WRONG) == [("no-use", 3, 9)]
 
 
+def test_that_partitions_are_not_told_apart_is_said() -> None:
+    checked = check(GPU.replace("--gres", "-p fast --gres") + START)
+    assert "the script, in any partition: 1 job" in format_check(checked)
+
+
 def test_without_a_catalogue_all_else_is_judged() -> None:
     checked = check(GPU + START, offered=None)
     assert rules(checked) == [("no-catalogue", 4, 46)]
     assert [one.word for one in checked.jobs[0].reached] == [""]
+
+
+PARTS = (
+    "#SBATCH ", "--gres=", "gpu:", "a100", ":1", "--mem", "=", "16", "-C ", "a|b", "&", "(", "--time ", "\n",
+    " ", "'", '"', "$", "apptainer exec ", "--nv ", "docker run ", "srun --container-image=", "#", "\\",
+    "<<E", "module load cuda", "docker://", "a/b:c", "@sha256:", "{", "}", "`", ";", "--array=", "1-9", "%",
+    ",", "\r\n", "-w ", "n[1-", "]",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
+def test_any_script_is_judged_and_told(text: str) -> None:
+    for script in (text, f"#!/bin/sh\n{text}", f"{GPU}{text}"):
+        checked = check(script)
+        lines = script.count("\n") + 1
+        assert all(1 <= one.line <= lines for one in checked.all_findings)
+        assert format_check(checked)
+        assert check_json(checked)
