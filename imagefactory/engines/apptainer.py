@@ -19,7 +19,7 @@ from pathlib import Path
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.build_secrets import AskSecrets, linker_failure, secrets_of
-from imagefactory.engines.protocol import Supplies
+from imagefactory.engines.protocol import Supplies, insist_on_image_room
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk, folder_for_a_while
 from imagefactory.model import Definition
@@ -68,6 +68,7 @@ class ApptainerEngine:
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
         target, base = definition.target, supplies.base().get()
+        insist_on_image_room(self.layout.path, definition)
         secrets = self.secrets(definition.lock)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             write_definitions(folder, render(definition), copied_files(definition))

@@ -23,7 +23,7 @@ from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, write_index
 from imagefactory.engines.build_secrets import AskSecrets, BuildSecrets, linker_failure, secrets_of
 from imagefactory.engines.buildx import Build, BuildEventKind, Transcript, command, pip_note
-from imagefactory.engines.protocol import Supplies
+from imagefactory.engines.protocol import Supplies, insist_on_image_room
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition
@@ -128,6 +128,7 @@ class DockerEngine:
         base = supplies.base().get()
         image = self.find(definition, base)
         if image is None:
+            insist_on_image_room(self.layout.path, definition)
             files, secrets = render(definition), self.secrets(definition.lock)
             key, name = self._key(files, base), definition.target.name
             temporary = f"imagefactory/build:{key[:12]}"

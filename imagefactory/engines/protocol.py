@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from imagefactory.engines.base.image import BaseImage, ComingBase
+from imagefactory.files import insist_on_room
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import Definition
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
+
+LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
+"""What a byte of a package becomes in a layer and unpacked, at least: of torch 2.3 and what it needs every
+wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
+
+
+def insist_on_image_room(store: Path, definition: Definition) -> None:
+    """For engines that fetch inside the build: raises StoreError where the store cannot hold the image."""
+    packed = sum(package.size for package in definition.lock.packages)
+    insist_on_room({store: round(LEAST_LAYER * packed)}, f"the image of {definition.target.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

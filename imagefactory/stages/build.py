@@ -37,7 +37,7 @@ from imagefactory.engines.base.image import (
     tell_unpublished,
 )
 from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
-from imagefactory.engines.protocol import Engine, Supplies
+from imagefactory.engines.protocol import LEAST_LAYER, LEAST_UNPACKED, Engine, Supplies
 from imagefactory.errors import DownloadError, LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import insist_on_room, used
@@ -58,9 +58,6 @@ from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import recall_smoke, smoke
 
 Result = TypeVar("Result")
-LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
-"""What a byte of a package becomes in a layer and unpacked, at least: of torch 2.3 and what it needs every
-wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
