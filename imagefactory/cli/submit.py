@@ -183,6 +183,8 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     site = find_site(options["site"] or settings.site.value)
     slurm = site.batch == SLURM
     run = _run(options, _SUFFIX[site.batch])
+    if site.batch == KUBERNETES and options["inventory"]:
+        raise UsageError("--inventory: a Job chooses nodes by their labels", hint="leave it out")
     return SubmitAsk(
         target=name,
         site=site,

@@ -182,6 +182,7 @@ def _drivers(cuda: str) -> list[list[dict[str, Any]]]:
     if not cuda:
         return [[]]
     major, minor = (int(part) for part in cuda.split("."))
+    # Called cuda.runtime-version.* too since 0.16; this name all versions have so far.
     whole, part = "nvidia.com/cuda.runtime.major", "nvidia.com/cuda.runtime.minor"
     if not minor:
         return [[_above(whole, major - 1)]]

@@ -93,3 +93,5 @@ def test_a_job_for_kubernetes(
     assert "write a name: -o train.yaml" in person(*asked, "-o", "a.sub", code=2).err
     told = person("submit", "pytorch-2.5", "--site", "kubernetes", "--image", "sif", code=2).err
     assert "write --image docker" in told
+    told = person("submit", "pytorch-2.5", "--site", "kubernetes", "--inventory", "x", code=2).err
+    assert "a Job chooses nodes by their labels" in told
