@@ -304,7 +304,8 @@ class _Night:
                         jobs = sum(len(one.results) - one.ended for one in working)
                         self.notes.append(f"{jobs} jobs are still on the pool: the next night collects them")
                         return None
-                self.bench.pause(POLL)
+                left = (until - self.bench.clock()).total_seconds()
+                self.bench.pause(max(0.0, min(POLL, left)))
 
     def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
         """Runs a command of this program, and tells its errors but for those of the code that is `expected`

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from imagefactory.oci.manifests import MANIFEST_TYPE
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import somebody_else, wait_for
@@ -25,11 +26,8 @@ from tests.services import slurm
 from tests.services.authority import make_authority
 from tests.services.condor import REGISTRY, CondorPool
 from tests.services.registry import RegistryOptions, RegistryServer, registry_server
-from tests.services.tier import many
 
 TRICKS = ("plain", "good", "wrong-numbers")
-COPIES = many(4, 198)
-"""More targets, so that by night 600 cells are in one sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,8 @@ class Nights:
     def asked(self, path: str) -> Any:
         context = ssl.create_default_context(cafile=str(self.authority))
         address = f"https://127.0.0.1:{self.registry.port}/v2/gpu/{path}"
-        with urllib.request.urlopen(address, context=context) as answer:
+        request = urllib.request.Request(address, headers={"Accept": MANIFEST_TYPE})
+        with urllib.request.urlopen(request, context=context) as answer:
             return json.load(answer)
 
     def catalogue(self) -> str:
@@ -71,7 +70,7 @@ def nights(cluster: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("nights")
     known = make_authority(folder / "known", "CA of the nights")
     home = cluster.home / "nights"
-    ground = make_ground(cluster, home, TRICKS, COPIES)
+    ground = make_ground(cluster, home, TRICKS)
     ground = replace(ground, environ={**ground.environ, **slurm.environ()})
     bundle = home / "ca.pem"
     bundle.write_bytes(known.path.read_bytes())
@@ -81,7 +80,7 @@ def nights(cluster: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
         (ground.root / "imagefactory.toml").write_text(text)
         ground.run("keys", "new", "nights")
         ground.run("keys", "trust", "nights")
-        ground.run("push", "tiny-2.*", *(ground.name(trick) for trick in TRICKS[1:]))
+        ground.run("push", *(ground.name(trick) for trick in TRICKS[1:]))
         with somebody_else(cluster):
             holds = ["sbatch", "--gres=gpu:v100:1", "--mem=100M", "--time=300", "--wrap=sleep 18000"]
             cluster.run(holds, folder=home, **slurm.environ())
@@ -99,16 +98,8 @@ def test_a_night_that_was_killed_is_gone_on_with_on_slurm(nights: Nights) -> Non
 
     def left() -> set[str]:
         sweeps = json.loads(ground.run("status", "--json", err=False))["sweeps"]
-        return (
-            {
-                node["node"].rpartition("-")[2]
-                for sweep in sweeps
-                for node in sweep["nodes"] or [{"node": "none"}]
-                if node["outcome"] is None
-            }
-            if sweeps
-            else {"none"}
-        )
+        nodes = [node for sweep in sweeps for node in sweep["nodes"] if node["outcome"] is None]
+        return {node["node"].rpartition("-")[2] for node in nodes} if sweeps else {"none"}
 
     wait_for("all but the busy GPU's", lambda: left() == {"sm70"})
     ground.pool.run(["sh", "-c", "kill -9 $(cat pid)"], folder=ground.root)
@@ -121,7 +112,7 @@ def test_a_night_that_was_killed_is_gone_on_with_on_slurm(nights: Nights) -> Non
     assert broken["wrong-numbers", "9.0"].startswith("wrong-numbers: ")
     assert broken["good", "8.0"].startswith("no-gpu: ")
     assert ("good", "7.0, 8.0") in nights.rows(found, "due")
-    assert found["notes"] == [f"{COPIES + 2} jobs are still on the pool: the next night collects them"]
+    assert "jobs are still on the pool: the next night collects them" in found["notes"][0]
     assert "1.1-cu121" in nights.asked("tiny/tags/list")["tags"]
 
 
@@ -130,14 +121,11 @@ def test_the_next_night_on_the_other_pool_asks_for_what_is_not_known(nights: Nig
     found = nights.night(HTCONDOR, "--wait-limit", "1s")
     assert nights.rows(found, "proven") == {}
     (told,) = re.findall(r'"sweep": "([0-9a-f-]+)"', nights.log())[-1:]
-    sweeps = {
-        one["sweep"]: one["nodes"]
-        for one in json.loads(nights.ground.run("status", "--json", err=False))["sweeps"]
-    }
-    asked = {node["node"] for node in sweeps[told]}
-    wanted = {f"{name}-sm{on}" for name in ("tiny-1_1-cu121", "tiny-1_2-cu121") for on in (70, 75, 80)}
-    assert {node for node in asked if node.startswith("tiny-1_")} == wanted
+    (sweep,) = json.loads(nights.ground.run("status", told, "--json", err=False))["sweeps"]
+    wanted = {
+        f"{name}-sm{on}" for name in ("tiny-1_1-cu121", "tiny-1_2-cu121") for on in (75, 80)
+    }  # 7.0 is in hand
+    assert {node["node"] for node in sweep["nodes"]} == wanted
     assert nights.catalogue() != before
-    site = nights.ground.root / "site"
     nights.ground.run("report", "--html", "site")
-    assert "due" in (site / "night.html").read_text()
+    assert "due" in (nights.ground.root / "site/night.html").read_text()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, submit, wait_for
 from tests.services import slurm
 from tests.services.condor import CondorPool
+from tests.services.tier import many
 
 TRICKS = {
     "plain": "no-gpu",
@@ -29,11 +31,13 @@ TRICKS = {
     "driver-too-old": "driver-too-old",
     "another-gpu": "infrastructure",
 }
+COPIES = many(4, 200)
+"""How many targets more there are, each tried on three kinds of GPU at once: by night 600 cells."""
 
 
 @pytest.fixture(scope="module")
 def ground(cluster: CondorPool) -> Iterator[PoolGround]:
-    made = make_ground(cluster, cluster.home / "slurm", (*TRICKS, "hang"))
+    made = make_ground(cluster, cluster.home / "slurm", (*TRICKS, "hang"), COPIES)
     made = replace(made, environ={**made.environ, **slurm.environ()})
     made.run("keys", "new", "throwaway")
     yield made
@@ -129,3 +133,22 @@ def test_what_no_node_tells_is_said_and_can_be_found_out(ground: PoolGround, in_
     assert "note: type v100 did not answer: " in table  # another job has it
     told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
     assert "tiny-1.0-cu121  7.5         1     any" in told
+
+
+def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
+    told = json.loads(
+        ground.run("verify", "tiny-2.*", "--pool", SLURM, "--suite", "quick", "--json", err=False)
+    )
+    kinds = told["nodes"] // COPIES  # one more where it was found out before
+    sweep = SweepRun(ground=ground, id=told["sweep"], folder=ground.pool.here(told["folder"]))
+
+    def open_ones() -> set[str]:
+        return {row["node"].rpartition("-")[2] for row in sweep.nodes().values() if row["outcome"] is None}
+
+    wait_for("all but the busy GPU's", lambda: open_ones() <= {"sm70"})
+    words = Counter(row["outcome"] for row in sweep.nodes().values())
+    assert words == {"no-gpu": (kinds - 1) * COPIES, None: COPIES}
+    ground.run("cancel", sweep.id)
+    wait_for("an empty queue", sweep.is_left_alone)
+    words = Counter(row["outcome"] for row in sweep.nodes().values())
+    assert words == {"no-gpu": (kinds - 1) * COPIES, "not-tested": COPIES}

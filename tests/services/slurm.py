@@ -51,7 +51,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 ReturnToService=2
-SchedulerParameters=sched_interval=1
+SchedulerParameters=sched_interval=1,bf_interval=1,bf_continue,batch_sched_delay=0
 GresTypes=gpu
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=2-00:00:00 DefaultTime=01:00:00
