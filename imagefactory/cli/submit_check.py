@@ -36,6 +36,7 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     from imagefactory.submit.check.checked import Checked, Surroundings
     from imagefactory.submit.check.fix import fix_text, format_diff
     from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
+    from imagefactory.submit.check.secrets import with_secrets
     from imagefactory.verdicts.trust import read_trust
 
     now, settings = datetime.now(UTC), call.settings
@@ -56,8 +57,9 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
 
     def checked_as(text: str) -> Checked:
         if batch:
-            return check_batch(parse_batch(text, str(path)), around)
-        return check_submit_file(parse_submit_file(text, str(path), lists_beside(path)), around)
+            return with_secrets(check_batch(parse_batch(text, str(path)), around), text)
+        file = parse_submit_file(text, str(path), lists_beside(path))
+        return with_secrets(check_submit_file(file, around), text)
 
     mended = fix_text(text, checked_as) if options["fix"] else text
     checked, diff = checked_as(mended), format_diff(str(path), text, mended)
