@@ -10,6 +10,8 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    choose_targets,
+    collecting,
     json_option,
     registry_option,
     say,
@@ -55,42 +57,47 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     key that signed it uses `imagefactory find` and `imagefactory submit` anywhere: write an invitation
     (`imagefactory invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
 
-    It holds for 30 days: make it anew after each promotion, and each night.
+    It holds for 30 days: make it anew after each promotion, and each night. Of a family whose recipe has
+    faults it keeps what the last one had.
     """
     from imagefactory.catalogue.offers import ages_of, judge_offer
-    from imagefactory.recipes.expand import select
     from imagefactory.report.verdicts import ages_json, format_ages
     from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
+    from imagefactory.stages.read_catalogue import keep_former
     from imagefactory.verdicts.trust import read_trust
 
-    factory, now = call.factory, datetime.now(UTC)
+    factory, now = call.sound_factory, datetime.now(UTC)
     key = None if options["dry_run"] else _signing_key(factory, now)
     if options["output"] is None and key:
         _ = _place(factory, place)  # before the work, not after it
-    making = CatalogueMaking(
-        targets=select(factory.targets, names), now=now, registry=place, named=bool(names)
-    )
-    made = catalogue_of(factory, making, call.progress)
-    if not made.catalogue.images:
-        raise NothingSelectedError(
-            "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
-        )
-    written = _write(factory, place, options["output"], (made.catalogue, key)) if key else []
-    trust = read_trust(factory.settings.files)
-    offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
-    proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
-    if as_json:
-        return say_json("catalogue", {**_as_json(made, proven, written), "proofs": ages_json(ages)})
-    for image in made.catalogue.images:
-        say(f"{image.target}  {image.reference or image.subject.index}")
-        say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
-    for name, why in made.left_out:
-        say(f"{name}  left out: {why}")
-    for where in written:
-        say(f"written: {where}")
-    say(format_ages(ages))
-    if written:
-        say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
+    with collecting(factory) as failures:
+        targets = choose_targets(factory, names)
+        making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
+        made = catalogue_of(factory, making, call.progress)
+        if factory.faults and not names and (place or factory.settings.registry.value):
+            made = keep_former(factory, made, place, now)
+        if not made.catalogue.images:
+            raise NothingSelectedError(
+                "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
+            )
+        written = _write(factory, place, options["output"], (made.catalogue, key)) if key else []
+        trust = read_trust(factory.settings.files)
+        offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
+        proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
+        if as_json:
+            more = {"proofs": ages_json(ages), "errors": failures.as_json()}
+            return say_json("catalogue", {**_as_json(made, proven, written), **more})
+        for image in made.catalogue.images:
+            say(f"{image.target}  {image.reference or image.subject.index}")
+            say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
+            say("  as the last catalogue has it: its recipe has faults", unless=image.target not in made.kept)
+        for name, why in made.left_out:
+            say(f"{name}  left out: {why}")
+        for where in written:
+            say(f"written: {where}")
+        say(format_ages(ages))
+        if written:
+            say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
     return say_next("submit", "--list") if written else say_next("catalogue", *names)
 
 
@@ -181,4 +188,5 @@ def _as_json(made: MadeCatalogue, proven: dict[str, list[str]], written: list[st
         "written": written,
         "images": [row(image) for image in made.catalogue.images],
         "left_out": [{"target": name, "why": why} for name, why in made.left_out],
+        "kept": list(made.kept),
     }

@@ -220,7 +220,8 @@ def _changed(call: Call, given: dict[str, Any]) -> None:
     if given["as_json"]:
         say_json("night", night_json(done, folder))
     elif given["github"]:
-        write(1, format_issue(done))
+        if text := format_issue(done).rstrip():
+            write(1, text)
     else:
         say(format_night(done, terminal_width()))
 

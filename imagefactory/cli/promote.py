@@ -9,6 +9,7 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    choose_targets,
     collecting,
     complete_targets,
     json_option,
@@ -52,9 +53,9 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
     from imagefactory.stages.candidates import Promoting
     from imagefactory.stages.promote import promote
 
-    factory, now = call.factory, datetime.now(UTC)
+    factory, now = call.sound_factory, datetime.now(UTC)
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with collecting(factory) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
                 wanted = Promoting(target=target, place=where, now=now, dry_run=dry_run)
@@ -75,7 +76,6 @@ def _targets(
     """Each target, where its tags are, and the digest that was named, if any."""
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select
     from imagefactory.stages.candidates import target_at
     from imagefactory.stages.platforms import plain_name
     from imagefactory.stages.verdicts import place_of
@@ -90,7 +90,7 @@ def _targets(
         digest = read_manifest(place, where.wanted).descriptor.digest
         targets.append((target_at(factory, place, digest), place, digest))
     plain = [name for name in names if "/" not in name]
-    chosen = select(factory.targets, plain) if plain else ()
+    chosen = choose_targets(factory, tuple(plain)) if plain else ()
     # A tag for several platforms waits for those of the others.
     for target in sorted(chosen, key=lambda one: one.name == plain_name(one)):
         targets.append((target, place_of_target(factory, target, registry), ""))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
-from imagefactory.cli.output import Call, json_option, registry_option, say, say_json, say_next
+from imagefactory.cli.output import Call, collecting, json_option, registry_option, say, say_json, say_next
 
 
 @click.command()
@@ -22,19 +22,21 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
     from imagefactory.report.verdicts import format_reconciled
     from imagefactory.stages.reconcile import reconcile_all
 
-    done = reconcile_all(call.factory, place, datetime.now(UTC), call.progress)
-    if as_json:
-        rows = [
-            {
-                "place": repository.place,
-                "listed": repository.listed,
-                "mended": list(repository.mended),
-                "gone": repository.gone,
-                "expired": repository.expired,
-                "damaged": repository.damaged,
-            }
-            for repository in done
-        ]
-        return say_json("reconcile", {"repositories": rows})
-    say(format_reconciled(done))
+    factory = call.sound_factory
+    with collecting(factory) as failures:
+        done = reconcile_all(factory, place, datetime.now(UTC), call.progress)
+        if as_json:
+            rows = [
+                {
+                    "place": repository.place,
+                    "listed": repository.listed,
+                    "mended": list(repository.mended),
+                    "gone": repository.gone,
+                    "expired": repository.expired,
+                    "damaged": repository.damaged,
+                }
+                for repository in done
+            ]
+            return say_json("reconcile", {"repositories": rows, "errors": failures.as_json()})
+        say(format_reconciled(done))
     return say_next("registry", "list")

@@ -64,7 +64,7 @@ def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
             yield first + (":" if why else "")
             yield from (f"      {line}" for line in wrap(why, width - 6))
         if row.hint:
-            yield from fold([f"      what to do: {row.hint}"], width)
+            yield from (f"      {line}" for line in wrap(f"what to do: {row.hint}", width - 6))
     if len(rows) > MOST:
         yield f"  and {len(rows) - MOST} more"
 

@@ -65,10 +65,12 @@ class CatalogueMaking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCatalogue:
-    """A catalogue, and why targets are not in it: pairs of name and one line."""
+    """A catalogue, and why targets are not in it: pairs of name and one line. `kept` are targets that stand
+    there as the last catalogue has them."""
 
     catalogue: Catalogue
     left_out: tuple[tuple[str, str], ...]
+    kept: tuple[str, ...] = ()
 
 
 def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) -> MadeCatalogue:

@@ -23,9 +23,9 @@ from imagefactory.errors import (
     EXIT_BUILD,
     EXIT_CHECK,
     EXIT_NOTHING_SELECTED,
+    EXIT_USAGE,
     FactoryError,
     NoGpuError,
-    RecipeError,
     ToolError,
     UsageError,
 )
@@ -149,7 +149,8 @@ class _Night:
     def run(self) -> NightReport:
         started, killed = self.bench.clock(), killed_before(self.factory.settings)
         for fault in self.factory.faults:
-            self.fail("recipes", RecipeError([fault]))
+            place, _, why = fault.partition(": ")
+            self.failures.append(NightRow(what=one_line(place), why=one_line(why), code=EXIT_USAGE))
         devices = self._devices()
         before: KeptPlan | None = None
         with self.telling("plan"):
@@ -316,7 +317,8 @@ class _Night:
         errors = [row for row in told.get("errors", ()) if isinstance(row, dict)]
         for row in errors:
             name, own = str(row.get("target") or what), int(row.get("exit_code", 1))
-            if own != expected or of not in ("", name):
+            told_already = own == EXIT_USAGE and row.get("message") == "\n".join(self.factory.faults)
+            if not told_already and (own != expected or of not in ("", name)):
                 why, hint = one_line(str(row.get("message", ""))), one_line(str(row.get("hint", "")))
                 self.failures.append(NightRow(what=one_line(name), why=why, hint=hint, code=own))
         if code != 0 and not errors:

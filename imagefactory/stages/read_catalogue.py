@@ -15,16 +15,17 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.access import Access, open_registry
+from imagefactory.access import Access, open_registry, registry_place
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
 from imagefactory.documents import format_time
 from imagefactory.errors import RegistryError, StatementError, UsageError
-from imagefactory.factory import is_factory, read_factory
+from imagefactory.factory import Factory, is_factory, read_factory
 from imagefactory.files import replace_text, replacing
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
@@ -33,7 +34,7 @@ from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import Settings
-from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
+from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.verdicts.trust import read_trust
 
 KEPT = 4  # in the cache
@@ -64,6 +65,24 @@ def read_catalogue(
     catalogue = open_catalogue(unpack(data, where), read_trust(settings.files), now, where)
     _refuse_older(settings.cache_path / "catalogues-seen", where, catalogue.made)
     return catalogue
+
+
+def keep_former(factory: Factory, made: MadeCatalogue, registry: str, now: datetime) -> MadeCatalogue:
+    """With what the last catalogue of a registry has of families whose recipes have faults now.
+
+    People use these images, and their verdicts hold: a typing mistake takes nothing away.
+    """
+    host, path = registry_place(factory, registry)
+    reference = catalogue_place(f"{host}/{path}" if path else host)
+    try:
+        data = unpack(_read_registry(factory.settings, factory.environ, reference), str(reference))
+        former = open_catalogue(data, read_trust(factory.settings.files), now, str(reference))
+    except (RegistryError, StatementError):  # there is none, or none that holds
+        return made
+    known = {target.family for target in factory.targets}
+    kept = tuple(image for image in former.images if image.family not in known)
+    catalogue = replace(made.catalogue, images=(*made.catalogue.images, *kept))
+    return replace(made, catalogue=catalogue, kept=tuple(image.target for image in kept))
 
 
 def _refuse_older(folder: Path, where: str, made: datetime) -> None:

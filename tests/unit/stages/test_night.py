@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import NoGpuError, ToolError, UsageError
+from imagefactory.factory import read_sound
 from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
@@ -37,6 +38,21 @@ from tests.made.sweep import play as play_node
 from tests.made.sweep_site import A100, Site, failed
 from tests.made.verdicts import HOST
 
+OTHER = """\
+family: other
+description: One that is sound
+source: pypi
+framework: idna
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+checks: [packages]
+matrix:
+  - version: "3.7"
+    cuda: ["12.1"]
+"""
+
 
 class NoGpuHere:
     def read(self) -> Hardware:
@@ -58,6 +74,7 @@ class Nights:
     pause: Callable[[float], None] = lambda _: None
     crashes: tuple[str, ...] = ()
     count: int = 0
+    said: dict[str, str] = field(default_factory=dict)
 
     def run(self, **ask: object) -> NightReport:
         self.steps.clear()
@@ -85,7 +102,8 @@ class Nights:
         words = ("push", "--json", NAME) if words[0] == "build" else words
         self.capsys.readouterr()
         code = run("-C", str(self.site.factory.settings.root_path), *words)
-        return code, self.capsys.readouterr().out
+        self.said[words[0]] = self.capsys.readouterr().out
+        return code, self.said[words[0]]
 
     @property
     def commands(self) -> list[str]:
@@ -186,6 +204,33 @@ def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory reconcile` ended with exit code -9"
     assert "catalogue" in told  # nothing is there to be signed
+
+
+def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Nights) -> None:
+    """And its family stays in the catalogue as it was: people use it."""
+    first = nights.run()
+    assert first.code == 0
+    recipe = nights.site.factory.settings.root_path / "recipes" / "pytorch.yaml"
+    other = recipe.with_name("other.yaml")
+    other.write_text("family: other\nnonsense: 1\n")
+    factory = read_sound(nights.site.factory.settings, nights.site.factory.environ)
+    assert factory.faults
+    nights.site = replace(nights.site, factory=factory)
+    second = nights.run()
+    assert second.code == 2
+    assert {row.what.split(":")[0] for row in second.broken} == {"recipes/other.yaml"}
+    assert nights.commands == ["promote", "reconcile", "catalogue"]
+    assert '"exit_code": 2' in nights.said["catalogue"]
+    assert json.loads(nights.said["catalogue"])["written"]
+    other.unlink()
+
+    text = recipe.read_text()
+    recipe.write_text(f"{text}nonsense: 1\n")
+    other.write_text(OTHER)
+    nights.step(("catalogue", "--json"))
+    told = json.loads(nights.said["catalogue"])
+    assert (told["kept"], told["images"][0]["target"]) == ([NAME], NAME)
+    assert told["images"][0]["verified"] == ["7.0", "8.0"]
 
 
 def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
