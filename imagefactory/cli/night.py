@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import UsageError
+from imagefactory.errors import FactoryError, UsageError
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -120,12 +121,11 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.stages.sweep import format_id
     from imagefactory.verify.evidence import LocalEvidence
 
-    factory = call.sound_factory
-    settings = factory.settings
+    settings = call.settings
     wait = {"wait": given["wait"]} if given["wait"] else {}
     ask = NightAsk(names=names, pool=given["pool"] or "", html=given["html"], **wait)
-    with one_night(settings):
-        last = last_night(settings)
+    with _telling(given["mail"]), one_night(settings):
+        factory, last = call.sound_factory, last_night(settings)
         folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
         bench = NightBench(
             clock=lambda: datetime.now(UTC),
@@ -145,6 +145,18 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     if done.code:
         raise click.exceptions.Exit(done.code)
     say_next("status") if ask.pool else say_next("report", "--html", "site")
+
+
+@contextmanager
+def _telling(mail: str | None) -> Iterator[None]:
+    """Who gets mail hears of a night that could not be, too: another is at work, the disk is full."""
+    try:
+        yield
+    except (FactoryError, OSError) as error:
+        if mail:
+            hint = f"\n  what to do: {error.hint}" if isinstance(error, FactoryError) else ""
+            _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
+        raise
 
 
 def _runner(root: Path, log: Path) -> Command:

@@ -1,6 +1,7 @@
 """A night: what is due is built, pushed and verified, tags follow, and the catalogue is signed anew.
 
-    plan -> build --push -> verify, collect --promote -> promote -> reconcile -> catalogue -> plan -> compare
+    plan -> build --push -> verify, collect --promote -> promote -> reconcile -> catalogue -> store gc
+         -> plan -> compare
 
 Each step is this program's own command, in a process of its own, as a person would type it: what one of them
 meets, a bug or a killed process too, is told and ends no other. `--json` says what went wrong. Nothing is
@@ -165,6 +166,7 @@ class _Night:
         self.do("tags", "promote", *promotable, expected=EXIT_CHECK)
         self.do("reconcile", "reconcile")
         self.do("catalogue", "catalogue")
+        self.do("disk", "store", "gc")
         after = before
         with self.telling("plan"):
             after = keep_plan(self._plan(devices), self._asked(devices))
@@ -312,7 +314,7 @@ class _Night:
         """Runs a command of this program, and tells its errors but for those of the code that is `expected`
         (with `of`, of that name alone). Gives its exit code and its JSON."""
         with self.progress.stage(f"{words[0]} {what}" if what != words[0] else what):
-            code, said = self.bench.run((words[0], "--json", *words[1:]))
+            code, said = self.bench.run((*words, "--json"))
         told = _document(said)
         errors = [row for row in told.get("errors", ()) if isinstance(row, dict)]
         for row in errors:

@@ -76,7 +76,7 @@ def test_a_night_builds_pushes_and_publishes_and_says_so(ground: Ground) -> None
     assert f"built\n  {TARGET}\n" in said
     assert all(len(line) <= 80 for line in said.splitlines() if not line.startswith("log: "))
     steps = [line.split()[2] for line in ground.log().splitlines() if line.startswith("$ ")]
-    assert steps == ["build", "promote", "reconcile", "catalogue"]
+    assert steps == ["build", "promote", "reconcile", "catalogue", "store"]
 
 
 def test_a_broken_target_hides_nothing_and_is_told_once(ground: Ground) -> None:

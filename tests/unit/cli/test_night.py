@@ -76,6 +76,13 @@ def test_a_mail_that_cannot_be_sent_is_told(capfd: pytest.CaptureFixture[str]) -
     assert "--mail ended with exit code 3" in said.err
 
 
+def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Factory, tmp_path: Path) -> None:
+    mail = tmp_path / "mail"
+    root = factory.settings.root_path
+    assert call("night", "--mail", f"cat > {mail}", root=root).code == 2
+    assert "no registry is set\n  what to do: write registry" in mail.read_text()
+
+
 def test_what_changed_since_a_plan_is_told_whoever_did_it(
     call: Call, factory: Factory, target: Target, registry: RegistryMadeHere, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from tests.made.command import run
 from tests.made.factory import NAME
 from tests.made.sweep import PoolMadeHere, suite_report
 from tests.made.sweep import play as play_node
-from tests.made.sweep_site import A100, Site, failed
+from tests.made.sweep_site import A100, Site, failed, kept_sif
 from tests.made.verdicts import HOST
 
 OTHER = """\
@@ -99,7 +99,7 @@ class Nights:
         self.steps.append(tuple(words))
         if words[0] in self.crashes:
             return -9, ""
-        words = ("push", "--json", NAME) if words[0] == "build" else words
+        words = ("push", NAME, "--json") if words[0] == "build" else words
         self.capsys.readouterr()
         code = run("-C", str(self.site.factory.settings.root_path), *words)
         self.said[words[0]] = self.capsys.readouterr().out
@@ -129,7 +129,7 @@ def nights(
 
 def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(nights: Nights) -> None:
     first = nights.run()
-    assert nights.commands == ["build", "verify", "collect", "promote", "reconcile", "catalogue"]
+    assert nights.commands == ["build", "verify", "collect", "promote", "reconcile", "catalogue", "store"]
     assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
     assert [row.what for row in first.built] == [NAME]
     assert (first.broken, first.due, first.code) == ((), (), 0)
@@ -137,10 +137,29 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert is_news(first, None)
 
     second = nights.run()
-    assert nights.commands == ["promote", "reconcile", "catalogue"]
+    assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
     assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
     assert not is_news(second, first)
     assert last_night(nights.site.factory.settings) == second
+
+
+def test_where_jobs_run_sif_files_their_verdicts_count(
+    nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = nights.site
+    kept_sif(site)
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("IMAGEFACTORY_SIF_FOLDER", str(tmp_path / "shared"))
+    folder = Setting(value=str(tmp_path / "shared"), origin="test")
+    settings = replace(site.factory.settings, sif_folder=folder)
+    nights.site = replace(site, factory=replace(site.factory, settings=settings))
+    first = nights.run()
+    assert first.broken == ()
+    assert [row.what for row in first.built] == [NAME]
+    assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
+    second = nights.run()
+    assert (second.proven, second.due) == ((), ())
+    assert "verify" not in nights.commands
 
 
 def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nights) -> None:
@@ -167,7 +186,7 @@ def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: N
     first = nights.run(wait=timedelta(0))
     assert "2 jobs are still on the pool" in first.notes[0]
     assert [(row.what, row.on) for row in first.due] == [(NAME, "7.0, 8.0")]
-    assert nights.commands[-3:] == ["promote", "reconcile", "catalogue"]
+    assert nights.commands[-4:] == ["promote", "reconcile", "catalogue", "store"]
     play(0)
     second = nights.run()
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
@@ -199,7 +218,7 @@ def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> 
 def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     nights.crashes = ("build", "reconcile")
     done = nights.run()
-    assert nights.commands == ["build", "promote", "reconcile", "catalogue"]
+    assert nights.commands == ["build", "promote", "reconcile", "catalogue", "store"]
     told = {row.what: row.why for row in done.broken}
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory reconcile` ended with exit code -9"
@@ -219,7 +238,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     second = nights.run()
     assert second.code == 2
     assert {row.what.split(":")[0] for row in second.broken} == {"recipes/other.yaml"}
-    assert nights.commands == ["promote", "reconcile", "catalogue"]
+    assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
     assert '"exit_code": 2' in nights.said["catalogue"]
     assert json.loads(nights.said["catalogue"])["written"]
     other.unlink()
@@ -244,7 +263,7 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
     monkeypatch.setattr(nights.site.pool, "inventory", silent)
     done = nights.run()
     assert [(row.what, row.why, row.code) for row in done.broken] == [("pool", "no collector", 6)]
-    assert nights.commands[-1] == "catalogue"
+    assert nights.commands[-2:] == ["catalogue", "store"]
     assert (done.built, done.proven) == ((), ())
 
 
@@ -259,19 +278,19 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
     nights.pause = lambda _: None
     done = nights.run()
     assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
-    assert nights.commands[-1] == "catalogue"
+    assert nights.commands[-2:] == ["catalogue", "store"]
 
 
 def test_without_a_pool_this_machines_gpu_is_asked_or_none(nights: Nights) -> None:
     done = nights.run(pool="")
     assert done.notes == ("nothing is verified: no GPU in this test",)
-    assert nights.commands == ["build", "promote", "reconcile", "catalogue"]
+    assert nights.commands == ["build", "promote", "reconcile", "catalogue", "store"]
 
     nights.crashes = ("verify",)
     done = nights.run(pool="", evidence=OneGpu())
     (step,) = (words for words in nights.steps if words[0] == "verify")
-    assert step[1:5] == ("--json", "--registry", nights.site.registry.host, "--promote")
-    assert step[5].startswith(f"{NAME}@sha256:")  # what is there is not built again
+    assert step[1:4] == ("--registry", nights.site.registry.host, "--promote")
+    assert step[4].startswith(f"{NAME}@sha256:")  # what is there is not built again
     assert [row.what for row in done.broken] == [NAME]
 
 
