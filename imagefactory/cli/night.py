@@ -32,7 +32,7 @@ from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
     from imagefactory.matrix.changes import NightReport
-    from imagefactory.stages.night import Command
+    from imagefactory.stages.night_steps import Command
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -49,7 +49,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "wait",
     type=Duration(),
     metavar="TIME",
-    help="How long the pool is waited for; what comes later, the next night collects.  [default: 12h]",
+    help="How long the pool is waited for; what comes later, the next night collects.  [default: 6h]",
 )
 @click.option("--html", type=_FOLDER, metavar="DIR", help="Write the site of `report` there, with the night.")
 @click.option(
@@ -116,7 +116,8 @@ def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> Non
 def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.matrix.changes import is_news
     from imagefactory.report.night import format_night
-    from imagefactory.stages.night import NightAsk, NightBench, run_night
+    from imagefactory.stages.night import NightAsk, run_night
+    from imagefactory.stages.night_steps import NightBench
     from imagefactory.stages.nights import LOG, last_night, new_night, one_night
     from imagefactory.stages.sweep import format_id
     from imagefactory.verify.evidence import LocalEvidence

@@ -17,8 +17,9 @@ from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.stages import night as stage
-from imagefactory.stages.night import NightAsk, NightBench, last_commit, run_night
+from imagefactory.stages import night_sweeps
+from imagefactory.stages.night import NightAsk, last_commit, run_night
+from imagefactory.stages.night_steps import NightBench
 from imagefactory.stages.nights import (
     KEPT,
     NIGHT,
@@ -192,6 +193,36 @@ def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: N
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
 
 
+def test_what_has_come_is_promoted_while_a_gpu_is_away(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night_sweeps, "BETWEEN", 2)
+    pool = nights.site.pool
+    looks: list[int] = []
+
+    def one_answers(_: float) -> None:
+        looks.append(len(nights.commands))
+        (folder,) = pool.submitted
+        play_node(folder, A100)
+        pool.at_work = len(looks) < 6
+
+    nights.pause = one_answers
+    done = nights.run()
+    assert nights.commands.count("collect") == 1
+    assert nights.commands.index("collect") < max(looks)  # not at the end
+    assert [(row.what, row.on) for row in done.proven] == [(NAME, "8.0")]
+    assert [(row.what, row.on) for row in done.due] == [(NAME, "7.0")]
+
+
+def test_a_sweep_that_cannot_be_read_is_told_and_left_alone(nights: Nights) -> None:
+    broken = nights.site.factory.settings.store_path / "sweeps" / "20261124-000000-aaaa"
+    broken.mkdir(parents=True)
+    (broken / "sweep.json").write_text("{")
+    done = nights.run()
+    assert [row.what for row in done.broken] == [f"sweep {broken.name}"]
+    assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0, 8.0")]
+
+
 def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> None:
     pool = nights.site.pool
 
@@ -274,7 +305,7 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
         raise ToolError("no schedd")
 
     monkeypatch.setattr(nights.site.pool, "running", running)
-    monkeypatch.setattr(stage, "PATIENCE", 2)
+    monkeypatch.setattr(night_sweeps, "PATIENCE", 2)
     nights.pause = lambda _: None
     done = nights.run()
     assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
