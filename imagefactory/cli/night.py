@@ -27,7 +27,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import FactoryError, UsageError, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -182,9 +182,11 @@ def _runner(root: Path, log: Path) -> Command:
 
 def _mail(command: str, text: str) -> None:
     """A command that fails is told; the night was what it was."""
-    done = subprocess.run(("/bin/sh", "-c", command), input=text, text=True, check=False)
+    words = ("/bin/sh", "-c", command)
+    done = subprocess.run(words, input=text, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        write(2, f"warning: --mail ended with exit code {done.returncode}: {command}")
+        said = without_logins(done.stderr).strip()
+        write(2, f"warning: --mail ended with exit code {done.returncode}: {said}".rstrip(": "))
 
 
 def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
