@@ -69,11 +69,8 @@ def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
         yield f"  and {len(rows) - MOST} more"
 
 
-def format_issue(night: NightReport, page: str = "") -> str:
-    """The text of the one issue, in Markdown: empty where nothing is broken and nothing is to be read.
-
-    `page` is where all of it can be read.
-    """
+def format_issue(night: NightReport) -> str:
+    """The text of the one issue, in Markdown: empty where nothing is broken and nothing is to be read."""
     if not night.broken and not night.notes:
         return ""
     lines = [
@@ -88,8 +85,7 @@ def format_issue(night: NightReport, page: str = "") -> str:
             lines += [f"    *what to do:* {_quoted(row.hint)}"] if row.hint else []
     if len(night.broken) > MOST:
         lines.append(f"\nand {len(night.broken) - MOST} more")
-    lines.append(f"\nAll of it: {page}" if page else "")
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _quoted(text: str) -> str:

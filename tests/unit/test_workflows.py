@@ -112,7 +112,7 @@ def test_results_of_a_night_are_signed_before_the_next_one_ends_it() -> None:
     times = [int(one) * 60 + int(later.split()[0]) for one in later.split()[1].split(",")]
     before = [hour * 60 + minute - time for time in times if time < hour * 60 + minute]
     assert len(times) == 4
-    assert 0 < min(before) <= 60
+    assert 60 <= min(before) <= 120  # GitHub starts them late
 
 
 def test_a_gpu_machine_keeps_nothing_for_the_next_job_and_a_job_can_be_run_again() -> None:

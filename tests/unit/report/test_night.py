@@ -52,9 +52,8 @@ def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
     assert format_issue(night_report(broken=())) == ""
     said = format_issue(night_report(broken=(), notes=("the last commit is 50 days old",)))
     assert "**`the last commit is 50 days old`**" in said
-    said = format_issue(night_report(), "https://pages.example/night.html")
+    said = format_issue(night_report())
     assert "- `torch-2.3-cu121`\n  - `its smoke test did not pass`\n    *what to do:* `look`\n" in said
-    assert said.endswith("All of it: https://pages.example/night.html\n")
     many = format_issue(night_report(broken=night_report().broken * (MOST + 2)))
     assert "and 2 more" in many
 

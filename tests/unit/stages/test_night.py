@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -385,5 +387,10 @@ def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path:
     assert last_night(nights.site.factory.settings) is None
 
 
-def test_a_folder_without_a_repository_tells_no_last_commit(tmp_path: Path) -> None:
+def test_the_last_commit_is_told_where_there_is_a_repository(tmp_path: Path) -> None:
     assert last_commit(tmp_path) is None
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    dates = {**os.environ, "GIT_COMMITTER_DATE": "2026-11-01T02:03:04Z"}
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "one")):
+        subprocess.run((*git, *words), check=True, env=dates)
+    assert last_commit(tmp_path) == datetime(2026, 11, 1, 2, 3, 4, tzinfo=UTC)
