@@ -213,13 +213,15 @@ class _Night:
 
     def _verify(self, plan: Plan, built: frozenset[str], *, on_gpus: bool) -> None:
         ready = [one for one in plan.targets if on_gpus and _is_due(one, built)]
+        if self.ask.pool:  # which starts kits
+            ready = [one for one in ready if starts_by_kit(one.target)]
         if not ready:
             return
         if self.ask.pool:
-            names = [one.target.name for one in ready if starts_by_kit(one.target)]
+            names = [one.target.name for one in ready]
             words = ("--pool", self.ask.pool, "--inventory", str(self._inventory), *names)
-            code, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
-            if code == 0 and isinstance(told.get("folder"), str):
+            _, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
+            if isinstance(told.get("folder"), str):
                 (self.folder / SWEPT).write_text(told["folder"] + "\n", "utf-8")
             return
         for one in ready:
