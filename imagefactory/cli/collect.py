@@ -66,10 +66,10 @@ def collect(
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.kits import collect as collect_one
 
-    factory, progress = call.factory, call.progress
+    factory, progress = call.sound_factory, call.progress
     options = CollectOptions(ledger=ledger, registry=place, promote=promote)
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with collecting(factory) as failures:
         for folder in folders:
             with failures.of(str(folder)):
                 if (sweep := as_sweep(call, folder)) is not None:

@@ -233,7 +233,7 @@ def collect_jobs(
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.stages.collect import collect_sweep
 
-    done = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
+    done = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in done.nodes]
     blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in done.promotions]
