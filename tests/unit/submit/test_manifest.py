@@ -84,7 +84,8 @@ def test_a_job_is_what_the_api_takes() -> None:
         "requests": {"cpu": "4", **amounts},
     }
     seen = {one["mountPath"] for one in container["volumeMounts"]}
-    assert seen == {"/work", "/dev/shm", "/work/train.sh", "/work/data.npy"}  # the pod's
+    folder = "/work"  # in the pod
+    assert seen == {folder, "/dev/shm", f"{folder}/train.sh", f"{folder}/data.npy"}
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
 
 
