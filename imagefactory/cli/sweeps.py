@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagefactory.cli.output import (
     Call,
+    choose_targets,
     collecting,
     say,
     say_json,
@@ -47,23 +48,23 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
             raise UsageError(f"--{name} has no meaning on a pool", hint="leave it out")
     if given["held"] and given["pool"] == SLURM:
         raise UsageError("--held-limit: to Slurm a job that is held waits", hint="say --idle-limit")
-    factory, progress, folder = call.factory, call.progress, given["folder"]
-    as_json = given["as_json"]
-    if folder is not None and find_pool(given["pool"]).is_whole(folder):
-        refuse_again(names, given)
-        return _submitted(call, folder.absolute(), given)
-    pool, bench = find_pool(given["pool"]), sweep_bench()
-    options = _options(factory, given)
-    targets, options = _targets(factory, names, given, options)
-    inventory = find_inventory(given["inventory"], bench.clock(), given["pool"])
-    if not given["dry_run"]:
-        pool.require()
-    prepared = prepare_sweep(factory, targets, inventory, options, bench)
-    _say_plan(prepared, as_json=as_json and given["dry_run"], quiet=as_json)
-    if given["dry_run"]:
-        return None
-    made = make_sweep(factory, prepared, bench, progress)
-    return _submitted(call, made.folder, given, made)
+    factory, folder, as_json = call.sound_factory, given["folder"], given["as_json"]
+    with collecting(factory) as failures:
+        if folder is not None and find_pool(given["pool"]).is_whole(folder):
+            refuse_again(names, given)
+            return _submitted(call, folder.absolute(), given, failures)
+        pool, bench = find_pool(given["pool"]), sweep_bench()
+        options = _options(factory, given)
+        targets, options = _targets(factory, names, given, options)
+        inventory = find_inventory(given["inventory"], bench.clock(), given["pool"])
+        if not given["dry_run"]:
+            pool.require()
+        prepared = prepare_sweep(factory, targets, inventory, options, bench)
+        _say_plan(prepared, as_json=as_json and given["dry_run"], quiet=as_json)
+        if given["dry_run"]:
+            return None
+        made = make_sweep(factory, prepared, bench, call.progress)
+        return _submitted(call, made.folder, given, failures, made)
 
 
 def find_pool(name: str) -> Pool:
@@ -119,13 +120,12 @@ def _targets(
     """The targets that are asked for; of a tuple the one, on its capability alone."""
     from dataclasses import replace
 
-    from imagefactory.recipes.expand import select
     from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 
     if not given["wanted"]:
         if not names:
             raise UsageError("no target is named", hint="name some ('pytorch-*'), or --tuple F V CUDA X.Y")
-        return select(factory.targets, names), options
+        return choose_targets(factory, names), options
     if names or given["capability"]:
         raise UsageError("--tuple says all of it", hint="leave out the targets and --capability")
     wanted = parse_tuple(given["wanted"])
@@ -142,7 +142,9 @@ def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
         say(format_sweep_plan(prepared.plan, prepared.options.limits, terminal_width()), unless=quiet)
 
 
-def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | None = None) -> None:
+def _submitted(
+    call: Call, folder: Path, given: dict[str, Any], failures: Failures, made: Made | None = None
+) -> None:
     """Says what runs now, or waits for it and collects."""
     from imagefactory.report.sweep import left_out_json
     from imagefactory.stages.kits import CollectOptions
@@ -150,33 +152,32 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
     from imagefactory.sweeps.sweep_file import read_sweep
 
     sweep, as_json = read_sweep(folder), given["as_json"]
-    with collecting() as failures:
-        for name, fault in made.faults if made else ():
-            failures.of(name).add(fault)
-        try:
-            job = submit_sweep(folder, find_pool)
-        except ToolError as error:
-            again = f"then go on with it: imagefactory verify --pool {sweep.pool} --folder {folder}"
-            raise ToolError(error.message, hint=f"{error.hint}; {again}") from error
-        if given["wait"]:
-            _wait(call, folder)
-            options = CollectOptions(registry=given["registry"], promote=given["promote"])
-            rows = collect_jobs(call, folder, options, failures, as_json=as_json)
-            if as_json:
-                say_json("collect", {"results": rows, "errors": failures.as_json()})
-            return
+    for name, fault in made.faults if made else ():
+        failures.of(name).add(fault)
+    try:
+        job = submit_sweep(folder, find_pool)
+    except ToolError as error:
+        again = f"then go on with it: imagefactory verify --pool {sweep.pool} --folder {folder}"
+        raise ToolError(error.message, hint=f"{error.hint}; {again}") from error
+    if given["wait"]:
+        _wait(call, folder)
+        options = CollectOptions(registry=given["registry"], promote=given["promote"])
+        rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
-            row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
-            left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(made.notes) if made else []}
-            say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
-        else:
-            ours = sweep.id if _in_store(call, folder, sweep.id) else folder
-            say(
-                f"submitted {sweep.id} as job {job}, in {folder}\n"
-                f"its verdicts:    imagefactory collect {ours}\n"
-                f"end it:          imagefactory cancel {ours}"
-            )
-            say_next("status", str(ours))
+            say_json("collect", {"results": rows, "errors": failures.as_json()})
+        return
+    if as_json:
+        row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
+        left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(made.notes) if made else []}
+        say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
+    else:
+        ours = sweep.id if _in_store(call, folder, sweep.id) else folder
+        say(
+            f"submitted {sweep.id} as job {job}, in {folder}\n"
+            f"its verdicts:    imagefactory collect {ours}\n"
+            f"end it:          imagefactory cancel {ours}"
+        )
+        say_next("status", str(ours))
 
 
 def _in_store(call: Call, folder: Path, name: str) -> bool:

@@ -580,6 +580,16 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     assert run("cancel", "20260101-000000-ffff") == 3
 
 
+def test_a_recipe_with_faults_keeps_no_other_from_the_pool(
+    site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site.factory.settings.root_path / "recipes/broken.yaml").write_text("family: broken\n")
+    place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
+    assert run("verify", NAME, "--pool", "htcondor", *place) == 2
+    assert "broken.yaml" in capsys.readouterr().err
+    assert pool.submitted == list(find_sweeps(site.factory.settings))
+
+
 def test_wait_stays_until_all_is_done_and_collects(
     site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
