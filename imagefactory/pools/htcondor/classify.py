@@ -6,19 +6,16 @@ HTCondor's manual, "Hold Reason Codes" and "Job Event Log Codes"; trials on a po
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import node_folder
 from imagefactory.pools.htcondor.dag import JOB_LOG
 from imagefactory.pools.htcondor.events import LIMITS_OVER, RAN_OUT, parse_attempts
-from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
 from imagefactory.pools.htcondor.node.post import (
     LARGEST_FILE,
     LARGEST_LOG,
@@ -34,10 +31,9 @@ from imagefactory.pools.model import (
     JobLimits,
     NodeFound,
     NodeResult,
-    SweepNode,
 )
 from imagefactory.progress import format_seconds
-from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT, RUN
+from imagefactory.verify.kit.program import KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT
 from imagefactory.verify.suite_report import clean
 
@@ -193,23 +189,6 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
     if outcome is None and last and last.ending is Ending.EXITED and not last.code and not files.broken:
         return NodeFound(result=result, settled=settled, run=files.run, report=files.report)
     return NodeFound(result=result, settled=settled)
-
-
-def read_result(folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-    """As `read_node`, with the word of a run that was brought back; what it signs is collect's to say."""
-    state = read_node(folder, node.name, limits)
-    if state.run is None:
-        return state.result
-    place = node_folder(folder, node.name)
-    try:
-        kit, asked = (json.loads(read(place / name, LARGEST_FILE) or b"") for name in (KIT, EXPECTATIONS))
-        run = parse_job_run(state.run, f"{node.name}/{RESULT}/{RUN}")
-        answer = JobAnswer(run=run, report=state.report, attempt=state.result.attempts[-1])
-        report = job_report(kit, asked, answer)
-    except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = error.message if isinstance(error, StatementError) else "its files were changed"
-        return replace(state.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
-    return replace(state.result, outcome=report.outcome, reason=report.reason)
 
 
 def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import ToolError, UsageError
+from imagefactory.pools.folder import judged
 from imagefactory.pools.htcondor.ads import parse_ads, parse_status
-from imagefactory.pools.htcondor.classify import read_node, read_result
+from imagefactory.pools.htcondor.classify import read_node
 from imagefactory.pools.htcondor.dag import DAG, check_folder, write_sweep
 from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
 from imagefactory.pools.model import (
@@ -64,7 +65,7 @@ class SweepFolder:
         return read_node(folder, node.name, limits)
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        return read_result(folder, node, limits)
+        return judged(folder, read_node(folder, node.name, limits), self.job_report)
 
     def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
         run = parse_job_run(found.run or b"", f"{found.result.node}/{RUN}")

@@ -8,17 +8,16 @@ says, and `look` keeps what the queue alone tells. Account, partition and the li
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import StatementError, ToolError, UsageError
+from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools.folder import node_folder
+from imagefactory.pools.folder import judged
 from imagefactory.pools.model import (
     TRIED_AGAIN,
     Inventory,
@@ -51,7 +50,6 @@ from imagefactory.pools.slurm.evidence import job_report
 from imagefactory.pools.slurm.log import SQUEUE, Queue, folders_of, parse_queue, remember
 from imagefactory.pools.slurm.nodes import ask_inventory
 from imagefactory.pools.slurm.probe import fill, recall
-from imagefactory.verify.kit.program import EXPECTATIONS, KIT, read_report
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.suite_report import clean
 
@@ -76,17 +74,7 @@ class SweepFolder:
         return read_node(folder, node.name, limits)
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        found = read_node(folder, node.name, limits)
-        if found.run is None:
-            return found.result
-        place = node_folder(folder, node.name)
-        try:
-            kit, asked = (json.loads(read_report(place / name) or b"") for name in (KIT, EXPECTATIONS))
-            report = job_report(kit, asked, found)
-        except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = error.message if isinstance(error, StatementError) else "its files were changed"
-            return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
-        return replace(found.result, outcome=report.outcome, reason=report.reason)
+        return judged(folder, read_node(folder, node.name, limits), job_report)
 
     def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
         return job_report(kit, asked, found)

@@ -22,8 +22,9 @@ import pytest
 
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor import classify, dag
-from imagefactory.pools.htcondor.classify import read_node, read_result
+from imagefactory.pools.htcondor.classify import read_node
 from imagefactory.pools.htcondor.node import inside, post
+from imagefactory.pools.htcondor.pool import SweepFolder
 from imagefactory.pools.model import Ending, JobLimits
 from imagefactory.verify.kit_make import format_kit
 from imagefactory.verify.suite_files import suite_digest
@@ -393,7 +394,7 @@ def test_what_ends_while_it_is_read_is_told_of_one_moment(
 def test_a_result_that_answers_nothing_is_no_word_on_the_image(folder: Path) -> None:
     brings(folder)
     after(folder, WHOLE, 0)
-    found = read_result(folder, node(), JobLimits())
+    found = SweepFolder().read_result(folder, node(), JobLimits())
     assert found.outcome is Outcome.INFRASTRUCTURE
 
 
@@ -402,6 +403,6 @@ def test_a_run_without_a_gpu_is_told_as_the_suite_tells_it(folder: Path) -> None
     run_inside(job)
     (job / "result").rename(folder / "nodes" / NODE / "result")
     assert after(folder, WHOLE, 0) == 0
-    found = read_result(folder, node(), JobLimits())
+    found = SweepFolder().read_result(folder, node(), JobLimits())
     assert found.outcome is not Outcome.VERIFIED
     assert found.outcome is not None
