@@ -101,7 +101,8 @@ class Slurm(SweepFolder):
     def submit(self, folder: Path) -> str:
         """Submits what of a sweep is to be run and not in the queue; the job of its last array.
 
-        Raises UsageError where all of it is there already, ToolError where sbatch takes none of it.
+        What becomes of an array that sbatch refuses, or that no GPU would take, its nodes tell. Raises
+        UsageError where all of it is there already, ToolError where no array is taken.
         """
         now, folder = _now(), folder.resolve()
         self.look(folder)
@@ -119,8 +120,11 @@ class Slurm(SweepFolder):
                 taken = self._submit(folder, number, batch, jobs) or taken
             except ToolError as error:
                 fault = fault or error
-        if fault and not taken:
-            raise fault
+        if not taken:
+            raise fault or ToolError(
+                "this cluster tells of no GPU of the capabilities that are asked for",
+                hint="imagefactory pool --probe 5m asks the GPUs themselves; then make a new sweep",
+            )
         return taken
 
     def _submit(self, folder: Path, number: int, batch: Batch, jobs: Jobs) -> str:

@@ -20,7 +20,6 @@ from typing import Annotated
 from imagefactory.documents import Most, format_document, parse_document
 from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError
 from imagefactory.files import replace_text
-from imagefactory.gpu.capability import parse_capability
 from imagefactory.pools.model import Inventory, PoolGpu
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.commands import TIMEOUT, run
@@ -32,7 +31,7 @@ LOOK = (
     'echo "$SLURMD_NODENAME" && exec nvidia-smi --id="$CUDA_VISIBLE_DEVICES" '
     "--query-gpu=compute_cap,memory.total,driver_version --format=csv,noheader,nounits"
 )
-_TOLD = re.compile(r"([0-9]{1,2}\.[0-9]), ([0-9]{1,8}), ([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})")
+_TOLD = re.compile(r"([1-9][0-9]?\.[0-9]), ([0-9]{1,8}), ([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,6 @@ def parse_answer(text: str, kind: Kind) -> Known:
         raise ToolError(
             f"nvidia-smi said '{clean(' / '.join(lines))[:100]}'", hint="look at it by hand: srun"
         )
-    parse_capability(told[1])
     return Known(
         node=clean(lines[0]), type=kind.type, capability=told[1], memory=int(told[2]) * MB, driver=told[3]
     )

@@ -78,6 +78,14 @@ def test_a_sweep_is_submitted_once_and_what_no_gpu_takes_is_said(
     assert slurm.driven() == {made}
 
 
+def test_a_cluster_without_such_a_gpu_is_given_nothing(slurm: Slurm, made: Path, program: Program) -> None:
+    program("scontrol", f"{node('q1', gres='gpu:ours:1', used='gpu:0')}\n")
+    with pytest.raises(ToolError, match="tells of no GPU") as none:
+        slurm.submit(made)
+    assert "pool --probe" in none.value.hint
+    assert {state(slurm, made, one)[0] for one in NODES} == {Outcome.NO_MATCH}
+
+
 def test_what_left_the_queue_without_a_run_is_submitted_again(
     slurm: Slurm, made: Path, program: Program
 ) -> None:

@@ -57,7 +57,14 @@ def test_what_one_said_holds_for_its_type_and_its_driver_for_its_node() -> None:
 
 def test_an_answer_is_read_strictly() -> None:
     assert parse_answer("o2\n8.9, 49152, 550.54.15\n", Kind(type="ours")) == OURS
-    for text in ("", "o2\n", "o2\nNo devices were found\n", "o2\n8.9, [N/A], 550.54.15\n", "a\nb\nc\n"):
+    for text in (
+        "",
+        "o2\n",
+        "o2\nNo devices were found\n",
+        "o2\n8.9, [N/A], 550.54.15\n",
+        "o2\n0.0, 1, 550.54.15\n",
+        "a\nb\nc\n",
+    ):
         with pytest.raises(ToolError, match="nvidia-smi said"):
             parse_answer(text, Kind(type="ours"))
 
