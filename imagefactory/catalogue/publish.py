@@ -9,12 +9,12 @@ from imagefactory.catalogue.invitation import TAG
 from imagefactory.catalogue.package import CATALOGUE, CURRENT, INVITATION, LARGEST_PACKED, Packed, pack
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.files import replacing
+from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CREATED
 from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
 from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import put_artifact
 
 
 def make_artifact(content: bytes, made: datetime, kind: Packed = CATALOGUE) -> Artifact:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from imagefactory.oci.store import DIGEST, Store
 
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
+EMPTY_BLOB = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
 ATTESTATION = "vnd.docker.reference.type"
 
 
@@ -230,19 +231,28 @@ def make_artifact(
 ) -> Artifact:
     """A referrer of `subject` (image-spec 1.1). Its content is of its own type; without, its annotations say
     what it has to say."""
-    empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-    layer = Descriptor(media_type=kind, digest=digest_of(content), size=len(content)) if content else empty
+    layer = (
+        Descriptor(media_type=kind, digest=digest_of(content), size=len(content)) if content else EMPTY_BLOB
+    )
+    manifest = artifact_of(kind, subject, (layer,), annotations)
+    blobs = {EMPTY_BLOB: EMPTY, layer: content or EMPTY}
+    return Artifact(manifest=manifest, blobs=tuple(blobs.items()))
+
+
+def artifact_of(
+    kind: str, subject: Descriptor, layers: Sequence[Descriptor], annotations: Mapping[str, str]
+) -> Manifest:
+    """The manifest of a referrer of `subject` whose content is in `layers`, files that lie elsewhere."""
     data = canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "artifactType": kind,
-            "config": format_descriptor(empty),
-            "layers": [format_descriptor(layer)],
+            "config": format_descriptor(EMPTY_BLOB),
+            "layers": [format_descriptor(layer) for layer in layers],
             "subject": format_descriptor(subject),
-            "annotations": annotations,
+            "annotations": dict(annotations),
         }
     )
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-    blobs = {empty: EMPTY, layer: content or EMPTY}
-    return Artifact(manifest=Manifest(descriptor=descriptor, data=data), blobs=tuple(blobs.items()))
+    return Manifest(descriptor=descriptor, data=data)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagefactory.errors import RegistryError
+from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import Artifact, Graph, Manifest, Place
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import REPOSITORY, Store
@@ -189,7 +190,7 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
         if nowhere := tuple(digest for digest, how in came.items() if how is Came.NOWHERE):
             raise NowhereError(f"{place} lacks {len(nowhere)} blobs, and so does {source}", digests=nowhere)
         for artifact in sending.attach:
-            bytes_sent += sum(_put_bytes(place, blob, data) for blob, data in artifact.blobs)
+            bytes_sent += sum(put_bytes(place, blob, data) for blob, data in artifact.blobs)
         _put_manifests(place, sending)
     counts = list(came.values())
     return Sent(
@@ -252,38 +253,15 @@ def _put_manifests(place: Place, sending: Sending) -> None:
     root = sending.graph.root
     below, above = _around_root(sending.graph)
     for manifest in (*below, *(artifact.manifest for artifact in sending.attach)):
-        _put(place, manifest)
-    _put(place, root, sending.candidate)
+        put_manifest(place, manifest)
+    put_manifest(place, root, sending.candidate)
     for manifest in above:
-        _put(place, manifest)
+        put_manifest(place, manifest)
 
 
 def _around_root(graph: Graph) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
     at = graph.manifests.index(graph.root)
     return graph.manifests[:at], graph.manifests[at + 1 :]
-
-
-def _put(place: Place, manifest: Manifest, tag: str = "") -> None:
-    """Raises RegistryError when the store does not confirm, by the tag where there is one, what was put."""
-    put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type, tag)
-    if put.digest != manifest.descriptor.digest:
-        raise RegistryError(
-            f"{place}: {manifest.descriptor.digest} was put, and {tag or 'it'} is {put.digest}",
-            hint="somebody else writes there: look at it before you push again",
-        )
-
-
-def put_artifact(place: Place, artifact: Artifact) -> None:
-    """Puts an artifact beside its subject. Raises RegistryError when the store does not confirm it."""
-    for blob, data in artifact.blobs:
-        _put_bytes(place, blob, data)
-    _put(place, artifact.manifest)
-
-
-def _put_bytes(place: Place, descriptor: Descriptor, data: bytes) -> int:
-    if place.store.has(place.repository, descriptor):
-        return 0
-    return place.store.write(place.repository, descriptor, lambda offset: iter((data[offset:],)))
 
 
 def _move_tag(place: Place, tag: str, root: Manifest) -> str:

@@ -12,9 +12,9 @@ from imagefactory.lock.bill.model import Bill
 from imagefactory.lock.bill.spdx import format_spdx
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.files import lock_digest
+from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
 from imagefactory.oci.graph import Place, make_artifact, read_manifest
-from imagefactory.oci.transfer import put_artifact
 from imagefactory.progress import Progress
 from imagefactory.stages.locked import require_lock
 from imagefactory.stages.push import Pushed, made_from

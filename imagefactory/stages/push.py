@@ -13,6 +13,7 @@ from imagefactory.errors import BuildError, LockError, StaleError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.lock.debian.file import format_base_lock
 from imagefactory.model import Target
+from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import (
     MADE_FROM,
     candidate_tag,
@@ -32,7 +33,6 @@ from imagefactory.oci.transfer import (
     Sending,
     Sent,
     origins_from,
-    put_artifact,
     remember,
     send,
     told_of,

@@ -1,0 +1,51 @@
+"""What lies beside an image put into any store: a manifest that names it, and the blobs of that one's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from imagefactory.errors import RegistryError
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Artifact, Manifest, Place
+from imagefactory.oci.layers import CHUNK
+from imagefactory.oci.model import Descriptor
+
+
+def put_artifact(place: Place, artifact: Artifact) -> None:
+    """Puts an artifact beside its subject. Raises RegistryError when the store does not confirm it."""
+    for blob, data in artifact.blobs:
+        put_bytes(place, blob, data)
+    put_manifest(place, artifact.manifest)
+
+
+def put_files(place: Place, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
+    """Puts an artifact whose layers are files on disk. Raises RegistryError as `put_artifact`."""
+    put_bytes(place, EMPTY_BLOB, EMPTY)
+    for blob, path in files.items():
+        if not place.store.has(place.repository, blob):
+            place.store.write(place.repository, blob, functools.partial(_chunks, path))
+    put_manifest(place, manifest)
+
+
+def _chunks(path: Path, offset: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(offset)
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def put_bytes(place: Place, descriptor: Descriptor, data: bytes) -> int:
+    if place.store.has(place.repository, descriptor):
+        return 0
+    return place.store.write(place.repository, descriptor, lambda offset: iter((data[offset:],)))
+
+
+def put_manifest(place: Place, manifest: Manifest, tag: str = "") -> None:
+    """Raises RegistryError when the store does not confirm, by the tag where there is one, what was put."""
+    put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type, tag)
+    if put.digest != manifest.descriptor.digest:
+        raise RegistryError(
+            f"{place}: {manifest.descriptor.digest} was put, and {tag or 'it'} is {put.digest}",
+            hint="somebody else writes there: look at it before you push again",
+        )
