@@ -41,6 +41,7 @@ from imagefactory.cli import (
     night,
     plan,
     pool,
+    portability,
     promote,
     pull,
     push,
@@ -154,6 +155,7 @@ cli.shelve(
         ),
         "Verify": (
             verify.verify,
+            portability.portability,
             plan.plan,
             status.status,
             collect.collect,

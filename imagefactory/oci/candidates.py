@@ -41,10 +41,12 @@ CYCLONEDX_TYPE = "application/vnd.cyclonedx+json"
 SPDX_TYPE = "application/spdx+json"
 PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
 """As in-toto's attestation framework names an envelope in a store (spec v1, "Envelope")."""
-STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE)
+PORTABLE_TYPE = "application/vnd.imagefactory.portable.v1+json"
+MODELS_TYPE = "application/vnd.imagefactory.models.v1"
+STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE)
 GONE_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, TEST_RESULT_TYPE),
-    *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE),
+    *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
 )
 """What refers to a candidate and goes with it."""
 CREATED = "org.opencontainers.image.created"

@@ -40,16 +40,21 @@ class Chosen:
     where: Reference | None
 
 
-def choose_image(factory: Factory, name: str, registry: str, progress: Progress) -> Chosen:
+def choose_image(
+    factory: Factory, name: str, registry: str, progress: Progress, *, gpu: bool = True
+) -> Chosen:
     """The image that `name` means: a target, a tag or digest of the store, `TARGET@sha256:...`, a reference.
 
     What is not in the store is pulled from its registry by digest. With `registry` (`host[/path]`) it must be
     there too. Raises NothingSelectedError and BuildError for what is not to be had, UsageError for an image
-    that is none of this factory's targets, StaleError for one that was made of another lock.
+    that is none of this factory's targets, StaleError for one that was made of another lock. With `gpu` one
+    for CPUs alone is refused too.
     """
+    check_name(factory, name, gpu=gpu)
     made, where = _find(factory, name, registry, progress)
     definition = definition_of(factory, made, name)
-    refuse_cpu(definition.target)
+    if gpu:
+        refuse_cpu(definition.target)
     subject = subject_of(made, definition.target.name)
     if registry and where is None:
         where = _in_registry(factory, definition.target, subject, registry)
@@ -65,8 +70,8 @@ def refuse_cpu(target: Target) -> None:
         )
 
 
-def check_name(factory: Factory, name: str) -> None:
-    """Raises for a name that means nothing or is for CPUs, without fetching or reading an image."""
+def check_name(factory: Factory, name: str, *, gpu: bool = True) -> None:
+    """Raises for a name that means nothing or, with `gpu`, is for CPUs; no image is fetched or read."""
     plain, at, digest = name.partition("@")
     if "/" in name:
         parse_reference(name)
@@ -74,7 +79,9 @@ def check_name(factory: Factory, name: str) -> None:
         if at:
             check_digest(digest)
         if ":" not in plain:
-            refuse_cpu(select_one(factory.targets, plain))
+            target = select_one(factory.targets, plain)
+            if gpu:
+                refuse_cpu(target)
 
 
 def subject_of(made: Image | Sif, target: str) -> Subject:
@@ -86,7 +93,6 @@ def subject_of(made: Image | Sif, target: str) -> Subject:
 def _find(
     factory: Factory, name: str, registry: str, progress: Progress
 ) -> tuple[Image | Sif, Reference | None]:
-    check_name(factory, name)
     layout = factory.layout
     if "/" in name:
         return _from_registry(factory, parse_reference(name), progress)

@@ -6,15 +6,17 @@ and compared as well.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from imagefactory.suite.gpu.portability.models import MODELS
+from imagefactory.suite.portability.models import MODELS
 from tests.e2e import rehearsal
 from tests.e2e.numbers import assert_numbers
+from tests.e2e.portable_page import assert_same, follow_page, own_root
 from tests.services.factory import Factory
 from tests.services.tier import many
 
@@ -40,13 +42,14 @@ WRONG_EXPORT = """\
 import importlib, runpy, sys
 
 runpy.run_path("/suite/smoke.py")["load_suite"]("/suite")
-package = "imagefactory_suite.gpu"
+package = "imagefactory_suite"
 exporter = importlib.import_module(package + ".portability.torch")
+maker = importlib.import_module(package + ".portability.torch_models")
 models = importlib.import_module(package + ".portability.models")
 models.MODELS = tuple(model for model in models.MODELS if model.name == "variational")
 export = exporter.export
-exporter.export = lambda network, sample, path: export(exporter.damaged(network), sample, path)
-sys.exit(importlib.import_module(package + ".part").main("portability", *sys.argv[1:]))
+exporter.export = lambda network, *rest, **asked: export(maker.damaged(network), *rest, **asked)
+sys.exit(importlib.import_module(package + ".gpu.part").main("portability", *sys.argv[1:]))
 """
 
 
@@ -94,3 +97,54 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     row = rehearsal.rehearse(factory, built, "portability", tmp_path)["portability"]
     assert (row["state"], row["outcome"]) == ("failed", "no-gpu"), row
     assert not [name for name in row["numbers"] if name.endswith("-ms")]
+
+    follow_page(factory, tmp_path)
+
+
+# Their frameworks export by other packages; by day PyTorch's stands for them.
+OTHERS = {
+    "jax-onnx-0.10.2-cpu": """\
+import jax, numpy
+
+WEIGHTS = jax.random.normal(jax.random.key(0), (8, 5))
+
+
+def network(x, picked):
+    return jax.nn.softmax(x @ WEIGHTS + WEIGHTS[picked, :5]), x.sum(-1)
+
+
+def models():
+    sample = {"x": numpy.ones((2, 8), "float32"), "picked": numpy.arange(2)}
+    return [{"name": "mine", "model": network, "sample": sample}]
+""",
+    "tensorflow-onnx-2.21-cpu": """\
+import numpy, tensorflow
+
+keras = tensorflow.keras
+one, other = keras.Input((4,), name="one"), keras.Input((4,), name="other")
+joined = keras.layers.Dropout(0.5)(keras.layers.Concatenate()([one, other]))
+
+
+def models():
+    sample = {"one": numpy.ones((2, 4), "float32"), "other": numpy.eye(2, 4, dtype="float32")}
+    network = keras.Model([one, other], keras.layers.Dense(3)(joined))
+    return [{"name": "mine", "model": network, "sample": sample}]
+""",
+}
+
+
+@pytest.mark.parametrize("target", many((), tuple(OTHERS)))
+def test_models_of_other_frameworks_compute_the_same(target: str, factory: Factory, tmp_path: Path) -> None:
+    own = own_root(factory, tmp_path)
+    # TVM refuses what jax2onnx exports with rows of any number.
+    served = "openvino-2026.4-cpu" if target.startswith("jax") else "tvm-0.27-cpu"
+    runtime = f"{served.partition('-')[0]}-cpu"
+    own.run("build", target, served)
+    models = tmp_path / "mine" / "models.py"
+    models.parent.mkdir()
+    models.write_text(OTHERS[target])
+    to = ("--to", "onnxruntime-cpu", "--to", f"{runtime}@{served}")
+    done = own.run("portability", "--json", target, "--models", str(models), *to, "-o", str(tmp_path / "out"))
+    report = json.loads(done.stdout)["report"]
+    by = {f"{report['models'][0]['framework']}-cpu", "onnxruntime-cpu", runtime}
+    assert_same(report, by, {"mine"})

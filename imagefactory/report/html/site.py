@@ -39,6 +39,7 @@ from imagefactory.report.html.words import (
     NONE,
     NOPE,
     OPEN,
+    STYLED,
     WORDS,
     Word,
     count_words,
@@ -101,7 +102,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
         "night": report.night is not None,
     }
     files = {row.image.target: row.file for row in rows}
-    yield "style.css", fill("style.css", words=WORDS.values(), kinds=_codes())
+    yield "style.css", fill("style.css", **STYLED)
     yield "index.html", _index(report, rows, given)
     yield "matrix.svg", format_picture(rows, shown)
     if report.night:
@@ -217,8 +218,3 @@ def _gpu_row(row: MatrixRow, number: int) -> GpuRow:
         driver=f"{driver} or newer" if driver else "",
         why=combo.reason if ran or claim is None else claim.reason,
     )
-
-
-def _codes() -> list[tuple[str, list[str]]]:
-    kinds = (GOOD, BAD, OPEN, HOPE, NOPE, NONE)
-    return [(kind, [word.code for word in WORDS.values() if word.kind == kind]) for kind in kinds]

@@ -7,7 +7,7 @@ foretold; plain, nothing is known. Filled ones differ by symbol, and by colour f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from imagefactory.gpu.model import Answer, Basis, Claim
@@ -92,3 +92,12 @@ def count_words(words: Iterable[Word]) -> tuple[tuple[Word, int], ...]:
     """Every word with how often it stands there, in the order of the table."""
     found = Counter(word.word for word in words)
     return tuple((word, found[name]) for name, word in WORDS.items())
+
+
+def _codes() -> list[tuple[str, list[str]]]:
+    kinds = (GOOD, BAD, OPEN, HOPE, NOPE, NONE)
+    return [(kind, [word.code for word in WORDS.values() if word.kind == kind]) for kind in kinds]
+
+
+STYLED: Mapping[str, object] = {"words": tuple(WORDS.values()), "kinds": _codes()}
+"""What the style of pages is made with."""

@@ -89,8 +89,9 @@ BELOW = [
         "recipes/wheels.yaml",
     ),
 ]
-# The recipes built on pytorch stand on the same targets by their name here.
+# The recipes built on pytorch stand on the same targets by their name here, those on others on one of them.
 TEXTS = [text.replace("on: pytorch-", "on: wheels-") for text in TEXTS]
+TEXTS = [re.sub(r"on: (jax|tensorflow)-\S+", "on: wheels-2.3-cu121", text) for text in TEXTS]
 TEXTS += [CONDA.replace("family: stack", "family: other"), ON]
 
 NASTY = [

@@ -14,32 +14,29 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ... import reference
 from ...context import Failure, Finding
-from .. import table
+from ...portability import case, measure, models, onnxruntime, rows
+from ...portability.runtimes import RUNTIMES
 from ..context import GpuContext, Refusal
-from ..portability import measure, models, runtime
 
-# Of the CPU, at most: a batch of 1 has no use for more, and figures of machines compare.
-THREADS = 8
-
-# Of the largest output, in float32. Measured on the CPU the models are off by at most 2e-6; cuDNN's fastest
-# convolutions (Winograd) lose a digit more. TF32 rounds each factor to 2^-11, 5e-4: it would be seen.
-TOLERANCE = 2e-4
+# Device -> the runtime that must run all of a model there.
+ON = {"cpu": RUNTIMES["onnxruntime-cpu"], "gpu": RUNTIMES["onnxruntime-cuda"]}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """`exporter` is the framework's file of portability/, `runtime` ONNX Runtime's.
+    """`exporter` is the framework's file of portability/, `maker` that of its models.
 
-    `devices` are of `cpu` and `gpu`, `threads` the CPU's for both; `classify` has the word for an exception.
+    `runtime` is ONNX Runtime's file, `devices` are of `cpu` and `gpu`, `threads` the CPU's for both;
+    `classify` has the word for an exception.
     """
 
     exporter: Any
+    maker: Any
     runtime: Any
     devices: tuple[str, ...]
     threads: int
@@ -48,12 +45,14 @@ class Bench:
 
 def check_portability(context: GpuContext) -> Finding:
     """Every model, whatever became of the one before; in a rehearsal on the CPU alone."""
-    exporter: Any = importlib.import_module(f"..portability.{context.asked.expected.framework}", __package__)
+    name = context.asked.expected.framework
+    exporter: Any = importlib.import_module(f"...portability.{name}", __package__)
     bench = Bench(
         exporter=exporter,
-        runtime=runtime,
+        maker=importlib.import_module(f"...portability.{name}_models", __package__),
+        runtime=onnxruntime,
         devices=("cpu",) if context.asked.rehearsal else ("gpu", "cpu"),
-        threads=min(THREADS, len(os.sched_getaffinity(0))),
+        threads=rows.threads(),
         classify=context.framework.classify,
     )
     exporter.prepare(bench.threads)
@@ -91,42 +90,37 @@ def try_models(chosen: Iterable[models.Model], bench: Bench) -> Finding:
 
 def try_model(model: models.Model, bench: Bench) -> Iterator[tuple[str, float]]:
     """The numbers of one model as they come. Raises Failure at what differs or came from another device."""
-    exporter = bench.exporter
+    exporter, maker = bench.exporter, bench.maker
     sample = models.make_sample(model)
-    network = exporter.build(model)
-    expected = exporter.compute(exporter.as_double(network), sample, "cpu")
-    check_repeats(exporter, network, sample)
-    check_told_apart(exporter.compute(exporter.damaged(network), sample, "cpu"), expected)
+    made = case.Case(model.name, exporter, maker.build(model), sample, sample, batched=False)
+    expected = exporter.compute(maker.as_double(made.network), sample, "cpu")
+    case.check_repeats(made)
+    check_told_apart(exporter.compute(maker.damaged(made.network), sample, "cpu"), expected)
     with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
         path = os.path.join(scratch, f"{model.name}.onnx")
-        exporter.export(network, sample, path)
+        exporter.export(made.network, sample, path, outputs=len(expected), batched=False)
         opset, nodes = bench.runtime.look(path)
         yield from (("opset", opset), ("nodes", nodes))
         for device in bench.devices:
             engine = f"{device}-{exporter.NAME}"
-            yield from agree(engine, exporter.compute(network, sample, device), expected)
-            yield from clock(engine, exporter.caller(network, sample, device))
+            yield from agree(engine, exporter.compute(made.network, sample, device), expected)
+            yield from clock(engine, exporter.caller(made.network, sample, device))
 
             engine = f"{device}-{bench.runtime.NAME}"
-            session = bench.runtime.open_session(path, sample, device, bench.threads)
+            profile = f"{path}.{device}"
+            session = bench.runtime.open_session(path, sample, ON[device], bench.threads, profile)
             found = bench.runtime.compute(session)
             yield f"{engine}-kernels", bench.runtime.prove(session)
             yield from agree(engine, found, expected)
             yield from clock(engine, bench.runtime.caller(session))
 
 
-def agree(engine: str, found: Any, expected: Any) -> Iterator[tuple[str, float]]:
-    """How far `found` is off, relative to the largest expected value. Raises Failure beyond the tolerance."""
+def agree(engine: str, found: list[Any] | None, expected: list[Any]) -> Iterator[tuple[str, float]]:
+    """How far `found` is off. Raises Failure beyond the tolerance, once that number is given."""
     device, _, name = engine.partition("-")
-    if found is None:
-        raise Failure(f"{name} did not compute on the {device}")
-    error = reference.error(found, expected)
-    yield f"{engine}-error", error
-    if not error <= TOLERANCE:
-        raise Failure(
-            f"{name} on the {device} is off by {error:.2g} (at most {TOLERANCE:.0e})",
-            outcome=table.WRONG_NUMBERS,
-        )
+    if found is not None:
+        yield f"{engine}-error", case.off(found, expected)
+    case.agree(name, device, found, expected, case.TOLERANCE)
 
 
 def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
@@ -134,15 +128,8 @@ def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
     yield from ((f"{engine}-p50-ms", p50), (f"{engine}-p95-ms", p95))
 
 
-def check_repeats(exporter: Any, network: Any, sample: Mapping[str, Any]) -> None:
-    """Raises Failure where the same input gives two answers."""
-    once, again = (exporter.compute(network, sample, "cpu") for _ in range(2))
-    if not reference.error(again, once) <= TOLERANCE:
-        raise Failure("draws random numbers, so there is nothing to compare: give it an override")
-
-
-def check_told_apart(wrong: Any, expected: Any) -> None:
+def check_told_apart(wrong: list[Any] | None, expected: list[Any]) -> None:
     """Raises Failure where a wrong weight would pass."""
-    error = reference.error(wrong, expected)
-    if error <= TOLERANCE:
+    error = case.off(wrong, expected)
+    if error <= case.TOLERANCE:
         raise Failure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")

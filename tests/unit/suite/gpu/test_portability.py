@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
 from imagefactory.gpu.knowledge.wheels import cuda_wheels
@@ -24,10 +25,15 @@ from imagefactory.suite.context import Failure
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.checks import portability
 from imagefactory.suite.gpu.context import Refusal
-from imagefactory.suite.gpu.portability import locked, measure, models, runtime
+from imagefactory.suite.portability import given, locked, measure, models, onnxruntime
+from imagefactory.suite.portability.runtimes import RUNTIMES
 
 ROOT = Path(__file__).parents[4]
 CUDA = "CUDAExecutionProvider"
+
+
+def array(*values: float) -> Any:
+    return numpy.array(values)
 
 
 # --- where it applies ----------------------------------------------------------------------------
@@ -47,8 +53,12 @@ CUDA = "CUDAExecutionProvider"
             {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime-cu12": "12.4.127"},
             "onnxruntime-gpu 1.31.1 is built for CUDA 13, the lock holds CUDA 12",
         ),
-        ("jax", {"onnx": "1", "onnxruntime-gpu": "1.31.1"}, "the suite exports torch to ONNX, not jax"),
-        ("onnxruntime", {}, "the suite exports torch to ONNX, not onnxruntime"),
+        (
+            "jax",
+            {"onnx": "1", "onnxruntime-gpu": "1.31.1"},
+            "the suite has models of its own for torch, not for jax",
+        ),
+        ("onnxruntime", {}, "the suite has models of its own for torch, not for onnxruntime"),
         ("other", {}, "no framework of the suite is in this image"),
     ],
 )
@@ -74,7 +84,9 @@ def test_it_applies_to_the_family_that_is_for_it() -> None:
     applies = {
         target.family
         for target, packages in committed()
-        if not table.not_applicable(frameworks.FRAMEWORKS[target.framework], "portability", packages)
+        if not table.not_applicable(
+            frameworks.FRAMEWORKS.get(target.framework, frameworks.OTHER), "portability", packages
+        )
     }
     assert applies == {"pytorch-onnx"}
 
@@ -91,21 +103,30 @@ def test_the_family_changes_nothing_below() -> None:
         assert added <= {"nvidia-curand"}
 
 
-def test_every_exporter_has_its_names() -> None:
-    for name in locked.EXPORTERS:
-        module = importlib.import_module(f"imagefactory.suite.gpu.portability.{name}")
-        assert name == module.NAME
-        for function in (
-            "version",
-            "prepare",
-            "build",
-            "as_double",
-            "damaged",
-            "compute",
-            "caller",
-            "export",
-        ):
-            assert callable(getattr(module, function)), f"{name}: {function}"
+@pytest.mark.parametrize("name", given.EXPORTERS)
+def test_every_exporter_has_its_names(name: str) -> None:
+    module = importlib.import_module(f"imagefactory.suite.portability.{name}")
+    assert name == module.NAME
+    for function in (
+        *("version", "prepare", "owns", "settle", "override", "canonical"),
+        *("compute", "caller", "export"),
+    ):
+        assert callable(getattr(module, function)), f"{name}: {function}"
+
+
+@pytest.mark.parametrize("name", locked.MAKERS)
+def test_every_maker_has_its_names(name: str) -> None:
+    module = importlib.import_module(f"imagefactory.suite.portability.{name}_models")
+    for function in ("build", "as_double", "damaged"):
+        assert callable(getattr(module, function)), f"{name}: {function}"
+
+
+@pytest.mark.parametrize("name", sorted({row.module for row in RUNTIMES.values()}))
+def test_every_runtime_has_its_names(name: str) -> None:
+    module = importlib.import_module(f"imagefactory.suite.portability.{name}")
+    assert name == module.NAME
+    for function in ("version", "open_session", "compute", "caller", "prove"):
+        assert callable(getattr(module, function)), f"{name}: {function}"
 
 
 # --- what is compared ----------------------------------------------------------------------------
@@ -114,28 +135,29 @@ def test_every_exporter_has_its_names() -> None:
 @pytest.mark.parametrize(
     ("found", "outcome", "said"),
     [
-        ([[1.0, 2.0], [3.0, 4.001]], table.WRONG_NUMBERS, "onnxruntime on the gpu is off by 0.00025"),
-        ([[1.0, 2.0], [3.0, float("nan")]], table.WRONG_NUMBERS, "off by inf"),
-        ([[1.0, 2.0]], table.WRONG_NUMBERS, "off by inf"),
+        ([array(1.0, 2.0, 3.0, 4.001)], table.WRONG_NUMBERS, "onnxruntime on the gpu is off by 0.00025"),
+        ([array(1.0, 2.0, 3.0, float("nan"))], table.WRONG_NUMBERS, "off by inf"),
+        ([array(1.0, 2.0)], table.WRONG_NUMBERS, "off by inf"),
+        ([], table.WRONG_NUMBERS, "off by inf"),
         (None, table.LOAD_FAILED, "onnxruntime did not compute on the gpu"),
     ],
 )
 def test_what_differs_fails(found: Any, outcome: str, said: str) -> None:
     with pytest.raises(Failure) as caught:
-        list(portability.agree("gpu-onnxruntime", found, [[1.0, 2.0], [3.0, 4.0]]))
+        list(portability.agree("gpu-onnxruntime", found, [array(1.0, 2.0, 3.0, 4.0)]))
     assert caught.value.outcome == outcome
     assert said in caught.value.detail
 
 
 def test_what_agrees_says_how_far_it_is_off() -> None:
-    ((name, error),) = portability.agree("cpu-torch", [1.0, 4.0001], [1.0, 4.0])
+    ((name, error),) = portability.agree("cpu-torch", [array(1.0, 4.0001)], [array(1.0, 4.0)])
     assert (name, error) == ("cpu-torch-error", pytest.approx(2.5e-5))
 
 
 def test_the_smallest_wrong_weight_that_the_controls_make_is_beyond_the_tolerance() -> None:
     with pytest.raises(Failure, match="is not told apart"):
-        portability.check_told_apart([1.0, 4.0001], [1.0, 4.0])
-    portability.check_told_apart([1.0, 4.04], [1.0, 4.0])
+        portability.check_told_apart([array(1.0, 4.0001)], [array(1.0, 4.0)])
+    portability.check_told_apart([array(1.0, 4.04)], [array(1.0, 4.0)])
 
 
 # --- a framework and a runtime of the test -------------------------------------------------------
@@ -171,13 +193,16 @@ class Exporter:
     def damaged(self, network: float) -> float:
         return network * self.wrong
 
-    def compute(self, network: float, sample: Mapping[str, list[float]], device: str) -> list[float] | None:
-        return None if device == self.lost else [network * x + self.draw() for x in sample["x"]]
+    def compute(self, network: float, sample: Mapping[str, Any], device: str) -> list[Any] | None:
+        return None if device == self.lost else [network * sample["x"] + self.draw()]
 
     def caller(self, network: float, sample: Mapping[str, list[float]], device: str) -> Callable[[], None]:
         return lambda: None
 
-    def export(self, network: float, sample: Mapping[str, Any], path: str) -> None:
+    def export(
+        self, network: float, sample: Mapping[str, Any], path: str, *, outputs: int, batched: bool
+    ) -> None:
+        assert (outputs, batched) == (1, False)
         Path(path).write_text(str(self.export_factor or network))
 
 
@@ -195,18 +220,21 @@ class Runtime:
     def look(self, path: str) -> tuple[int, int]:
         return 18, 1
 
-    def open_session(self, path: str, sample: Mapping[str, list[float]], device: str, threads: int) -> Any:
-        return SimpleNamespace(factor=float(Path(path).read_text()), sample=sample, device=device)
+    def open_session(
+        self, path: str, sample: Mapping[str, Any], wanted: Any, threads: int, profile: str
+    ) -> Any:
+        return SimpleNamespace(factor=float(Path(path).read_text()), sample=sample, wanted=wanted)
 
-    def compute(self, session: Any) -> list[float] | None:
-        return None if session.device == self.lost else [session.factor * x for x in session.sample["x"]]
+    def compute(self, session: Any) -> list[Any] | None:
+        device = "gpu" if session.wanted.gpu else "cpu"
+        return None if device == self.lost else [session.factor * session.sample["x"]]
 
     def caller(self, session: Any) -> Callable[[], None]:
         return lambda: None
 
     def prove(self, session: Any) -> int:
-        provider = self.elsewhere or runtime.PROVIDERS[session.device]
-        return runtime.count_kernels([kernel(provider)], runtime.PROVIDERS[session.device])
+        providers = session.wanted.providers
+        return onnxruntime.count_kernels([kernel(self.elsewhere or providers[0])], providers)
 
 
 def kernel(provider: str) -> dict[str, Any]:
@@ -214,14 +242,19 @@ def kernel(provider: str) -> dict[str, Any]:
 
 
 BENCH = portability.Bench(
-    exporter=Exporter(), runtime=Runtime(), devices=("cpu", "gpu"), threads=2, classify=lambda _: "no-kernel"
+    exporter=Exporter(),
+    maker=Exporter(),
+    runtime=Runtime(),
+    devices=("cpu", "gpu"),
+    threads=2,
+    classify=lambda _: "no-kernel",
 )
 
 
 @pytest.fixture(autouse=True)
 def _plain_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists in place of arrays, and few passes."""
-    monkeypatch.setattr(models, "make_sample", lambda _: {"x": [1.0, 2.0]})
+    """Small arrays, and few passes."""
+    monkeypatch.setattr(models, "make_sample", lambda _: {"x": array(1.0, 2.0)})
     monkeypatch.setattr(measure, "SECONDS", 0.0)
 
 
@@ -262,7 +295,7 @@ def test_a_model_gives_errors_and_latencies_of_both_on_both() -> None:
             table.LOAD_FAILED,
             "draws random numbers",
         ),
-        (replace(BENCH, exporter=Exporter(wrong=1.0)), table.LOAD_FAILED, "a wrong weight is not told apart"),
+        (replace(BENCH, maker=Exporter(wrong=1.0)), table.LOAD_FAILED, "a wrong weight is not told apart"),
     ],
     ids=["wrong-export", "framework-elsewhere", "runtime-elsewhere", "kernel-elsewhere", "drawn", "blind"],
 )
@@ -318,11 +351,16 @@ def test_all_that_agrees_is_one_line() -> None:
 )
 def test_a_profile_that_proves_nothing(events: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(Failure, match=said):
-        runtime.count_kernels(events, CUDA)
+        onnxruntime.count_kernels(events, (CUDA,))
 
 
 def test_a_profile_that_proves_it() -> None:
-    assert runtime.count_kernels([{"cat": "Session", "name": "run"}, kernel(CUDA), kernel(CUDA)], CUDA) == 2
+    events = [{"cat": "Session", "name": "run"}, kernel(CUDA), kernel(CUDA)]
+    assert onnxruntime.count_kernels(events, (CUDA,)) == 2
+    first = ("TensorrtExecutionProvider", CUDA)
+    assert onnxruntime.count_kernels([*events, kernel(first[0])], first) == 3
+    with pytest.raises(Failure, match="names nothing that ran on Tensorrt"):
+        onnxruntime.count_kernels(events, first)
 
 
 @dataclass
@@ -346,9 +384,9 @@ class FakeOnnxRuntime:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, fake: FakeOnnxRuntime) -> str:
-    monkeypatch.setattr(runtime, "_onnxruntime", lambda: fake)
+    monkeypatch.setattr(onnxruntime, "_onnxruntime", lambda: fake)
     with pytest.raises(Failure) as caught:
-        runtime.open_session("model.onnx", {}, "gpu", 2)
+        onnxruntime.open_session("model.onnx", {}, RUNTIMES["onnxruntime-cuda"], 2, "profile")
     return caught.value.detail
 
 

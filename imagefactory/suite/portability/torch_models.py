@@ -1,37 +1,17 @@
-"""PyTorch: the models as its modules, and its exporter to ONNX as a version uses it by itself.
-
-That is TorchScript up to 2.8 and torch.export from 2.9 on.
-"""
+"""The suite's own models as PyTorch's modules."""
 
 from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import models
-
-NAME = "torch"
+from . import torch as exporter
 
 
 def _torch() -> Any:
     return importlib.import_module("torch")
-
-
-def version() -> str:
-    return str(_torch().__version__)
-
-
-def prepare(threads: int) -> None:
-    """`threads` of the CPU, and float32 as such: no TF32, which convolutions take without it."""
-    torch = _torch()
-    torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-
-
-# --- models --------------------------------------------------------------------------------------
 
 
 def build(model: models.Model) -> Any:
@@ -43,19 +23,7 @@ def build(model: models.Model) -> Any:
     with torch.no_grad():
         for name, values in models.make_weights(model, shapes):
             parameters[name].copy_(torch.from_numpy(values))
-    return (_overridden(network, model.override) if model.override else network).eval()
-
-
-def _overridden(network: Any, method: str) -> Any:
-    class Overridden(_torch().nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, *inputs: Any) -> Any:
-            return getattr(self.network, method)(*inputs)
-
-    return Overridden()
+    return exporter.override(network, model.override) if model.override else network.eval()
 
 
 def _layers(model: models.Model) -> Any:
@@ -186,52 +154,3 @@ def damaged(network: Any) -> Any:
     with torch.no_grad():
         weights[-1].mul_(1.01)
     return copied
-
-
-# --- runs ----------------------------------------------------------------------------------------
-
-
-def compute(network: Any, sample: Mapping[str, Any], device: str) -> Any:
-    """The output as nested lists, computed on `device` (`cpu`, `gpu`); None where it came from elsewhere."""
-    torch = _torch()
-    network, inputs = _place(network, sample, device)
-    with torch.inference_mode():
-        output = network(*inputs)
-    if output.device.type != _device(device):
-        return None
-    return output.double().cpu().tolist()
-
-
-def caller(network: Any, sample: Mapping[str, Any], device: str) -> Callable[[], None]:
-    """One pass with the inputs already on the device; the pass is over when the call returns."""
-    torch = _torch()
-    network, inputs = _place(network, sample, device)
-    wait = torch.cuda.synchronize if device == "gpu" else lambda: None
-
-    def call() -> None:
-        with torch.inference_mode():
-            network(*inputs)
-        wait()
-
-    return call
-
-
-def _place(network: Any, sample: Mapping[str, Any], device: str) -> tuple[Any, list[Any]]:
-    torch = _torch()
-    inputs = [torch.from_numpy(array) for array in sample.values()]
-    kind = next(network.parameters()).dtype
-    inputs = [one.to(kind) if one.is_floating_point() else one for one in inputs]
-    if device == "gpu":
-        network = copy.deepcopy(network)
-    return network.to(_device(device)), [one.to(_device(device)) for one in inputs]
-
-
-def _device(device: str) -> str:
-    return {"cpu": "cpu", "gpu": "cuda"}[device]
-
-
-def export(network: Any, sample: Mapping[str, Any], path: str) -> None:
-    """Writes the network as ONNX, with fixed sizes, at the exporter's own operator set."""
-    torch = _torch()
-    inputs = tuple(torch.from_numpy(array) for array in sample.values())
-    torch.onnx.export(network, inputs, path, input_names=list(sample), output_names=["output"], verbose=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagefactory.suite.gpu.portability.models import ALEXNET, IMAGE, MODELS, SQUEEZENET, Layers
+from imagefactory.suite.portability.models import ALEXNET, IMAGE, MODELS, SQUEEZENET, Layers
 
 
 def walk(layers: Layers) -> Iterator[tuple[tuple[int, ...], int]]:

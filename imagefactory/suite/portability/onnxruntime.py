@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...context import Failure
+from ..context import Failure
+from .runtimes import Runtime
 
 NAME = "onnxruntime"
-PROVIDERS = {"cpu": "CPUExecutionProvider", "gpu": "CUDAExecutionProvider"}
-DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 
 
 @dataclass(frozen=True)
 class Session:
-    """An ONNX Runtime session on `device` (`cpu` or `gpu`), its inputs and output bound there."""
+    """An ONNX Runtime session, its inputs and outputs bound where its runtime has them."""
 
     handle: Any
     binding: Any
-    device: str
+    runtime: Runtime
 
 
 def _onnxruntime() -> Any:
@@ -42,47 +41,54 @@ def look(path: str) -> tuple[int, int]:
     return int(opset), len(found.graph.node)
 
 
-def open_session(path: str, sample: Mapping[str, Any], device: str, threads: int) -> Session:
-    """A session whose nodes all run on `device`. Profiling is on until `prove` ends it.
+def open_session(
+    path: str, inputs: Mapping[str, Any], runtime: Runtime, threads: int, profile: str
+) -> Session:
+    """A session whose nodes all run by the runtime's providers. Profiling, to files that `profile` begins, is
+    on until `prove` ends it.
 
     Raises Failure where the provider is not in this build or cannot start: ONNX Runtime would go on with the
     CPU. With `disable_cpu_ep_fallback` it refuses a model of which a node would run there.
     """
-    runtime, provider = _onnxruntime(), PROVIDERS[device]
-    if provider not in runtime.get_available_providers():
-        raise Failure(f"onnxruntime {runtime.__version__} has no {provider}: install onnxruntime-gpu alone")
-    options = runtime.SessionOptions()
+    module, provider = _onnxruntime(), runtime.providers[0]
+    if provider not in module.get_available_providers():
+        raise Failure(
+            f"onnxruntime {module.__version__} has no {provider}: install {runtime.brings[0]} alone"
+        )
+    options = module.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.enable_profiling = True
-    options.profile_file_prefix = f"{path}.{device}"
-    wanted: Any = provider
-    if device == "gpu":
+    options.profile_file_prefix = profile
+    if runtime.gpu:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        wanted = (provider, {"device_id": "0", "use_tf32": "0"})
-    handle = runtime.InferenceSession(path, options, providers=[wanted], enable_fallback=0)
+    wanted = [
+        (name, {"device_id": "0", "use_tf32": "0"}) if name == "CUDAExecutionProvider" else name
+        for name in runtime.providers
+    ]
+    handle = module.InferenceSession(path, options, providers=wanted, enable_fallback=0)
     if handle.get_providers()[:1] != [provider]:
         raise Failure(f"asked ONNX Runtime for {provider}, got {', '.join(handle.get_providers())}")
     binding = handle.io_binding()
-    for name, array in sample.items():
-        binding.bind_ortvalue_input(name, runtime.OrtValue.ortvalue_from_numpy(array, DEVICES[device], 0))
+    for name, array in inputs.items():
+        binding.bind_ortvalue_input(name, module.OrtValue.ortvalue_from_numpy(array, runtime.place, 0))
     binding.synchronize_inputs()
-    binding.bind_output(handle.get_outputs()[0].name, DEVICES[device], 0)
-    return Session(handle, binding, device)
+    for output in handle.get_outputs():
+        binding.bind_output(output.name, runtime.place, 0)
+    return Session(handle, binding, runtime)
 
 
-def compute(session: Session) -> Any:
-    """The output as nested lists; None where it came from elsewhere than the session's device."""
+def compute(session: Session) -> list[Any] | None:
+    """The outputs as arrays of float64; None where one came from elsewhere than the session's place."""
     call(session)
-    (output,) = session.binding.get_outputs()
-    if output.device_name() != DEVICES[session.device]:
+    outputs = session.binding.get_outputs()
+    if any(output.device_name() != session.runtime.place for output in outputs):
         return None
-    (array,) = session.binding.copy_outputs_to_cpu()
-    return array.astype("float64").tolist()
+    return [array.astype("float64") for array in session.binding.copy_outputs_to_cpu()]
 
 
 def caller(session: Session) -> Callable[[], None]:
-    """One pass with the inputs already on the device; the pass is over when the call returns."""
+    """One pass with the inputs already in their place; the pass is over when the call returns."""
     return lambda: call(session)
 
 
@@ -94,27 +100,27 @@ def call(session: Session) -> None:
 def prove(session: Session) -> int:
     """How many kernels ran, by ONNX Runtime's own profile of what `session` did; ends the profile.
 
-    Raises Failure where any ran on another provider than the session's, or none did.
+    Raises Failure where any ran on another provider than the session's, or none on its first.
     """
     path = session.handle.end_profiling()
     with open(path, encoding="utf-8") as file:
         events = json.load(file)
     os.remove(path)
-    return count_kernels(events, PROVIDERS[session.device])
+    return count_kernels(events, session.runtime.providers)
 
 
-def count_kernels(events: Iterable[Mapping[str, Any]], provider: str) -> int:
+def count_kernels(events: Iterable[Mapping[str, Any]], providers: tuple[str, ...]) -> int:
     """Of the events of a profile. Raises Failure like `prove`."""
     ran = [event for event in events if event.get("cat") == "Node" and "provider" in event.get("args", {})]
     elsewhere = sorted(
         {
             f"{event['args'].get('op_name', event.get('name'))} on {event['args']['provider']}"
             for event in ran
-            if event["args"]["provider"] != provider
+            if event["args"]["provider"] not in providers
         }
     )
     if elsewhere:
-        raise Failure(f"not all ran on {provider}: {', '.join(elsewhere[:5])}")
-    if not ran:
-        raise Failure(f"ONNX Runtime's profile names nothing that ran on {provider}")
+        raise Failure(f"not all ran on {providers[0]}: {', '.join(elsewhere[:5])}")
+    if not any(event["args"]["provider"] == providers[0] for event in ran):
+        raise Failure(f"ONNX Runtime's profile names nothing that ran on {providers[0]}")
     return len(ran)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Files of this folder that export to ONNX.
-EXPORTERS = ("torch",)
+# Frameworks in which the suite has models of its own (`torch_models.py`).
+MAKERS = ("torch",)
 
 NEEDED = ("onnx", "onnxruntime-gpu")
 
@@ -21,8 +21,8 @@ def not_portable(framework: str, packages: Mapping[str, str]) -> str:
 
     A lock without CUDA's runtime has it from elsewhere, and is tried.
     """
-    if framework not in EXPORTERS:
-        return f"the suite exports {' and '.join(EXPORTERS)} to ONNX, not {framework}"
+    if framework not in MAKERS:
+        return f"the suite has models of its own for {' and '.join(MAKERS)}, not for {framework}"
     missing = [name for name in NEEDED if name not in packages]
     if missing:
         return f"the lock holds no {' and no '.join(missing)}"

@@ -1,0 +1,154 @@
+"""imagefactory portability."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    registry_option,
+    runner_option,
+    say,
+    say_json,
+    say_next,
+    terminal_width,
+)
+from imagefactory.errors import CheckFailedError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.stages.portability import PortabilityOptions
+
+MOST_BATCHES, LARGEST_BATCH = 8, 65536
+FOLDER = "portable"
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of Python whose function models() gives your models. Without: what was signed of the image.",
+)
+@click.option(
+    "--to",
+    multiple=True,
+    metavar="RUNTIME[@TARGET]",
+    help="onnxruntime-cpu, -cuda, -tensorrt, -migraphx, -rocm, openvino-cpu, tvm-cpu; in another image with "
+    "@TARGET (repeatable).",
+)
+@click.option("--batch", "batches", default="1,8", show_default=True, metavar="N,..", help="Sizes to time.")
+@runner_option
+@registry_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"The folder for models and report.  [default: {FOLDER}]",
+)
+@json_option
+@click.pass_obj
+def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **given: Any) -> None:
+    """Prove that trained models compute the same in other runtimes.
+
+    \b
+      imagefactory portability pytorch-onnx-2.15-cu132 --models models.py --to onnxruntime-cuda
+      imagefactory portability pytorch-onnx-2.15-cu132 --models models.py \\
+          --to onnxruntime-cpu@onnxruntime-1.31-cpu --to openvino-cpu@openvino-2026.4-cpu
+      imagefactory portability pytorch-onnx-2.15-cu132             what was signed of it
+      imagefactory portability pytorch-onnx-2.15-cu132 -o models   the models' files again
+
+    models() gives a list of dicts: `name`, `model` (of PyTorch, TensorFlow or JAX) and `sample` (NumPy arrays
+    by the inputs' names, rows first); and where you want them `held_out`, `tolerance`, `override` (the method
+    in place of one that draws random numbers) and `batched`. Each is exported to ONNX in the image, run by
+    each runtime and compared on what is held out. Where all are the same and this machine holds a key, that
+    is signed and attached with the models. Exit code 0 where all are the same, 9 where not.
+    """
+    from imagefactory.stages.portability import PortabilityOptions
+
+    if models is None:
+        if given["to"]:
+            raise UsageError("--to is of models", hint="add --models models.py")
+        return _show(call, name, given, as_json=as_json)
+    if not given["to"]:
+        raise UsageError("no runtime is named", hint="--to onnxruntime-cpu, or --to RUNTIME@TARGET")
+    options = PortabilityOptions(
+        models=models,
+        to=given["to"],
+        batches=_batches(given["batches"]),
+        output=given["output"] or Path(FOLDER),
+        registry=given["place"],
+        runner=given["runner"] or "",
+    )
+    return _port(call, name, options, as_json=as_json)
+
+
+def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) -> None:
+    import json
+
+    from imagefactory.cli.verify import bench
+    from imagefactory.files import replace_text
+    from imagefactory.report import portability as report
+    from imagefactory.report.html.portability import format_page
+    from imagefactory.stages.portability import port_models
+    from imagefactory.verify.portable_model import format_portable
+
+    done = port_models(call.factory, name, options, bench(), call.progress)
+    value = format_portable(done.report)
+    page = options.output / "portability.html"
+    replace_text(options.output / "report.json", json.dumps(value, indent=1) + "\n")
+    replace_text(page, format_page(done.report))
+    word = report.word_of(done.report)
+    if as_json:
+        said = {"portable": done.report.portable, "why": done.why, "attached": list(done.attached)}
+        say_json("portability", {"report": value, "output": str(options.output), **said})
+    else:
+        fields = [*report.format_files(done.report), ("page", str(page)), ("outcome", f"{word}, {done.why}")]
+        fields += [("attached", place) for place in done.attached]
+        say(f"{report.format_portability(done.report, terminal_width())}\n\n{report.fields_of(fields)}")
+    if not done.report.portable:
+        raise CheckFailedError(f"{name}: {word}", hint=f"the rows above say more; all of it is in {page}")
+    return say_next("portability", name) if done.attached else say_next("keys", "new", "lab")
+
+
+def _show(call: Call, name: str, given: dict[str, Any], *, as_json: bool) -> None:
+    from imagefactory.report.portability import format_statements
+    from imagefactory.stages.read_portable import read_portable, write_models
+    from imagefactory.verify.portable_model import format_portable
+
+    found = read_portable(call.factory, name, given["place"], datetime.now(UTC), call.progress)
+    written = write_models(found, given["output"]) if given["output"] else ()
+    if as_json:
+        rows = [
+            {
+                "digest": one.digest,
+                "standing": one.standing.value,
+                "why": one.why,
+                "report": format_portable(one.statement.report) if one.statement else None,
+            }
+            for one in found.judged
+        ]
+        return say_json(
+            "portability", {"manifest": found.manifest, "statements": rows, "files": list(map(str, written))}
+        )
+    say(format_statements(found.judged, found.manifest, terminal_width()))
+    for path in written:
+        say(f"wrote {path}")
+    return say_next("portability", name, "-o", "models") if found.newest and not written else None
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    """Raises UsageError for what is no list of sizes."""
+    parts = [part.strip() for part in text.split(",")]
+    fine = all(part.isdecimal() and 0 < int(part) <= LARGEST_BATCH for part in parts)
+    if not fine or len(parts) > MOST_BATCHES:
+        raise UsageError(
+            f"--batch {text}: that is no list of at most {MOST_BATCHES} sizes from 1 to {LARGEST_BATCH}",
+            hint="--batch 1,8,32",
+        )
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,80 @@
+"""What the two programs write: a row a model and runtime, again after each: a crash leaves the others."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..table import FAILED, NOT_RUN, PASSED
+from . import measure
+
+FORMAT = 1
+# Of the CPU, at most: small batches have no use for more, and figures of machines compare.
+THREADS = 8
+
+Row = dict[str, Any]
+
+
+def threads() -> int:
+    return min(THREADS, len(os.sched_getaffinity(0)))
+
+
+def processor() -> str:
+    """The CPU's name as the kernel tells it, else its kind."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        named = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+        return next(named, "") or os.uname().machine
+
+
+def make_row(model: str, by: str, version: str = "") -> Row:
+    """A row that nothing is known of yet. `error` is None until one was measured."""
+    return {
+        "model": model,
+        "by": by,
+        "version": version,
+        "state": NOT_RUN,
+        "outcome": "",
+        "detail": "",
+        "error": None,
+        "kernels": 0,
+        "seconds": 0.0,
+        "latencies": [],
+    }
+
+
+def passed(row: Row) -> Row:
+    return {**row, "state": PASSED}
+
+
+def failed(row: Row, error: BaseException, outcome: str) -> Row:
+    """With what an exception says, on one line; a Failure's own words as they are."""
+    own = getattr(error, "detail", "")
+    words = own or f"{type(error).__name__}: {error}"
+    off = getattr(error, "error", None)
+    far = off if isinstance(off, float) and math.isfinite(off) else row["error"]
+    word = getattr(error, "outcome", outcome)
+    return {**row, "state": FAILED, "outcome": word, "detail": " ".join(words.split()), "error": far}
+
+
+def clock(calls: Iterable[tuple[int, Callable[[], None]]]) -> list[dict[str, float]]:
+    """Milliseconds of one pass by the size of its batch."""
+    latencies = []
+    for batch, call in calls:
+        p50, p95 = measure.latencies(call)
+        latencies.append({"batch": batch, "p50": p50, "p95": p95})
+    return latencies
+
+
+def write(path: str, nonce: str, document: Mapping[str, Any]) -> None:
+    """Beside and renamed: whoever reads sees a whole document."""
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, "nonce": nonce, **document}, file, indent=1, allow_nan=False)
+    os.replace(f"{path}.part", path)
+
+
+def batches_of(batched: bool, rows: int, asked: Sequence[int]) -> tuple[int, ...]:
+    """The sizes to time: those asked for, or the only one that the model takes."""
+    return tuple(asked) if batched else (rows,)

@@ -1,0 +1,198 @@
+"""Portability from the host: what an image is asked, and what is made of what it wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import CheckFailedError, LimitError, UsageError
+from imagefactory.model import CheckState, Completed, LockedWheel, RunSpec
+from imagefactory.oci.model import Image
+from imagefactory.verify import portable
+from imagefactory.verify.portable import (
+    Exported,
+    Shop,
+    export_models,
+    parse_runtime,
+    refuse_lacking,
+    try_models,
+)
+from imagefactory.verify.suite_files import EXPECT_MOUNT, REPORT_MOUNT
+from tests.made.trial import make_definition, make_trial
+from tests.made.values import make_lock
+
+NONCE = "5eed"
+ROW = {
+    **{"model": "net", "by": "torch-cpu", "version": "2.0", "state": "passed", "outcome": "", "detail": ""},
+    **{"error": 0.0, "kernels": 0, "seconds": 0.5, "latencies": [{"batch": 1, "p50": 0.5, "p95": 1.0}]},
+}
+MODEL = {
+    **{"name": "net", "framework": "torch", "version": "2.0", "tolerance": 1e-4, "batched": True},
+    **{"inputs": [{"name": "x", "type": "float32", "shape": [2, 3]}], "held_out": 2, "opset": 20},
+    **{"nodes": 7, "digest": "", "size": 0},
+}
+EXPORT = {
+    **{"format": 1, "nonce": NONCE, "fault": "", "processor": "A CPU", "threads": 2, "running": ""},
+    **{"models": [MODEL], "rows": [ROW]},
+}
+TRIED = {"format": 1, "nonce": NONCE, "threads": 2, "running": "", "rows": [{**ROW, "by": "tvm-cpu"}]}
+
+
+@dataclass
+class Inside:
+    """An image that writes a report, and whatever `more` puts into the folder."""
+
+    name: str
+    report: object
+    more: Callable[[Path], object] = lambda folder: None
+    completed: Completed = field(
+        default_factory=lambda: Completed(returncode=0, stdout="", stderr="it died", seconds=0.1)
+    )
+    spec: RunSpec | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+
+    def require(self) -> str:
+        return "1"
+
+    def run(self, image: Image, spec: RunSpec) -> Completed:
+        self.spec = spec
+        mounts = {mount.target: mount.source for mount in spec.mounts}
+        self.asked = json.loads((mounts[EXPECT_MOUNT] / portable.ASKED).read_text())
+        if self.report is not None:
+            text = self.report if isinstance(self.report, str) else json.dumps(self.report)
+            (mounts[REPORT_MOUNT] / self.name).write_text(text)
+        self.more(mounts[REPORT_MOUNT])
+        return self.completed
+
+
+def shop(inside: Inside, **changes: Any) -> Shop:
+    given = {"made": make_trial().image, "definition": make_definition(), "runner": inside, "gpus": False}
+    return Shop(**{**given, **changes})
+
+
+def model_files(folder: Path) -> None:
+    (folder / "net.onnx").write_bytes(b"onnx")
+    (folder / "net.npz").write_bytes(b"data")
+
+
+def export(tmp_path: Path, inside: Inside, **changes: Any) -> Exported:
+    models = tmp_path / "mine" / "models.py"
+    models.parent.mkdir(exist_ok=True)
+    models.touch()
+    asked = {"nonce": NONCE, "batches": [1], "gpu": False}
+    return export_models(shop(inside, **changes), models, tmp_path / "export", asked, "models.py")
+
+
+def test_what_was_exported_has_its_digest(tmp_path: Path) -> None:
+    inside = Inside("export.json", EXPORT, model_files)
+    exported = export(tmp_path, inside)
+    (model,) = exported.models
+    assert (model.name, model.size) == ("net", 4)
+    assert model.digest == portable.sum_of(tmp_path / "export" / "net.onnx")
+    assert (exported.processor, exported.threads, len(exported.rows)) == ("A CPU", 2, 1)
+    assert inside.asked["models"] == "/imagefactory/models/models.py"
+    assert inside.spec
+    assert inside.spec.argv[-3:] == ("export", "/imagefactory/expect/asked.json", "/imagefactory/report")
+    assert inside.spec.workdir == "/imagefactory/models"
+    assert not inside.spec.gpus
+    (writable,) = (mount.target for mount in inside.spec.mounts if mount.writable)
+    assert writable == REPORT_MOUNT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "mine"]
+
+
+def test_the_gpus_that_are_asked_for_are_shown(tmp_path: Path) -> None:
+    inside = Inside("export.json", EXPORT, model_files)
+    export(tmp_path, inside, gpus=True, visible=(("CUDA_VISIBLE_DEVICES", "GPU-1"),))
+    assert inside.spec
+    assert inside.spec.gpus
+    assert ("CUDA_VISIBLE_DEVICES", "GPU-1") in inside.spec.environment
+    assert ("NVIDIA_TF32_OVERRIDE", "0") in inside.spec.environment
+
+
+def link(folder: Path) -> None:
+    (folder / "net.npz").touch()
+    (folder / "net.onnx").symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("report", "more", "said"),
+    [
+        ({**EXPORT, "fault": "models.py:2: \x1b[31mno"}, model_files, r"^models\.py:2: \[31mno"),
+        ({**EXPORT, "running": "net"}, model_files, "models.py: net: its exit code was 0.*it died"),
+        (None, model_files, "it wrote no report: its exit code"),
+        ("{", model_files, "it is no JSON"),
+        ({**EXPORT, "nonce": "other"}, model_files, "not of this run"),
+        ({**EXPORT, "format": 2}, model_files, "not of this run"),
+        ({**EXPORT, "models": [{**MODEL, "name": "../up"}]}, model_files, "name"),
+        ({**EXPORT, "rows": [{**ROW, "state": "fine"}]}, model_files, "state"),
+        ({**EXPORT, "rows": [{**ROW, "model": "other"}]}, model_files, "rows are not of its models"),
+        (EXPORT, lambda _: None, "no plain file net.onnx"),
+        (EXPORT, link, "no plain file net.onnx"),
+    ],
+)
+def test_what_an_image_must_not_say(
+    tmp_path: Path, report: object, more: Callable[[Path], object], said: str
+) -> None:
+    with pytest.raises(CheckFailedError, match=said):
+        export(tmp_path, Inside("export.json", report, more))
+
+
+def test_a_model_that_failed_has_no_file(tmp_path: Path) -> None:
+    row = {**ROW, "state": "failed", "outcome": "load-failed", "detail": "no\noperator", "error": None}
+    exported = export(tmp_path, Inside("export.json", {**EXPORT, "rows": [row]}))
+    assert exported.models[0].digest == ""
+    assert exported.rows[0].detail == "no operator"
+
+
+def test_a_run_that_met_a_limit_says_so(tmp_path: Path) -> None:
+    ended = Completed(
+        returncode=137, stdout="", stderr="", seconds=1.0, over=("no memory is left", "take more")
+    )
+    with pytest.raises(LimitError, match="no memory is left"):
+        export(tmp_path, Inside("export.json", EXPORT, model_files, completed=ended))
+
+
+def test_a_run_that_never_ends_says_so(tmp_path: Path) -> None:
+    ended = Completed(returncode=137, stdout="", stderr="", seconds=1.0, timed_out=True)
+    with pytest.raises(CheckFailedError, match="net: it was stopped after 3600 s"):
+        export(tmp_path, Inside("export.json", {**EXPORT, "running": "net"}, completed=ended))
+
+
+def test_what_was_tried_is_what_was_asked(tmp_path: Path) -> None:
+    asked = {"nonce": NONCE, "runtimes": ["tvm-cpu"], "models": [{"name": "net"}]}
+    inside = Inside("try.json", TRIED)
+    (row,) = try_models(shop(inside), tmp_path, tmp_path / "try", asked, "tvm")
+    assert (row.by, row.state) == ("tvm-cpu", CheckState.PASSED)
+    assert inside.asked["folder"] == "/imagefactory/exported"
+    again = Inside("try.json", {**TRIED, "rows": []})
+    with pytest.raises(CheckFailedError, match="not of what was asked"):
+        try_models(shop(again), tmp_path, tmp_path / "again", asked, "tvm")
+
+
+def test_a_runtime_and_its_image() -> None:
+    assert parse_runtime("tvm-cpu") == ("tvm-cpu", "")
+    assert parse_runtime("tvm-cpu@tvm-0.27-cpu") == ("tvm-cpu", "tvm-0.27-cpu")
+    with pytest.raises(UsageError, match="no runtime 'tvm'"):
+        parse_runtime("tvm")
+    with pytest.raises(UsageError, match="no image"):
+        parse_runtime("tvm-cpu@")
+
+
+def test_a_runtime_that_a_lock_does_not_bring() -> None:
+    with pytest.raises(UsageError, match="has no openvino, which openvino-cpu needs") as caught:
+        refuse_lacking("openvino-cpu", make_definition())
+    assert caught.value.hint.endswith("imagefactory add pytorch-1.13-cu117 openvino")
+
+
+def test_a_runtime_that_any_of_its_builds_brings() -> None:
+    wheel = LockedWheel(name="onnxruntime-gpu", version="1", filename="o.whl", sha256="0" * 64, size=1)
+    definition = replace(make_definition(), lock=make_lock(wheels=(wheel,)))
+    refuse_lacking("onnxruntime-cpu", definition)
+    refuse_lacking("onnxruntime-cuda", definition)
+    with pytest.raises(UsageError):
+        refuse_lacking("onnxruntime-migraphx", definition)
