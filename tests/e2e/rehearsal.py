@@ -11,10 +11,14 @@ from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
+from imagefactory.verify.model import FULL, QUICK
 from imagefactory.verify.suite_files import read_suite, write_suite
 from tests.services.factory import Factory
+from tests.services.tier import many
 
 NONCE = "5eed"
+# On one processor the full level's matrices of 2048 rows cost two minutes, and the same code runs.
+LEVEL = many(QUICK, FULL)
 
 
 def prepare(factory: Factory, target: str, folder: Path) -> None:
@@ -22,7 +26,7 @@ def prepare(factory: Factory, target: str, folder: Path) -> None:
     settings = load_settings(directory=factory.root, start=factory.root, environ=factory.environ)
     made = read_factory(settings, factory.environ)
     definition = define_target(made, select_one(made.targets, target))
-    asked = ask_gpu(definition, GpuAsk(nonce=NONCE, predicted={}, rehearsal=True))
+    asked = ask_gpu(definition, GpuAsk(nonce=NONCE, level=LEVEL, predicted={}, rehearsal=True))
     write_suite(folder / "suite", read_suite())
     (folder / "out").mkdir()
     (folder / "out" / "expectations.json").write_text(json.dumps(asked))
