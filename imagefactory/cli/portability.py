@@ -113,7 +113,9 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
         say(f"{report.format_portability(done.report, terminal_width())}\n\n{report.fields_of(fields)}")
     if not done.report.portable:
         raise CheckFailedError(f"{name}: {word}", hint=f"the rows above say more; all of it is in {page}")
-    return say_next("portability", name) if done.attached else say_next("keys", "new", "lab")
+    if not done.attached:
+        return say_next("keys", "new", "lab")
+    return say_next("portability", name, *_registry(options.registry))
 
 
 def _show(call: Call, name: str, given: dict[str, Any], *, as_json: bool) -> None:
@@ -139,7 +141,12 @@ def _show(call: Call, name: str, given: dict[str, Any], *, as_json: bool) -> Non
     say(format_statements(found.judged, found.manifest, terminal_width()))
     for path in written:
         say(f"wrote {path}")
-    return say_next("portability", name, "-o", "models") if found.newest and not written else None
+    again = found.newest and not written
+    return say_next("portability", name, *_registry(given["place"]), "-o", "models") if again else None
+
+
+def _registry(place: str) -> tuple[str, ...]:
+    return ("--registry", place) if place else ()
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -18,9 +18,11 @@ from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.judgement import judge_verdict
 from imagefactory.verdicts.keys import parse_public
 from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.portable import judge_portable, sign_portable
 from imagefactory.verdicts.revocation import parse_revocation
 from imagefactory.verdicts.statement import parse_verdict, sign
 from tests.made.mutants import changed_bytes, changed_text
+from tests.made.portable import make_portable
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, sealed, whole_report, with_payload
 
 SIGNED = sign(whole_report(), LAB, now=NOW, days=90)
@@ -57,6 +59,21 @@ def test_what_the_owner_signs_unseen_breaks_nothing(text: str) -> None:
     for parse in (parse_verdict, parse_revocation):
         with suppress(FactoryError):
             parse(payload, "a statement", LAB.keyid)
+
+
+PORTABLE = sign_portable(make_portable(), LAB, now=NOW, days=90).envelope
+MOVED = base64.b64decode(json.loads(PORTABLE)["payload"])
+
+
+@given(
+    changed_bytes(PORTABLE) | changed_text(MOVED.decode()).map(lambda text: text.encode("utf-8", "replace"))
+)
+def test_a_statement_of_portability_counts_only_where_it_says_the_same(data: bytes) -> None:
+    """Changed as a whole, or under its own signature, or signed unseen by its owner."""
+    envelopes = (data, with_payload(PORTABLE, data), sealed(data))
+    found = [judge_portable(one, digest("9"), SUBJECT, COURT.trust, NOW) for one in envelopes]
+    for one, judged_ in zip(envelopes[:2], found, strict=False):
+        assert judged_.standing is not Standing.GOOD or parse_envelope(one, "x").payload == MOVED
 
 
 @given(st.data())

@@ -1,12 +1,17 @@
-"""Reports of portability: two models in two runtimes, all the same unless a test says otherwise."""
+"""Reports of portability, all the same unless a test says otherwise, and images that write some."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from imagefactory.model import CheckState
+from imagefactory.model import CheckState, Completed, RunSpec
+from imagefactory.oci.model import Image
+from imagefactory.verify import portable
 from imagefactory.verify.portable_model import (
     Latency,
     PortableInput,
@@ -15,6 +20,7 @@ from imagefactory.verify.portable_model import (
     PortableRow,
     Served,
 )
+from imagefactory.verify.suite_files import EXPECT_MOUNT, REPORT_MOUNT
 from tests.made.verdicts import NOW, SUBJECT, SUITE, digest
 
 RUNTIMES = ("onnxruntime-cpu", "openvino-cpu")
@@ -74,3 +80,54 @@ def make_portable(**changes: Any) -> PortableReport:
         ),
     )
     return replace(report, **changes)
+
+
+# --- what an image writes ---------------------------------------------------------------------------
+
+NONCE = "5eed"
+ROW = {
+    **{"model": "net", "by": "torch-cpu", "version": "2.0", "state": "passed", "outcome": "", "detail": ""},
+    **{"error": 0.0, "kernels": 0, "seconds": 0.5, "latencies": [{"batch": 1, "p50": 0.5, "p95": 1.0}]},
+}
+MODEL = {
+    **{"name": "net", "framework": "torch", "version": "2.0", "tolerance": 1e-4, "batched": True},
+    **{"inputs": [{"name": "x", "type": "float32", "shape": [2, 3]}], "held_out": 2, "opset": 20},
+    **{"nodes": 7, "digest": "", "size": 0},
+}
+EXPORT = {
+    **{"format": 1, "nonce": NONCE, "fault": "", "processor": "A CPU", "threads": 2, "running": ""},
+    **{"models": [MODEL], "rows": [ROW]},
+}
+TRIED = {"format": 1, "nonce": NONCE, "threads": 2, "running": "", "rows": [{**ROW, "by": "tvm-cpu"}]}
+
+
+@dataclass
+class Inside:
+    """An image that writes a report, and whatever `more` puts into the folder."""
+
+    name: str
+    report: object
+    more: Callable[[Path], object] = lambda folder: None
+    completed: Completed = field(
+        default_factory=lambda: Completed(returncode=0, stdout="", stderr="it died", seconds=0.1)
+    )
+    spec: RunSpec | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+
+    def require(self) -> str:
+        return "1"
+
+    def run(self, image: Image, spec: RunSpec) -> Completed:
+        self.spec = spec
+        mounts = {mount.target: mount.source for mount in spec.mounts}
+        self.asked = json.loads((mounts[EXPECT_MOUNT] / portable.ASKED).read_text())
+        if self.report is not None:
+            text = self.report if isinstance(self.report, str) else json.dumps(self.report)
+            (mounts[REPORT_MOUNT] / self.name).write_text(text)
+        self.more(mounts[REPORT_MOUNT])
+        return self.completed
+
+
+def model_files(folder: Path) -> None:
+    (folder / "net.onnx").write_bytes(b"onnx")
+    (folder / "net.npz").write_bytes(b"data")

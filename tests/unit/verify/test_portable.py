@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagefactory.errors import CheckFailedError, LimitError, UsageError
-from imagefactory.model import CheckState, Completed, LockedWheel, RunSpec
-from imagefactory.oci.model import Image
+from imagefactory.model import CheckState, Completed, LockedWheel
 from imagefactory.verify import portable
 from imagefactory.verify.portable import (
     Exported,
@@ -22,62 +20,15 @@ from imagefactory.verify.portable import (
     refuse_lacking,
     try_models,
 )
-from imagefactory.verify.suite_files import EXPECT_MOUNT, REPORT_MOUNT
+from imagefactory.verify.suite_files import REPORT_MOUNT
+from tests.made.portable import EXPORT, MODEL, NONCE, ROW, TRIED, Inside, model_files
 from tests.made.trial import make_definition, make_trial
 from tests.made.values import make_lock
-
-NONCE = "5eed"
-ROW = {
-    **{"model": "net", "by": "torch-cpu", "version": "2.0", "state": "passed", "outcome": "", "detail": ""},
-    **{"error": 0.0, "kernels": 0, "seconds": 0.5, "latencies": [{"batch": 1, "p50": 0.5, "p95": 1.0}]},
-}
-MODEL = {
-    **{"name": "net", "framework": "torch", "version": "2.0", "tolerance": 1e-4, "batched": True},
-    **{"inputs": [{"name": "x", "type": "float32", "shape": [2, 3]}], "held_out": 2, "opset": 20},
-    **{"nodes": 7, "digest": "", "size": 0},
-}
-EXPORT = {
-    **{"format": 1, "nonce": NONCE, "fault": "", "processor": "A CPU", "threads": 2, "running": ""},
-    **{"models": [MODEL], "rows": [ROW]},
-}
-TRIED = {"format": 1, "nonce": NONCE, "threads": 2, "running": "", "rows": [{**ROW, "by": "tvm-cpu"}]}
-
-
-@dataclass
-class Inside:
-    """An image that writes a report, and whatever `more` puts into the folder."""
-
-    name: str
-    report: object
-    more: Callable[[Path], object] = lambda folder: None
-    completed: Completed = field(
-        default_factory=lambda: Completed(returncode=0, stdout="", stderr="it died", seconds=0.1)
-    )
-    spec: RunSpec | None = None
-    asked: dict[str, Any] = field(default_factory=dict)
-
-    def require(self) -> str:
-        return "1"
-
-    def run(self, image: Image, spec: RunSpec) -> Completed:
-        self.spec = spec
-        mounts = {mount.target: mount.source for mount in spec.mounts}
-        self.asked = json.loads((mounts[EXPECT_MOUNT] / portable.ASKED).read_text())
-        if self.report is not None:
-            text = self.report if isinstance(self.report, str) else json.dumps(self.report)
-            (mounts[REPORT_MOUNT] / self.name).write_text(text)
-        self.more(mounts[REPORT_MOUNT])
-        return self.completed
 
 
 def shop(inside: Inside, **changes: Any) -> Shop:
     given = {"made": make_trial().image, "definition": make_definition(), "runner": inside, "gpus": False}
     return Shop(**{**given, **changes})
-
-
-def model_files(folder: Path) -> None:
-    (folder / "net.onnx").write_bytes(b"onnx")
-    (folder / "net.npz").write_bytes(b"data")
 
 
 def export(tmp_path: Path, inside: Inside, **changes: Any) -> Exported:
