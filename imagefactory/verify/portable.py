@@ -102,7 +102,8 @@ def refuse_lacking(name: str, definition: Definition) -> None:
         target = definition.target.name
         raise UsageError(
             f"{target} has no {brings[0]}, which {name} needs",
-            hint=f"name an image that has it: {name}@TARGET, or imagefactory add {target} {brings[0]}",
+            hint=f"name an image that has it: {name}@TARGET; or put {brings[0]} above this one: "
+            f"imagefactory new FAMILY --on {target}",
         )
 
 

@@ -137,7 +137,7 @@ def test_a_runtime_and_its_image() -> None:
 def test_a_runtime_that_a_lock_does_not_bring() -> None:
     with pytest.raises(UsageError, match="has no openvino, which openvino-cpu needs") as caught:
         refuse_lacking("openvino-cpu", make_definition())
-    assert caught.value.hint.endswith("imagefactory add pytorch-1.13-cu117 openvino")
+    assert caught.value.hint.endswith("imagefactory new FAMILY --on pytorch-1.13-cu117")
 
 
 def test_a_runtime_that_any_of_its_builds_brings() -> None:
