@@ -139,9 +139,10 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         return
     if not name:
         raise UsageError("no target is named", hint="see what there is: imagefactory find")
-    from imagefactory.submit.make import check_files, make_submit, wish_of, write_made
+    from imagefactory.submit.make import make_submit, wish_of
     from imagefactory.submit.places import by_class, find_places, format_places, look
     from imagefactory.submit.sbatch import format_reach
+    from imagefactory.submit.write import check_files, write_made
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
@@ -175,8 +176,9 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import find_site
-    from imagefactory.submit.make import SubmitAsk, read_files
+    from imagefactory.submit.make import SubmitAsk
     from imagefactory.submit.rows import read_rows
+    from imagefactory.submit.write import read_files
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
     settings = call.settings

@@ -1,14 +1,12 @@
 """From a target's name to a submit file in this folder: what is offered, what of it is proven, what to write.
 
-    Catalogue + trust -> Offer -> Form -> text -> FILE.sub (and FILE.dag with run-1/, run-2/, ...)
+    Catalogue + trust -> Offer -> Form -> text, for write.py: FILE.sub (and FILE.dag with run-1/, run-2/, ...)
 
-Nothing is submitted, and nothing outside of the folder is written. Raises FactoryError alone.
+Pure: nothing is submitted or written. Raises FactoryError alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,15 +15,13 @@ from pathlib import Path
 from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_offer, judge_offer
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.files import replacing
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.pools.model import MACHINE_HAS, ImageKind, Inventory
 from imagefactory.pools.sites import Site
-from imagefactory.progress import Progress
 from imagefactory.settings.choices import KUBERNETES, SLURM
 from imagefactory.submit import sbatch
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
-from imagefactory.submit.manifest import FILES_MOST, SUFFIX, format_manifest
+from imagefactory.submit.manifest import SUFFIX, format_manifest
 from imagefactory.submit.places import Wish
 from imagefactory.submit.proven import Grounds
 from imagefactory.submit.sbatch import NO_GPU, SlurmRequest, format_sbatch, request_gpus
@@ -33,15 +29,12 @@ from imagefactory.submit.submit_file import (
     SubmitRun,
     SubmittedImage,
     asked_room,
-    folder_of,
     format_runs,
     format_submit,
 )
 from imagefactory.submit.trial import first_trial, without_gpus
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Trust
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,117 +202,6 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
             else "ask your centre to publish images that its jobs can take, or look at another site: --site",
         )
     return tuple(rows)
-
-
-# --- looking and writing ---------------------------------------------------------------------------
-
-
-def check_files(made: SubmitMade, progress: Progress) -> None:
-    """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
-    if not made.run.in_image:
-        _check_program(Path(made.run.executable), runs_here=made.request is not None)
-    for path in made.run.inputs:
-        if "://" not in path and not Path(path).exists():
-            raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
-    image = made.taken.form.image
-    if image.kind is ImageKind.SIF:
-        _check_sif(Path(image.address), made, progress)
-
-
-def read_files(run: SubmitRun) -> Mapping[str, bytes]:
-    """The program and its inputs by name, for a Job that carries them. Raises UsageError."""
-    paths = [("--executable", run.executable)] if run.executable else []
-    files: dict[str, bytes] = {}
-    for option, path in [*paths, *(("--input", one) for one in run.inputs)]:
-        name = Path(path).name
-        if "://" in path:
-            raise UsageError(f"{option} {path}: Kubernetes fetches no files", hint="let the program fetch it")
-        if name in files:
-            raise UsageError(f"two files are called {name}", hint="they lie in one folder: rename one")
-        try:
-            with Path(path).open("rb") as file:
-                files[name] = file.read(FILES_MOST + 1)
-        except OSError as error:
-            raise UsageError(
-                f"{option} {path}: {error.strerror}",
-                hint="name a file; folders belong into a volume, which you add to the manifest",
-            ) from error
-    return files
-
-
-def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
-    """Writes the files into the current folder; their names. Raises UsageError where they are here."""
-    name = made.run.name
-    if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
-        raise UsageError(
-            f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
-            hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
-        )
-    texts = {made.file: made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
-    folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
-    if not force:
-        there = [path for path in texts if os.path.lexists(path)]
-        there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
-        if there:
-            raise UsageError(
-                f"{there[0]} is here already",
-                hint="write --force to write over it, "
-                + (
-                    "or go to another folder"
-                    if there[0] in folders
-                    else "or another name: -o NAME" + Path(made.file).suffix
-                ),
-            )
-    for folder in folders:
-        Path(folder).mkdir(exist_ok=True)
-    for path, text in texts.items():
-        with replacing(Path(path)) as file:
-            file.write(text.encode("ascii"))
-    return tuple(texts)
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def _check_program(path: Path, *, runs_here: bool) -> None:
-    """The machine that runs it knows not what is installed here; HTCondor sends the file and lets it run."""
-    try:
-        with path.open("rb") as file:
-            line = file.readline(256)
-    except OSError as error:
-        raise UsageError(
-            f"--executable {path}: {error.strerror}", hint="name a program of this folder, such as train.sh"
-        ) from error
-    if line.startswith(b"#!") and line.rstrip(b"\n").endswith(b"\r"):
-        raise UsageError(
-            f"{path} has lines that end as on Windows: no machine finds its interpreter",
-            hint=f"sed -i 's/\\r$//' {path}",
-        )
-    if not line.startswith((b"#!", b"\x7fELF")):
-        raise UsageError(
-            f"{path} says not what runs it",
-            hint="begin it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
-        )
-    if runs_here and not os.access(path, os.X_OK):
-        raise UsageError(f"--executable {path} may not be run", hint=f"chmod +x {path}")
-
-
-def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
-    """That the file is the one that was verified. A folder that this machine does not see is passed over."""
-    image, name = made.taken.form.image, path.name
-    if not path.parent.is_dir():
-        return
-    if not path.is_file():
-        into = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError(f"{path} is not there", hint=f"{made.fetch}{into}")
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file, progress.task(f"checking {name}", total=path.stat().st_size) as task:
-        while data := file.read(_CHUNK):
-            sha256.update(data)
-            task.advance(len(data))
-    if sha256.hexdigest() != image.sha256.removeprefix("sha256:"):
-        raise UsageError(f"{path} is another file than the one offered", hint=f"rm {path}; {made.fetch}")
 
 
 # --- deciding --------------------------------------------------------------------------------------

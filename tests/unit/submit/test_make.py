@@ -22,12 +22,11 @@ from imagefactory.progress import Quiet
 from imagefactory.submit.make import (
     SubmitAsk,
     SubmitMade,
-    check_files,
     make_submit,
     summary,
-    write_made,
 )
 from imagefactory.submit.submit_file import SubmitRun
+from imagefactory.submit.write import check_files, write_made
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Policy, Trust
 from imagefactory.verify.model import Hardware

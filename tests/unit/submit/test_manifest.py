@@ -20,11 +20,11 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.pools.sites import find_site
 from imagefactory.pools.sizes import GB
 from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.submit.make import read_files
 from imagefactory.submit.manifest import FILES_MOST, format_manifest, node_terms
 from imagefactory.submit.proven import GpuClass
 from imagefactory.submit.submit_file import SubmitRun, SubmittedImage
 from imagefactory.submit.trial import first_trial
+from imagefactory.submit.write import read_files
 from tests.made.offers import IMAGE, NOW, REFERENCE, gpu_class, offer
 
 SCHEMA = jsonschema.Draft202012Validator(

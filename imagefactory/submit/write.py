@@ -1,0 +1,126 @@
+"""Looks at what jobs take along, and writes a submit file and what belongs to it into this folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.files import replacing
+from imagefactory.pools.model import ImageKind
+from imagefactory.progress import Progress
+from imagefactory.submit.make import SubmitMade
+from imagefactory.submit.manifest import FILES_MOST
+from imagefactory.submit.submit_file import SubmitRun, folder_of
+
+_CHUNK = 1 << 20
+
+
+def check_files(made: SubmitMade, progress: Progress) -> None:
+    """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
+    if not made.run.in_image:
+        _check_program(Path(made.run.executable), runs_here=made.request is not None)
+    for path in made.run.inputs:
+        if "://" not in path and not Path(path).exists():
+            raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
+    image = made.taken.form.image
+    if image.kind is ImageKind.SIF:
+        _check_sif(Path(image.address), made, progress)
+
+
+def read_files(run: SubmitRun) -> Mapping[str, bytes]:
+    """The program and its inputs by name, for a Job that carries them. Raises UsageError."""
+    paths = [("--executable", run.executable)] if run.executable else []
+    files: dict[str, bytes] = {}
+    for option, path in [*paths, *(("--input", one) for one in run.inputs)]:
+        name = Path(path).name
+        if "://" in path:
+            raise UsageError(f"{option} {path}: Kubernetes fetches no files", hint="let the program fetch it")
+        if name in files:
+            raise UsageError(f"two files are called {name}", hint="they lie in one folder: rename one")
+        try:
+            with Path(path).open("rb") as file:
+                files[name] = file.read(FILES_MOST + 1)
+        except OSError as error:
+            raise UsageError(
+                f"{option} {path}: {error.strerror}",
+                hint="name a file; folders belong into a volume, which you add to the manifest",
+            ) from error
+    return files
+
+
+def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
+    """Writes the files into the current folder; their names. Raises UsageError where they are here."""
+    name = made.run.name
+    if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
+        raise UsageError(
+            f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
+            hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
+        )
+    texts = {made.file: made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
+    folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
+    if not force:
+        there = [path for path in texts if os.path.lexists(path)]
+        there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
+        if there:
+            raise UsageError(
+                f"{there[0]} is here already",
+                hint="write --force to write over it, "
+                + (
+                    "or go to another folder"
+                    if there[0] in folders
+                    else "or another name: -o NAME" + Path(made.file).suffix
+                ),
+            )
+    for folder in folders:
+        Path(folder).mkdir(exist_ok=True)
+    for path, text in texts.items():
+        with replacing(Path(path)) as file:
+            file.write(text.encode("ascii"))
+    return tuple(texts)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _check_program(path: Path, *, runs_here: bool) -> None:
+    """The machine that runs it knows not what is installed here; HTCondor sends the file and lets it run."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(256)
+    except OSError as error:
+        raise UsageError(
+            f"--executable {path}: {error.strerror}", hint="name a program of this folder, such as train.sh"
+        ) from error
+    if line.startswith(b"#!") and line.rstrip(b"\n").endswith(b"\r"):
+        raise UsageError(
+            f"{path} has lines that end as on Windows: no machine finds its interpreter",
+            hint=f"sed -i 's/\\r$//' {path}",
+        )
+    if not line.startswith((b"#!", b"\x7fELF")):
+        raise UsageError(
+            f"{path} says not what runs it",
+            hint="begin it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
+        )
+    if runs_here and not os.access(path, os.X_OK):
+        raise UsageError(f"--executable {path} may not be run", hint=f"chmod +x {path}")
+
+
+def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
+    """That the file is the one that was verified. A folder that this machine does not see is passed over."""
+    image, name = made.taken.form.image, path.name
+    if not path.parent.is_dir():
+        return
+    if not path.is_file():
+        into = "" if path.parent == Path() else f"  (in {path.parent})"
+        raise UsageError(f"{path} is not there", hint=f"{made.fetch}{into}")
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file, progress.task(f"checking {name}", total=path.stat().st_size) as task:
+        while data := file.read(_CHUNK):
+            sha256.update(data)
+            task.advance(len(data))
+    if sha256.hexdigest() != image.sha256.removeprefix("sha256:"):
+        raise UsageError(f"{path} is another file than the one offered", hint=f"rm {path}; {made.fetch}")
