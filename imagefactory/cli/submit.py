@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 KINDS = ("docker", "oras", "sif", "osdf")
 _SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
-ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
+ALONE = (
+    "executable", "in_image", "input", "result", "arguments", "dag", "gather", "checkpoint", "accept",
+    "output", "time", "force", "mig",
+)  # fmt: skip
 
 
 @click.command()
@@ -48,6 +51,7 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
 @click.option(
     "--executable", default="", metavar="FILE", help="Your program. Default: one that names the GPU it got."
 )
+@click.option("--in-image", is_flag=True, help="Programs are files of the image, such as /app/train.py.")
 @click.option("--arguments", default="", metavar="TEXT", help="Its arguments, quoted as in a shell.")
 @click.option(
     "--input", multiple=True, metavar="FILE|URL", help="A file that the job needs. May be repeated."
@@ -75,6 +79,18 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
     default="",
     metavar="N|FILE",
     help="A sweep: N runs, or one for each line of a CSV file of values.",
+)
+@click.option(
+    "--gather",
+    default="",
+    metavar="FILE",
+    help="A program that runs once when all runs of a sweep are done, with their folders and no GPU.",
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="FILE",
+    help="What the program saves before it leaves with exit code 85, to be started again with that.",
 )
 @click.option(
     "--accept",
@@ -123,7 +139,8 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     A sweep is FILE.dag beside FILE.sub, for condor_submit_dag. Each run has a folder of its own, run-1,
     run-2 and so on; $(run) is its number, and the columns of a CSV file are filled in by their names, such as
     $(lr). Without --arguments a program is given each column as an option (--lr 0.1), or the run's number.
-    For Slurm it is one script with an array, for Kubernetes an indexed Job.
+    For Slurm it is one script with an array, for Kubernetes an indexed Job. The job of --gather has a file of
+    its own, NAME-gather.sub or .sbatch.
     """
     if check is not None:
         _refuse(name, options, "--check looks at a file that is there")
@@ -220,11 +237,13 @@ def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
     memory, disk, gpu_memory = (
         parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
     )
-    if options["arguments"] and not options["executable"]:
-        raise UsageError("--arguments are for a program of yours", hint="name it: --executable train.sh")
+    _check_programs(options)
     return SubmitRun(
         name=_file_name(options["output"], suffix),
         executable=options["executable"],
+        in_image=options["in_image"],
+        checkpoint=options["checkpoint"],
+        gather=options["gather"],
         inputs=options["input"],
         outputs=options["result"],
         gpus=options["gpus"],
@@ -235,6 +254,23 @@ def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
         gpu_memory=gpu_memory,
         mig=options["mig"],
     )
+
+
+def _check_programs(options: dict[str, Any]) -> None:
+    """Options that need another one. Raises UsageError."""
+    program, gather = options["executable"], options["gather"]
+    for option in ("arguments", "checkpoint"):
+        if options[option] and not program:
+            raise UsageError(
+                f"--{option} belongs to a program of yours", hint="name it: --executable train.sh"
+            )
+    if gather and not options["dag"]:
+        raise UsageError("--gather is for a sweep", hint="say how many runs: --dag N|FILE")
+    if options["in_image"] and not (program.startswith("/") and (not gather or gather.startswith("/"))):
+        raise UsageError(
+            "--in-image: programs of the image are named by their whole paths",
+            hint="such as --executable /app/train.py",
+        )
 
 
 def _file_name(output: str, suffix: str) -> str:
@@ -276,20 +312,24 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
         lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
     if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
+    if made.gather and made.request:
+        lines.append(
+            f"  then   sbatch --dependency=afterok:JOB {made.gather_file}, JOB being the first one's number"
+        )
     lines += [f"  {reach}"] if reach else []
     say("\n".join(lines))
     if made.file.endswith(".yaml"):
         say_next("create", "-f", written[-1], program="kubectl")
         return
     program = "sbatch" if made.request else "condor_submit_dag" if made.dag else "condor_submit"
-    say_next(written[-1], program=program)
+    say_next(f"{made.run.name}.dag" if made.dag else made.file, program=program)
 
 
 # --- looking ---------------------------------------------------------------------------------------
 
 
 def _refuse(name: str, options: dict[str, Any], why: str) -> None:
-    given = ["TARGET"] if name else [f"--{key}" for key in ALONE if options[key]]
+    given = ["TARGET"] if name else [f"--{key.replace('_', '-')}" for key in ALONE if options[key]]
     if given:
         raise UsageError(f"{why}, and takes no {given[0]}", hint="write one or the other")
 

@@ -21,11 +21,13 @@ from imagefactory.pools.sites import Site
 from imagefactory.settings.choices import KUBERNETES, SLURM
 from imagefactory.submit import sbatch
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
+from imagefactory.submit.gather import gathering
 from imagefactory.submit.manifest import SUFFIX, format_manifest
 from imagefactory.submit.places import Wish
 from imagefactory.submit.proven import Grounds
 from imagefactory.submit.sbatch import NO_GPU, SlurmRequest, format_sbatch, request_gpus
 from imagefactory.submit.submit_file import (
+    GATHER,
     SubmitRun,
     SubmittedImage,
     asked_room,
@@ -65,7 +67,8 @@ class SubmitAsk:
 class SubmitMade:
     """A submit file not yet written, and the DAG of a sweep, empty for one job and where the file has it.
 
-    `suffix` is the file's, `request` what a batch script asks Slurm for, None of HTCondor's files.
+    `gather` is the file of the job that gathers a sweep's results, empty where none does. `suffix` is the
+    files', `request` what a batch script asks Slurm for, None of HTCondor's files.
     """
 
     taken: SubmittedImage
@@ -75,10 +78,15 @@ class SubmitMade:
     own: bool = False
     request: SlurmRequest | None = None
     suffix: str = ".sub"
+    gather: str = ""
 
     @property
     def file(self) -> str:
         return f"{self.run.name}{self.suffix}"
+
+    @property
+    def gather_file(self) -> str:
+        return f"{self.run.name}-{GATHER}{self.suffix}" if self.gather else ""
 
     @property
     def fetch(self) -> str:
@@ -130,15 +138,26 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     if ask.site.batch == SLURM:
         request = request_gpus(taken, run, ask.inventory) if run.gpus else NO_GPU
         script = format_sbatch(taken, run, request, ask.rows)
+        last = gathering(run, len(ask.rows), sent=False)
         return SubmitMade(
-            taken=taken, run=run, text=script, own=ask.own, request=request, suffix=sbatch.SUFFIX
+            taken=taken,
+            run=run,
+            text=script,
+            own=ask.own,
+            request=request,
+            suffix=sbatch.SUFFIX,
+            gather=format_sbatch(taken, last, NO_GPU, ()) if run.gather else "",
         )
     if ask.site.batch == KUBERNETES:
         text = format_manifest(taken, run, ask.rows, ask.files)
         return SubmitMade(taken=taken, run=run, text=text, own=ask.own, suffix=SUFFIX)
     text = format_submit(taken, run, ask.site)
-    dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
-    return SubmitMade(taken=taken, run=run, text=text, dag=dag, own=ask.own)
+    made = SubmitMade(taken=taken, run=run, text=text, own=ask.own)
+    if not run.columns:
+        return made
+    if run.gather:
+        made = replace(made, gather=format_submit(taken, gathering(run, len(ask.rows), sent=True), ask.site))
+    return replace(made, dag=format_runs(made.file, run.columns[1:], ask.rows, made.gather_file))
 
 
 def wish_of(made: SubmitMade, site: Site) -> Wish:

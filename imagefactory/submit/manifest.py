@@ -64,11 +64,16 @@ def format_manifest(
 
     Raises UsageError for what cannot stand there or cannot be done.
     """
-    if run.outputs:
-        raise UsageError(
-            "--result: Kubernetes brings no files back",
-            hint="leave it out, and let the program write to a volume that you add to the manifest",
-        )
+    for option, given in (
+        ("--result", run.outputs),
+        ("--checkpoint", run.checkpoint),
+        ("--gather", run.gather),
+    ):
+        if given:
+            raise UsageError(
+                f"{option}: Kubernetes brings no files back",
+                hint="leave it out, and let the program write to a volume that you add to the manifest",
+            )
     check_columns(run.columns[1:])
     name = job_name(run.name)
     script = _script(taken, run, rows)

@@ -21,6 +21,7 @@ from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for
 from imagefactory.submit.places import Wish, fits
 from imagefactory.submit.submit_file import (
+    CHECKPOINTED,
     SubmitRun,
     SubmittedImage,
     asked_room,
@@ -34,6 +35,8 @@ from imagefactory.submit.sweep_words import run_word, value_arrays
 
 SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
+NOTICE = 120
+"""Seconds before the end of a job's time in which its program may save what it has."""
 LOOK = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
 : "${CUDA_VISIBLE_DEVICES:?Slurm gave this job no GPU}"
@@ -52,6 +55,18 @@ for gpu in $gpus; do
         exit 9
     fi
 done"""
+
+RESUMED = f"""\
+%s &
+program=$!
+# Before its time is over, or where Slurm takes its place away, the program is told to save what it has.
+trap 'kill -TERM "$program" 2>/dev/null' TERM
+while kill -0 "$program" 2>/dev/null; do wait "$program" || :; done
+code=0
+wait "$program" || code=$?
+# So it says that it has, and is to be started again.
+[ "$code" != {CHECKPOINTED} ] || scontrol requeue "$SLURM_JOB_ID"
+exit "$code\""""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +138,7 @@ def format_sbatch(
     check_columns(run.columns[1:])
     checked_name(run.name)
     memory, _ = asked_room(taken.form.image, run)
+    resumes = ["--requeue", "--open-mode=append", f"--signal=B:TERM@{NOTICE}"] if run.checkpoint else []
     told = [
         f"--job-name={run.name}",
         f"--output=%x_{'%A_%a' if run.columns else '%j'}.out",
@@ -133,6 +149,7 @@ def format_sbatch(
         *([f"--time={_time(run.time)}"] if run.time else []),
         *request.lines,
         *([f"--array=1-{len(rows)}"] if run.columns else []),
+        *resumes,
     ]
     groups = [
         ["#!/bin/bash", *comments(taken, run)],
@@ -171,11 +188,12 @@ def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     words = [shlex.quote(program), *(run_word(word, run.columns, INDEX) for word in run.arguments)]
     start = ["apptainer", "exec", *(["--nv"] if run.gpus else []), "--env", "PYTHONNOUSERSITE=1"]
     seen = '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"'
+    command = f"{' '.join(start)} {seen} \\\n    {shlex.quote(image)} \\\n    {' '.join(words)}"
     folder = [f'mkdir -p "run-${INDEX}"', f'cd "run-${INDEX}"'] if run.columns else []
     return [
         *folder,
         "# where apptainer is a module: module load apptainer",
-        f"exec {' '.join(start)} {seen} \\\n    {shlex.quote(image)} \\\n    {' '.join(words)}",
+        RESUMED % command if run.checkpoint else f"exec {command}",
     ]
 
 

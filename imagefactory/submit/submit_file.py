@@ -25,6 +25,10 @@ from imagefactory.submit.gpu_request import format_gpu_request, is_range
 from imagefactory.submit.proven import GpuClass
 
 RUN, ROWS_MOST = "run", 10_000
+CHECKPOINTED = 85
+"""The exit code by which a program says that it saved its checkpoint, and wants to be started again."""
+GATHER = "gather"
+"""The node of a sweep's DAG that waits for all others, and what its files are called after."""
 ARCHITECTURES = {"linux/amd64": "X86_64", "linux/arm64": "aarch64"}
 """As HTCondor calls the machines on which images of a platform run."""
 
@@ -54,6 +58,8 @@ class SubmitRun:
     addresses, `outputs` files that come back (all new ones where none is named). Sizes are bytes, 0 for what
     the rules of sizes.py give; `gpu_memory` is what each GPU must have. With `mig` slices of GPUs do too.
     A job of no `gpus` runs on CPUs alone. `columns` are of a sweep, the first is `run`; empty for one job.
+    `checkpoint` is what a job that leaves with CHECKPOINTED has saved, and is started again with. `gather` is
+    the program that runs once when all runs of a sweep are done.
     """
 
     name: str
@@ -70,6 +76,8 @@ class SubmitRun:
     mig: bool = False
     time: timedelta | None = None
     columns: tuple[str, ...] = ()
+    checkpoint: str = ""
+    gather: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +138,12 @@ def _sizes(image: PoolImage) -> tuple[int, int]:
     return (0, 0) if image.address.startswith("/") else (image.size, image.unpacked)
 
 
-def format_runs(submit_file: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_runs(
+    submit_file: str, columns: Sequence[str], rows: Sequence[Sequence[str]], last: str = ""
+) -> str:
     """The DAG of a sweep: a node for each row, with its values. `columns` are without `run`, which counts.
+
+    `last` is the submit file of a node that waits for all of them.
 
     Raises UsageError for a name or a value that could mean something else there, naming the row.
     """
@@ -139,7 +151,7 @@ def format_runs(submit_file: str, columns: Sequence[str], rows: Sequence[Sequenc
     check_columns(columns)
     if not 0 < len(rows) <= ROWS_MOST:
         raise UsageError(f"a sweep has 1 to {ROWS_MOST:,} runs, not {len(rows):,}", hint="make several")
-    lines = []
+    lines = [f"JOB {GATHER} {_checked(_NAME, last, 'the name of a submit file')}"] if last else []
     for number, row in enumerate(rows, start=1):
         if len(row) != len(columns):
             raise UsageError(
@@ -149,6 +161,7 @@ def format_runs(submit_file: str, columns: Sequence[str], rows: Sequence[Sequenc
         values = [(RUN, str(number)), *zip(map(_macro_of, columns), row, strict=True)]
         said = " ".join(f'{key}="{checked_value(value, number)}"' for key, value in values)
         lines += [f"JOB {folder_of(number)} {submit_file}", f"VARS {folder_of(number)} {said}"]
+        lines += [f"PARENT {folder_of(number)} CHILD {GATHER}"] if last else []
     return "\n".join(lines) + "\n"
 
 
@@ -217,7 +230,11 @@ def _what_runs(run: SubmitRun) -> list[str]:
     if run.outputs:
         names = (_checked(_PATH, path, "the path of a file") for path in run.outputs)
         lines.append(f"transfer_output_files = {', '.join(names)}")
-    return [*lines, "should_transfer_files = YES", "when_to_transfer_output = ON_EXIT"]
+    lines += ["should_transfer_files = YES", "when_to_transfer_output = ON_EXIT"]
+    if run.checkpoint:
+        kept = _checked(_PATH, run.checkpoint, "the path of a file")
+        lines += [f"checkpoint_exit_code = {CHECKPOINTED}", f"transfer_checkpoint_files = {kept}"]
+    return lines
 
 
 def _input(path: str, run: SubmitRun) -> str:
@@ -247,6 +264,8 @@ def comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     """What the file rests on, for the person who reads it later."""
     image = taken.form.image
     name, made = f"{taken.target}, manifest {image.subject.manifest}", f"{taken.judged:%Y-%m-%d}"
+    if not run.gpus and taken.classes:
+        return [f"# {_said(line)}" for line in (name, f"Made by imagefactory on {made}. It asks for no GPU.")]
     if not run.gpus:
         cpus = f"Made by imagefactory on {made}. It is for CPUs alone and asks for no GPU:"
         smoke = "no verdict speaks of it, and its smoke test is all that was tried."

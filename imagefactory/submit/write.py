@@ -20,8 +20,9 @@ _CHUNK = 1 << 20
 
 def check_files(made: SubmitMade, progress: Progress) -> None:
     """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
-    if not made.run.in_image:
-        _check_program(Path(made.run.executable), runs_here=made.request is not None)
+    for option, program in (("--executable", made.run.executable), ("--gather", made.run.gather)):
+        if program and not made.run.in_image:
+            _check_program(option, Path(program), runs_here=made.request is not None)
     for path in made.run.inputs:
         if "://" not in path and not Path(path).exists():
             raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
@@ -32,7 +33,7 @@ def check_files(made: SubmitMade, progress: Progress) -> None:
 
 def read_files(run: SubmitRun) -> Mapping[str, bytes]:
     """The program and its inputs by name, for a Job that carries them. Raises UsageError."""
-    paths = [("--executable", run.executable)] if run.executable else []
+    paths = [("--executable", run.executable)] if run.executable and not run.in_image else []
     files: dict[str, bytes] = {}
     for option, path in [*paths, *(("--input", one) for one in run.inputs)]:
         name = Path(path).name
@@ -59,7 +60,8 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
             f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
             hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
         )
-    texts = {made.file: made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
+    texts = {made.file: made.text} | ({made.gather_file: made.gather} if made.gather else {})
+    texts |= {f"{name}.dag": made.dag} if made.dag else {}
     folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
     if not force:
         there = [path for path in texts if os.path.lexists(path)]
@@ -86,14 +88,14 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _check_program(path: Path, *, runs_here: bool) -> None:
+def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
     """The machine that runs it knows not what is installed here; HTCondor sends the file and lets it run."""
     try:
         with path.open("rb") as file:
             line = file.readline(256)
     except OSError as error:
         raise UsageError(
-            f"--executable {path}: {error.strerror}", hint="name a program of this folder, such as train.sh"
+            f"{option} {path}: {error.strerror}", hint="name a program of this folder, such as train.sh"
         ) from error
     if line.startswith(b"#!") and line.rstrip(b"\n").endswith(b"\r"):
         raise UsageError(
@@ -106,7 +108,7 @@ def _check_program(path: Path, *, runs_here: bool) -> None:
             hint="begin it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
         )
     if runs_here and not os.access(path, os.X_OK):
-        raise UsageError(f"--executable {path} may not be run", hint=f"chmod +x {path}")
+        raise UsageError(f"{option} {path} may not be run", hint=f"chmod +x {path}")
 
 
 def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:

@@ -449,6 +449,24 @@ def test_it_ends_with_how_many_gpus_it_reaches(
     assert call(NAME, "--force", "--json").json()["reach"] is None
 
 
+def test_programs_of_the_image_and_one_that_gathers(call: Call, here: Path) -> None:
+    asked = (NAME, "-o", "a.sub", "--dag", "2", "--executable", "/app/train.py", "--gather", "/app/gather.py")
+    said = call(*asked, "--in-image", "--checkpoint", "last.pt", "--json").json()
+    assert said["files"] == ["a.sub", "a-gather.sub", "a.dag"]
+    for name, program in (("a.sub", "/app/train.py"), ("a-gather.sub", "/app/gather.py")):
+        lines = f"executable = {program}\ntransfer_executable = false\n"
+        assert lines in (here / name).read_text()
+    assert "transfer_checkpoint_files = last.pt\n" in (here / "a.sub").read_text()
+    assert "checkpoint" not in (here / "a-gather.sub").read_text()
+    assert "JOB gather a-gather.sub\n" in (here / "a.dag").read_text()
+    assert "a.sub is here already" in call(*asked, "--in-image", code=2).err
+    assert "--executable /app/train.py: No such file" in call(*asked, code=2).err
+    said = call(*asked[:1], "-o", "a.sbatch", *asked[3:], "--in-image", "--site", "slurm")
+    assert "sbatch --dependency=afterok:JOB a-gather.sbatch" in " ".join(said.out.split())
+    assert said.err.splitlines()[-1] == "next: sbatch a.sbatch"
+    assert "\n#SBATCH --array" not in (here / "a-gather.sbatch").read_text()
+
+
 def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
     (here / "values.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
     said = call(NAME, "--executable", "train.sh", "--dag", "values.csv", "-o", "train.sub", "--json").json()
@@ -476,7 +494,7 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
         ((NAME, "-o", "../x.sub"), "are written into this folder"),
         ((NAME, "-o", "x"), "are written into this folder"),
         ((NAME, "--arguments", "'"), "--arguments"),
-        ((NAME, "--arguments", "x"), "are for a program of yours"),
+        ((NAME, "--arguments", "x"), "belongs to a program of yours"),
         ((NAME, "--executable", "train.sh", "--arguments", "$HOME"), "would fill something in"),
         ((NAME, "--executable", "no.sh"), "--executable no.sh"),
         ((NAME, "--executable", "train.sh", "--input", "a b"), "is not the path of a file"),
@@ -485,6 +503,10 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
         ((NAME, "--time", "8d"), "takes no jobs that run longer"),
         ((NAME, "--image", "osdf"), "there is no image of the kind"),
         ((NAME, "--dag", "no.csv"), "--dag no.csv"),
+        ((NAME, "--checkpoint", "last.pt"), "belongs to a program of yours"),
+        ((NAME, "--executable", "train.sh", "--gather", "train.sh"), "--gather is for a sweep"),
+        ((NAME, "--executable", "train.sh", "--in-image"), "are named by their whole paths"),
+        ((NAME, "--executable", "train.sh", "--dag", "2", "--gather", "no.sh"), "--gather no.sh"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_written(

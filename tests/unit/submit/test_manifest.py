@@ -229,7 +229,9 @@ def test_on_amd_a_processor_that_is_not_proven_stops_the_job(tmp_path: Path, ver
 @pytest.mark.parametrize(
     ("changes", "rows", "files", "said"),
     [
-        ({"outputs": ("model.pt",)}, (), FILES, "Kubernetes brings no files back"),
+        ({"outputs": ("model.pt",)}, (), FILES, "--result: Kubernetes brings no files back"),
+        ({"checkpoint": "last.pt"}, (), FILES, "--checkpoint: Kubernetes brings no files back"),
+        ({"gather": "gather.py"}, (), FILES, "--gather: Kubernetes brings no files back"),
         ({"name": "a" * 60}, (), FILES, "a Job's name has 1 to 52 letters"),
         ({"name": "a b"}, (), FILES, "is not a name for files"),
         ({"executable": "a;b"}, (), FILES, "is not the path of a program"),

@@ -174,6 +174,40 @@ def test_a_job_on_cpus_asks_for_no_gpu(tmp_path: Path) -> None:
     assert "--nv" not in run_script(tmp_path, script)[1]
 
 
+# --- checkpoints -------------------------------------------------------------------------------------
+
+
+SAVES = """\
+trap 'echo saved; exit 85' TERM
+echo started >started
+[ -e once ] || { touch once; while :; do sleep 0.02; done; }
+exit 3"""
+
+
+def resuming(folder: Path, **programs: str) -> tuple[subprocess.Popen[str], Path]:
+    """A script that resumes, as it runs on a node; and what tells that its program has begun."""
+    for name, text in {"scontrol": 'echo "scontrol $*"', **programs}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    script = format_sbatch(taken(), replace(RUNS, gpus=0, checkpoint="last.pt"), NO_GPU, ())
+    for line in ("--requeue", "--open-mode=append", "--signal=B:TERM@120"):
+        assert f"\n#SBATCH {line}\n" in script
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "7"}
+    command = ["bash", "-c", script]
+    return subprocess.Popen(command, cwd=folder, env=environ, stdout=-1, text=True), folder / "started"
+
+
+def test_a_program_that_is_told_to_end_saves_and_is_queued_again(tmp_path: Path) -> None:
+    job, started = resuming(tmp_path, apptainer=SAVES)
+    while not started.exists():
+        assert job.poll() is None
+    job.terminate()
+    assert job.communicate(timeout=60)[0].splitlines() == ["saved", "scontrol requeue 7"]
+    assert job.returncode == 85
+    job, _ = resuming(tmp_path, apptainer=SAVES)
+    assert (job.communicate(timeout=60)[0], job.returncode) == ("", 3)  # of its own accord: that is the end
+
+
 # --- values ------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from imagefactory.pools.sites import SITES, find_site
 from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
 from imagefactory.settings.choices import SITES as SETTING_SITES
 from imagefactory.submit.forms import choose_form, forms_of
+from imagefactory.submit.gather import gathering
 from imagefactory.submit.gpu_request import format_gpu_request
 from imagefactory.submit.proven import GpuClass
 from imagefactory.submit.submit_file import (
@@ -504,6 +505,41 @@ def test_a_sweep_of_values() -> None:
         "JOB run-2 train.sub\n"
         'VARS run-2 run="2" value_lr="0.01" value_name="c"\n'
     )
+
+
+def test_a_last_node_waits_for_all_runs() -> None:
+    lines = format_runs("train.sub", (), [(), ()], "train-gather.sub").splitlines()
+    assert lines == [
+        "JOB gather train-gather.sub",
+        "JOB run-1 train.sub",
+        'VARS run-1 run="1"',
+        "PARENT run-1 CHILD gather",
+        "JOB run-2 train.sub",
+        'VARS run-2 run="2"',
+        "PARENT run-2 CHILD gather",
+    ]
+
+
+def test_who_gathers_gets_the_folders_and_no_gpu() -> None:
+    run = replace(
+        RUNS, columns=("run",), arguments=("$(run)",), outputs=("a",), gather="gather.py", memory=GB
+    )
+    text = format_submit(taken(), gathering(run, 2, sent=True), GENERIC)
+    found = commands(text)
+    assert found["executable"] == "gather.py"
+    assert found["transfer_input_files"] == "run-1, run-2"
+    assert found["request_memory"] == "1GB"
+    assert found.keys().isdisjoint(("arguments", "initialdir", "transfer_output_files", "request_gpus"))
+    assert "It asks for no GPU." in text
+    assert "for CPUs alone" not in text
+
+
+def test_a_checkpoint_is_kept_by_the_code_that_says_so() -> None:
+    found = commands(format_submit(taken(), replace(RUNS, checkpoint="state/last.pt"), GENERIC))
+    assert found["checkpoint_exit_code"] == "85"
+    assert found["transfer_checkpoint_files"] == "state/last.pt"
+    with pytest.raises(UsageError, match="is not the path of a file"):
+        format_submit(taken(), replace(RUNS, checkpoint="a, b"), GENERIC)
 
 
 def test_each_run_of_a_sweep_has_a_folder() -> None:
