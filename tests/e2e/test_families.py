@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.suite.portability.models import MODELS
-from tests.e2e import rehearsal
+from tests.e2e import pairs, rehearsal
 from tests.e2e.numbers import assert_numbers
 from tests.e2e.portable_page import assert_same, follow_page, own_root
 from tests.services.factory import Factory
-from tests.services.tier import many
+from tests.services.tier import NIGHTLY, many
 
 pytestmark = pytest.mark.timeout(2400)  # Each builds some 12 GB first.
 
@@ -99,6 +99,9 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     assert not [name for name in row["numbers"] if name.endswith("-ms")]
 
     follow_page(factory, tmp_path)
+    pairs.compare(factory, built, tmp_path)
+    if NIGHTLY:
+        pairs.follow(factory, tmp_path)
 
 
 # Their frameworks export by other packages; by day PyTorch's stands for them.
