@@ -57,11 +57,11 @@ for gpu in $gpus; do
 done"""
 
 RESUMED = f"""\
+# Before its time is over, or where Slurm takes its place away, the program is told to save what it has.
+trap 'kill -TERM "${{!:-}}" 2>/dev/null || :' TERM
 %s &
 program=$!
-# Before its time is over, or where Slurm takes its place away, the program is told to save what it has.
-trap 'kill -TERM "$program" 2>/dev/null' TERM
-while kill -0 "$program" 2>/dev/null; do wait "$program" || :; done
+while kill -0 "$program" 2>/dev/null; do sleep 1 || :; done  # bash may miss a signal as it begins to wait
 code=0
 wait "$program" || code=$?
 # So it says that it has, and is to be started again.

@@ -186,7 +186,7 @@ exit 3"""
 
 def resuming(folder: Path, **programs: str) -> tuple[subprocess.Popen[str], Path]:
     """A script that resumes, as it runs on a node; and what tells that its program has begun."""
-    for name, text in {"scontrol": 'echo "scontrol $*"', **programs}.items():
+    for name, text in {"scontrol": 'echo "scontrol $*"', "sleep": "/bin/sleep 0.02", **programs}.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     script = format_sbatch(taken(), replace(RUNS, gpus=0, checkpoint="last.pt"), NO_GPU, ())
