@@ -70,6 +70,8 @@ class Site:
     that counts where nobody says. `staging` pairs beginnings of an image's address and the attribute that
     must be true of a machine then. `advice` are lines of comments on what a person may want.
 
+    `resumable` is the line of a GPU job that may be evicted for GPUs that it then gets too; empty for none.
+
     With `gpus_alone` `lengths` and `advice` are those of GPU jobs alone, as `commands` always are.
     `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
     their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
@@ -87,22 +89,29 @@ class Site:
     advice: tuple[str, ...]
     source: str
     needs: tuple[SiteNeed, ...]
+    resumable: str = ""
     gpus_alone: bool = False
     nested: bool = False
     migrated: bool = False
     getenv: str = ""
     batch: str = HTCONDOR
 
-    def lines(self, time: timedelta | None, *, gpus: bool = True) -> tuple[str, ...]:
-        """The site's own lines, for a job that runs that long. Raises UsageError where it is too long."""
+    def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
+        """The site's own lines, for a job that runs that long. Raises UsageError where it is too long.
+
+        `resumes` is whether the job goes on after an eviction.
+        """
         if gpus or not self.gpus_alone:
             commands = (command.line for command in self.commands if gpus)
-            return (*commands, *self._length(time))
+            again = (self.resumable,) if self.resumable and resumes and gpus else ()
+            return (*commands, *self._length(time), *again)
         return _longest(time)
 
-    def told(self, *, gpus: bool) -> tuple[str, ...]:
+    def told(self, *, gpus: bool, resumes: bool = False) -> tuple[str, ...]:
         """The advice for a job."""
-        return self.advice if gpus or not self.gpus_alone else ()
+        more = ("a job of a few hours, or with checkpoints, gets more GPUs with:", self.resumable)
+        advice = (*self.advice, *(more if self.resumable and gpus and not resumes else ()))
+        return advice if gpus or not self.gpus_alone else ()
 
     def requirements(self, address: str) -> tuple[str, ...]:
         """What a machine must have so that an image at `address` (of `container_image`) is got there."""
@@ -215,7 +224,8 @@ SITES = (
             ("file:///staging/", "HasCHTCStaging"),
             ("/staging/", "HasCHTCStaging"),
         ),
-        advice=("a job of a few hours, or with checkpoints, gets more GPUs with:", "+is_resumable = true"),
+        advice=(),
+        resumable="+is_resumable = true",
         source="CHTC's guides 'Use GPUs' and 'Use Custom Software in Jobs Using Apptainer' (2026-08); oras: "
         "CHTC/templates-GPUs, containers/pixi",
         needs=(MEMORY, DISK),

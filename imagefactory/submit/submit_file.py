@@ -118,8 +118,8 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
             f"request_disk = {format_size(disk)}",
         ],
         [
-            *site.lines(run.time, gpus=bool(run.gpus)),
-            *(f"# {line}" for line in site.told(gpus=bool(run.gpus))),
+            *site.lines(run.time, gpus=bool(run.gpus), resumes=bool(run.checkpoint)),
+            *(f"# {line}" for line in site.told(gpus=bool(run.gpus), resumes=bool(run.checkpoint))),
         ],
         _logs(run),
         ["queue"],

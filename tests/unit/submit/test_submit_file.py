@@ -542,6 +542,14 @@ def test_a_checkpoint_is_kept_by_the_code_that_says_so() -> None:
         format_submit(taken(), replace(RUNS, checkpoint="a, b"), GENERIC)
 
 
+def test_what_goes_on_after_an_eviction_gets_the_gpus_that_may_evict_it() -> None:
+    text = format_submit(taken(), replace(RUNS, checkpoint="last.pt"), find_site("chtc"))
+    assert '\n+GPUJobLength = "medium"\n+is_resumable = true\n' in text
+    assert "# +is_resumable" not in text
+    text = format_submit(taken(), replace(RUNS, checkpoint="last.pt", gpus=0), find_site("chtc"))
+    assert "is_resumable" not in text
+
+
 def test_each_run_of_a_sweep_has_a_folder() -> None:
     run = replace(
         RUNS,
