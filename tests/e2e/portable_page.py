@@ -8,9 +8,11 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from tests.services.factory import COMMAND, ROOT, Factory
+from tests.services.page import read_commands
 
 PAGE = ROOT / "docs" / "portability.md"
 MODELS = {"classifier", "variational"}
@@ -37,7 +39,7 @@ def follow_page(factory: Factory, folder: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     said = {}
-    for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
+    for block in chain.from_iterable(read_commands(PAGE).values()):
         for line in block.splitlines():
             program, *words = shlex.split(line, comments=True)
             assert program == "imagefactory"
