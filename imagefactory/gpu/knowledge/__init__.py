@@ -4,6 +4,7 @@
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
     gpu_names.py  gpus                                  GPUs by name
+    data_sheets.py data_sheets                          how fast they could be
     amd_gpus.py   amd                                   AMD's, by name and processor; ROCm
     documents.py  documented, releases                  what projects say of their builds
     scans.py      scanned                               what their wheels were found to hold
@@ -17,6 +18,7 @@ image works. What a table does not hold is not known, which is not the same as f
 from __future__ import annotations
 
 from imagefactory.gpu.knowledge.amd_gpus import amd_gpus, known_processors, newest_rocm, processors
+from imagefactory.gpu.knowledge.data_sheets import DataSheet, data_sheets, find_data_sheet
 from imagefactory.gpu.knowledge.documents import (
     Documented,
     Release,
@@ -50,6 +52,7 @@ from imagefactory.gpu.knowledge.wheels import (
 __all__ = [
     "Companion",
     "CudaWheel",
+    "DataSheet",
     "Documented",
     "Gpu",
     "Release",
@@ -62,8 +65,10 @@ __all__ = [
     "cuda_drivers",
     "cuda_targets",
     "cuda_wheels",
+    "data_sheets",
     "documented",
     "families",
+    "find_data_sheet",
     "find_gpu",
     "gpu_drivers",
     "gpus",
