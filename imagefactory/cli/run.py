@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, runner_option
+from imagefactory.cli.output import Call, complete_targets, runner_option, terminal_width, write
 from imagefactory.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.model import Mount
+    from imagefactory.model import Completed, Mount, RunSpec
+    from imagefactory.oci.model import Image, Sif
 
 HIGHEST_USER = 65534
 
@@ -24,6 +25,18 @@ HIGHEST_USER = 65534
 @runner_option
 @click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
 @click.option("--nv", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
+@click.option(
+    "--emulate",
+    default="",
+    metavar="GPU",
+    help="Let torch see this GPU on a machine without one, A100 or T4, and tell what a training needs of it.",
+)
+@click.option(
+    "--summary",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --emulate: write what it tells to a file too, for `submit --emulated`.",
+)
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
 @click.option(
     "--user",
@@ -56,6 +69,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     imagefactory run pytorch-2.3-cu121 -- python train.py
     imagefactory run --mount .:/work:rw --workdir /work pytorch-2.3-cu121 -- bash
     imagefactory run pytorch:2.3-cu121 -- python      a tag or digest of the store
+    imagefactory run --emulate A100 pytorch-2.3-cu121 -- python train.py
 
     Without --mount and --workdir the command starts in /work, which is the folder here, read-only. Your home,
     the store and what holds one of them are not shown; it starts in / then, as it does with --mount alone.
@@ -121,7 +135,12 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         limits=tuple(limits.items()),
         capture=False,
     )
-    completed = run_made(access, made, spec, runner, call.progress)
+    if options["summary"] and not options["emulate"]:
+        raise UsageError("--summary is what an emulated run tells", hint="write --emulate GPU too")
+    if options["emulate"]:
+        completed = _emulated(call, made, spec, options)
+    else:
+        completed = run_made(access, made, spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was ended: it reached the limit time={time}s"
@@ -129,6 +148,28 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     if message:
         raise LimitError(message, hint=hint)
     ctx.exit(completed.returncode)
+
+
+def _emulated(call: Call, made: Image | Sif, spec: RunSpec, options: dict[str, Any]) -> Completed:
+    """Runs it with a GPU that is not there, and tells on stderr what came of it: stdout is the command's."""
+    from imagefactory.gpu.knowledge import find_data_sheet
+    from imagefactory.report.emulated import NONE, format_emulated
+    from imagefactory.stages.emulate import emulating, keep_told, read_told
+    from imagefactory.stages.run import run_made
+    from imagefactory.submit.emulated import main_run
+
+    sheet, others = find_data_sheet(options["emulate"])
+    if others:
+        known = ", ".join(other.name for other in others)
+        call.progress.note(f"{options['emulate']} is taken as {sheet.name}; there are also {known}")
+    with emulating(sheet, spec) as (shown, folder):
+        completed = run_made(call.access, made, shown, options["runner"] or "", call.progress)
+        runs = read_told(folder)
+        main = main_run(runs)
+        write(2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width()))
+        if options["summary"]:
+            keep_told(folder, runs, options["summary"])
+    return completed
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from imagefactory.oci.model import Image
 from imagefactory.runners.here import HERE
 from imagefactory.stages import run
 from tests.made.command import Call
+from tests.made.emulated import TOLD
 from tests.made.layout import add_image
 
 
@@ -128,3 +130,46 @@ def test_without_a_command_the_recipes_own_starts_in_the_folder_here(
     said = call("run", "pytorch-2.3-cu121")
     assert said.code == 2
     assert "starts as user 100000, whom a sandbox does not have" in said.err
+
+
+def test_a_gpu_that_is_not_there_is_shown_and_what_it_told_is_said(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: object, __: object, spec: RunSpec, *___: object) -> Completed:
+        told = next(mount.source for mount in spec.mounts if mount.writable)
+        (told / "7.json").write_text(json.dumps(TOLD))
+        return Completed(returncode=4, stdout="", stderr="", seconds=2.0)
+
+    monkeypatch.setattr(run, "run_made", end)
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    summary = tmp_path / "told.json"
+    said = call("run", "--emulate", "A100", "--summary", str(summary), "pytorch:2.3-cu121", "--", "python")
+    assert said.code == 4
+    assert "A100 is taken as A100-SXM4-40GB; there are also A100-SXM4-80GB" in said.err
+    assert "data stalls  67% of the time" in said.err
+    assert said.out == ""
+    assert json.loads(summary.read_text()) == TOLD
+
+
+def test_a_run_that_used_no_gpu_is_told_so(
+    call: Call, tmp_path: Path, ran: list[tuple[Image, RunSpec]]
+) -> None:
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    said = call("run", "--emulate", "T4", "pytorch:2.3-cu121", "--", "true")
+    assert said.code == 3
+    assert "emulated: no program of this run used a GPU through torch" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--emulate", "A101"), "no GPU is known as 'A101'"),
+        (("--emulate", "A100", "--nv"), "--emulate is for a machine without a GPU"),
+        (("--summary", "told.json"), "write --emulate GPU too"),
+    ],
+)
+def test_what_cannot_be_emulated(call: Call, tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    result = call("run", *options, "pytorch:2.3-cu121", "--", "true")
+    assert result.code == 2
+    assert said in result.err

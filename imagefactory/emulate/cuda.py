@@ -1,0 +1,345 @@
+"""The module torch.cuda, and what of torch asks for an accelerator in other ways."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .machine import Machine
+from .memory import Memory
+
+
+def install(machine: Machine) -> None:
+    """Puts it in place of torch's own, whose driver is not there."""
+    cuda = machine.torch.cuda
+    for name, answer in {
+        **_devices(machine),
+        **_memory(machine),
+        **_random(machine),
+        **_streams(machine),
+    }.items():
+        setattr(cuda, name, answer)
+    for module, names in ((cuda.memory, _memory(machine)), (cuda.random, _random(machine))):
+        for name, answer in names.items():
+            setattr(module, name, answer)
+    _around(machine)
+
+
+def _index(machine: Machine, device: Any = None) -> int:
+    """The number of a device as torch.cuda takes it: None, a number, a name or a device."""
+    if device is None:
+        return machine.current
+    if isinstance(device, int):
+        index = device if device >= 0 else machine.current
+    else:
+        found = machine.torch.device(device).index if not hasattr(device, "idx") else device.idx
+        index = machine.current if found is None else found
+    if index >= machine.count:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {index}, of {machine.count}")
+    return int(index)
+
+
+def _devices(machine: Machine) -> dict[str, Any]:
+    torch, profile = machine.torch, machine.profile
+    major, minor = profile.capability
+
+    def properties(device: Any = None) -> Any:
+        _index(machine, device)
+        return types.SimpleNamespace(
+            name=profile.device,
+            major=major,
+            minor=minor,
+            total_memory=profile.memory,
+            multi_processor_count=profile.processors,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            warp_size=32,
+            max_threads_per_multi_processor=2048
+            if (major, minor) in ((7, 0), (8, 0), (9, 0), (10, 0))
+            else 1536,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=49152,
+            L2_cache_size=0,
+            gcnArchName="",
+            uuid="00000000-0000-0000-0000-000000000000",
+        )
+
+    def set_device(device: Any) -> None:
+        machine.current = _index(machine, device)
+
+    def exchange(index: int) -> int:
+        before = machine.current
+        if index >= 0:
+            machine.current = _index(machine, index)
+        return before
+
+    def synchronize(device: Any = None) -> None:
+        machine.clocks[_index(machine, device)].synchronize()
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda call, **_: call(),
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: machine.count,
+        "current_device": lambda: machine.current,
+        "set_device": set_device,
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": exchange,
+        "synchronize": synchronize,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: properties(device) and (major, minor),
+        "get_device_properties": properties,
+        "is_bf16_supported": lambda including_emulation=True: major >= 8 or including_emulation,
+        "is_tf32_supported": lambda: major >= 8,
+        "get_arch_list": lambda: [f"sm_{major}{minor}"],
+        "get_gencode_flags": lambda: "",
+        "can_device_access_peer": lambda *_: True,
+        "utilization": lambda device=None: 0,
+        "is_current_stream_capturing": lambda: False,
+        "ipc_collect": lambda: None,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda mode: None,
+        "cudart": lambda: types.SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
+        "OutOfMemoryError": getattr(torch.cuda, "OutOfMemoryError", RuntimeError),
+    }
+
+
+def _memory(machine: Machine) -> dict[str, Any]:
+    def of(answer: Callable[[Memory], Any]) -> Callable[..., Any]:
+        return lambda device=None, *_: answer(machine.memories[_index(machine, device)])
+
+    def stats(memory: Memory) -> dict[str, int]:
+        return {
+            "allocated_bytes.all.current": memory.taken,
+            "allocated_bytes.all.peak": memory.most,
+            "reserved_bytes.all.current": memory.reserved,
+            "reserved_bytes.all.peak": memory.most_reserved,
+            "active_bytes.all.current": memory.taken,
+            "active_bytes.all.peak": memory.most,
+            "allocation.all.current": memory.blocks,
+            "num_alloc_retries": 0,
+            "num_ooms": int(machine.out_of_memory),
+        }
+
+    def share(fraction: float, device: Any = None) -> None:
+        machine.memories[_index(machine, device)].share = fraction
+
+    def empty_cache() -> None:
+        for memory in machine.memories:
+            memory.empty_cache()
+
+    return {
+        "memory_allocated": of(lambda memory: memory.taken),
+        "max_memory_allocated": of(lambda memory: memory.most),
+        "memory_reserved": of(lambda memory: memory.reserved),
+        "max_memory_reserved": of(lambda memory: memory.most_reserved),
+        "memory_cached": of(lambda memory: memory.reserved),
+        "max_memory_cached": of(lambda memory: memory.most_reserved),
+        "reset_peak_memory_stats": of(Memory.reset_peak),
+        "reset_max_memory_allocated": of(Memory.reset_peak),
+        "reset_max_memory_cached": of(Memory.reset_peak),
+        "reset_accumulated_memory_stats": of(lambda memory: None),
+        "memory_stats": of(stats),
+        "memory_summary": of(
+            lambda memory: f"emulated: {memory.taken} bytes allocated, {memory.most} at most"
+        ),
+        "mem_get_info": of(lambda memory: (memory.total - memory.context - memory.reserved, memory.total)),
+        "set_per_process_memory_fraction": share,
+        "empty_cache": empty_cache,
+    }
+
+
+def _random(machine: Machine) -> dict[str, Any]:
+    """A seed is kept and given back; nothing is drawn."""
+    torch = machine.torch
+    host = torch.get_rng_state
+    seeds = [0] * machine.count
+
+    def seed(value: int) -> None:
+        seeds[machine.current] = int(value)
+
+    def seed_all(value: int) -> None:
+        seeds[:] = [int(value)] * machine.count
+
+    return {
+        "manual_seed": seed,
+        "manual_seed_all": seed_all,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: seeds[machine.current],
+        "get_rng_state": lambda device="cuda": host(),
+        "get_rng_state_all": lambda: [host() for _ in range(machine.count)],
+        "set_rng_state": lambda state, device="cuda": None,
+        "set_rng_state_all": lambda states: None,
+    }
+
+
+def _streams(machine: Machine) -> dict[str, Any]:
+    torch = machine.torch
+    numbers = iter(range(1, 1 << 62))
+    stream_base, event_base = _abstract("_StreamBase"), _abstract("_EventBase")
+
+    class Stream(stream_base):  # type: ignore[misc,valid-type]
+        """One after the other on a stream, side by side on several."""
+
+        def __init__(
+            self, device: Any = None, priority: int = 0, number: int | None = None, **_: Any
+        ) -> None:
+            self.device_index, self.priority = _index(machine, device), priority
+            self.stream_id = next(numbers) if number is None else number
+            self.device = torch.device("cuda", self.device_index)
+            self.cuda_stream = self.stream_id
+            self._clock = machine.clocks[self.device_index]
+
+        def through(self) -> float:
+            return float(self._clock.streams.get(self.stream_id, 0.0))
+
+        def synchronize(self) -> None:
+            self._clock.wait_until(self.through())
+
+        def is_capturing(self) -> bool:
+            return False
+
+        def query(self) -> bool:
+            return self.through() <= self._clock.host()
+
+        def wait_stream(self, other: Any) -> None:
+            self._wait(other.through())
+
+        def wait_event(self, event: Any) -> None:
+            self._wait(event.at or 0.0)
+
+        def record_event(self, event: Any = None) -> Any:
+            event = event or Event()
+            event.record(self)
+            return event
+
+        def _wait(self, time: float) -> None:
+            self._clock.streams[self.stream_id] = max(self.through(), time)
+
+        def __enter__(self) -> Any:
+            context = stream(self)
+            self.__dict__.setdefault("_within", []).append(context)
+            return context.__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            return self._within.pop().__exit__(*error)
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and (self.device_index, self.stream_id) == (
+                other.device_index,
+                other.stream_id,
+            )
+
+        def __hash__(self) -> int:
+            return hash((self.device_index, self.stream_id))
+
+    class Event(event_base):  # type: ignore[misc,valid-type]
+        """A time of a stream."""
+
+        def __init__(
+            self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        ) -> None:
+            self.at: float | None = None
+            self._clock = machine.clock
+
+        def record(self, stream: Any = None) -> None:
+            stream = stream or current()
+            self._clock = machine.clocks[stream.device_index]
+            self.at = max(stream.through(), self._clock.host())
+
+        def wait(self, stream: Any = None) -> None:
+            (stream or current()).wait_event(self)
+
+        def query(self) -> bool:
+            return self.at is None or self.at <= self._clock.host()
+
+        def synchronize(self) -> None:
+            if self.at is not None:
+                self._clock.wait_until(self.at)
+
+        def elapsed_time(self, other: Any) -> float:
+            """Milliseconds."""
+            if self.at is None or other.at is None:
+                raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+            return float(other.at - self.at) * 1000
+
+    def current(device: Any = None) -> Any:
+        index = _index(machine, device)
+        return Stream(index, number=machine.streams[index])
+
+    @contextlib.contextmanager
+    def stream(chosen: Any) -> Iterator[Any]:
+        if chosen is None:
+            yield None
+            return
+        before = machine.streams[chosen.device_index]
+        machine.streams[chosen.device_index] = chosen.stream_id
+        try:
+            yield chosen
+        finally:
+            machine.streams[chosen.device_index] = before
+
+    def set_stream(chosen: Any) -> None:
+        machine.streams[chosen.device_index] = chosen.stream_id
+
+    return {
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "stream": stream,
+        "StreamContext": stream,
+        "set_stream": set_stream,
+        "current_stream": current,
+        "default_stream": lambda device=None: Stream(_index(machine, device), number=0),
+    }
+
+
+def _abstract(name: str) -> type:
+    """What some versions of torch want every stream and event to be of, where that asks for no driver."""
+    kind = getattr(sys.modules.get("torch._streambase"), name, object)
+    return kind if inspect.isabstract(kind) else object
+
+
+def _around(machine: Machine) -> None:
+    """What else would ask the driver, or go where nothing can be emulated."""
+    torch = machine.torch
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(torch.cuda.nvtx, name, lambda *_args, **_kwargs: None)
+    torch.cuda.nvtx.range = lambda *_args, **_kwargs: contextlib.nullcontext()
+    for name, answer in (("is_available", True), ("is_built", True)):
+        setattr(torch.backends.cuda, name, lambda answer=answer: answer)
+    torch.backends.cudnn.is_available = lambda: True
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    if hasattr(torch.backends, "mha"):
+        torch.backends.mha.set_fastpath_enabled(False)
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        accelerator.is_available = lambda: True
+        accelerator.device_count = lambda: machine.count
+        accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+        accelerator.current_device_index = lambda: machine.current
+        accelerator.set_device_index = torch.cuda.set_device
+        accelerator.synchronize = torch.cuda.synchronize
+        accelerator.current_stream = torch.cuda.current_stream
+    torch.compile = _uncompiled
+    torch.jit.script = lambda code, *_args, **_kwargs: code
+    torch.nn.Module.compile = lambda self, *_args, **_kwargs: None
+    # What depends on values cannot be checked.
+    importlib.import_module("torch.distributions").Distribution.set_default_validate_args(False)
+    # No gradient is known to be finite or not: a step is made, as it is in all but a few.
+    scaler = importlib.import_module("torch.amp.grad_scaler").GradScaler
+    scaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
+
+
+def _uncompiled(model: Any = None, **_: Any) -> Any:
+    """Compiled code would be made for a GPU: the program goes on as it is written."""
+    return model if model is not None else lambda one: one

@@ -1,0 +1,264 @@
+"""Every operation of torch on a tensor of such a device: its shapes are worked out, its time is charged.
+
+torch calls what is here for each operation, below autograd: forward, backward and optimizer alike. What no
+device takes part in goes on as it is."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from . import attention
+from .machine import Held, Machine
+from .operations import BACKWARDS, CONVOLUTIONS, flops_of
+from .values import WAITS, handlers, plain_value
+
+# What may have tensors of the host among its arguments, as on a GPU.
+MIXED = frozenset(
+    {"aten::copy_", "aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+)
+
+
+class Known:
+    """What there is to know of an operation, looked up once."""
+
+    __slots__ = ("composite", "empty", "handler", "mutable", "name", "short", "waits")
+
+    def __init__(self, torch: Any, func: Any, by_name: dict[str, Any]) -> None:
+        self.name = str(func._schema.name)
+        self.short = self.name.rpartition("::")[2].rstrip("_") or self.name
+        self.handler = by_name.get(self.name)
+        try:
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            self.composite = has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "Meta")
+        except RuntimeError:  # `aten::dim` and the like are no operations
+            self.composite = False
+        self.mutable = bool(func._schema.is_mutable)
+        self.empty = self.short.startswith(("empty", "new_empty"))
+        self.waits = self.name in WAITS
+
+
+class Dispatch:
+    """What the mode of torch calls."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.torch = machine, machine.torch
+        self.tensor = machine.torch.Tensor
+        self.known: dict[Any, Known] = {}
+        self.by_name = {**handlers(machine), **attention.handlers(machine)}
+        self.by_name["aten::_to_copy"] = self._to_copy
+        self.by_name["aten::copy_"] = self._copy
+        self.meta = machine.torch.device("meta")
+        self.mode: Any = None
+        self.passing = 0.0
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began, slept = time.perf_counter(), self.machine.slept()
+        held = self._held(args, kwargs)
+        if held and (known := self._known(func)).composite and known.handler is None:
+            with self.mode:
+                return func.decompose(*args, **kwargs)
+        device = kwargs.get("device")
+        wanted = device is not None and (device.type == "cuda" or (device.type == "meta" and self._own(args)))
+        if not held and not wanted:
+            self.machine.hide(self.passing)
+            return func(*args, **kwargs)
+        self.machine.place.inside = True
+        try:
+            return self._emulate(func, args, kwargs, held)
+        finally:
+            self.machine.place.inside = False
+            if began >= self.machine.tell_at:
+                self.machine.tell()
+            spent = time.perf_counter() - began - (self.machine.slept() - slept)
+            self.machine.hide(spent + self.passing)
+
+    def _known(self, func: Any) -> Known:
+        known = self.known.get(func)
+        if known is None:
+            known = self.known[func] = Known(self.torch, func, self.by_name)
+        return known
+
+    def _own(self, args: tuple[Any, ...]) -> bool:
+        """Whether it is torch itself that makes a tensor like one of a device, in the middle of an operation.
+
+        What a program makes on the device `meta` it makes within `torch.device("meta")`, or copies there.
+        """
+        return (
+            bool(self.machine.held)
+            and not self.machine.place.on_meta
+            and not any(True for _ in self._tensors(args))
+        )
+
+    def _held(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Held]]:
+        machine = self.machine
+        return [
+            (tensor, held)
+            for tensor in self._tensors((*args, *kwargs.values()) if kwargs else args)
+            if machine.is_meta(tensor) and (held := machine.find(tensor)) is not None
+        ]
+
+    def _tensors(self, values: Any) -> Iterator[Any]:
+        for value in values:
+            if isinstance(value, self.tensor):
+                yield value
+            elif isinstance(value, list | tuple):
+                yield from self._tensors(value)
+
+    def _emulate(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held: list[tuple[Any, Held]]
+    ) -> Any:
+        machine = self.machine
+        known = self._known(func)
+        device = kwargs.get("device")
+        index = held[0][1].index if held else machine.current
+        if device is not None and device.type == "cuda":
+            index = machine.current if device.index is None else device.index
+        if known.waits:
+            machine.asked[known.short] += 1
+            machine.clocks[index].synchronize()
+        if known.handler is not None and known.name in ("aten::_to_copy", "aten::copy_"):
+            return known.handler(func, args, kwargs)
+        if known.handler is not None:
+            out = known.handler(func, args, kwargs)
+        else:
+            if device is not None:
+                kwargs = {**kwargs, "device": self.meta if device.type == "cuda" else device}
+            kwargs.pop("pin_memory", None)
+            if held:
+                self._refuse_mixed(known, args)
+            out = self._call(func, known, args, kwargs)
+        self._charge(known, args, held, out, index)
+        return out
+
+    def _call(self, func: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError as error:
+            if known.mutable:  # it changes values alone
+                return args[0] if func._schema.returns else None
+            raise NotImplementedError(
+                f"{known.name}: torch {self.torch.__version__} cannot say its shapes without its values, so "
+                "it cannot be emulated"
+            ) from error
+
+    def _refuse_mixed(self, known: Known, args: tuple[Any, ...]) -> None:
+        """As a GPU does: what it computes with must lie in it, but for single numbers."""
+        if known.name in MIXED:
+            return
+        for tensor in self._tensors(args):
+            if tensor.dim() and not self.machine.is_meta(tensor) and tensor.layout is self.torch.strided:
+                if known.short in HOST_ARGUMENTS:
+                    return
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"cuda:{self.machine.current} and cpu! (when checking arguments of {known.short})"
+                )
+
+    def _charge(
+        self, known: Known, args: tuple[Any, ...], held: list[tuple[Any, Held]], out: Any, index: int
+    ) -> None:
+        machine = self.machine
+        outs = [
+            one
+            for one in self._tensors(out if isinstance(out, list | tuple) else (out,))
+            if machine.is_meta(one)
+        ]
+        fresh = [one for one in outs if machine.adopt(one, index)]
+        if known.empty or not (fresh or known.mutable or known.waits):
+            return
+        moved = sum({id(one): _bytes(one) for one, _ in held}.values())
+        moved += sum(_bytes(one) for one in (outs if known.mutable else fresh))
+        shapes = [tuple(one.shape) for one, _ in held]
+        convolution = known.short in CONVOLUTIONS or known.short in BACKWARDS
+        flops = flops_of(
+            known.short,
+            shapes,
+            [tuple(one.shape) for one in outs],
+            transposed=convolution and any(one is True for one in args),
+        )
+        kind = self._kind(held[0][0].dtype, convolution=convolution) if flops else "fp32"
+        machine.work(index, kind, flops, moved)
+
+    def _kind(self, dtype: Any, *, convolution: bool) -> str:
+        torch = self.torch
+        if dtype is torch.float16:
+            return "fp16"
+        if dtype is torch.bfloat16:
+            return "bf16"
+        if dtype is torch.float64:
+            return "fp64"
+        if self.machine.profile.capability < (8, 0):
+            return "fp32"
+        if convolution:
+            return "tf32" if torch._C._get_cudnn_allow_tf32() else "fp32"
+        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+    # --- copies --------------------------------------------------------------------------------------
+
+    def _to_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        machine, source = self.machine, args[0]
+        held, device = machine.find(source), kwargs.get("device")
+        if device is not None and device.type == "cpu":
+            machine.asked["copies to the host"] += 1
+            made = self._on_host(source, kwargs.get("dtype") or source.dtype)
+            machine.transfer(held.index if held else machine.current, _bytes(made), wait=True)
+            return made
+        kwargs = {
+            key: value for key, value in kwargs.items() if key not in ("pin_memory", "non_blocking")
+        } | {"device": self.meta}
+        out = func(*args, **kwargs)
+        index = held.index if held else machine.current
+        if device is not None and device.type == "cuda":
+            index = machine.current if device.index is None else device.index
+        machine.adopt(out, index)
+        if held is None:
+            machine.transfer(index, _bytes(source), wait=not source.is_pinned())
+        else:
+            machine.work(index, "fp32", 0.0, _bytes(source) + _bytes(out))
+        return out
+
+    def _copy(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        machine, (into, source) = self.machine, args[:2]
+        there, here = machine.find(into), machine.find(source)
+        if there is not None and here is not None:
+            machine.work(there.index, "fp32", 0.0, _bytes(into) + _bytes(source))
+        elif there is not None:
+            machine.transfer(there.index, _bytes(source), wait=not source.is_pinned())
+        elif here is not None:
+            machine.asked["copies to the host"] += 1
+            into.fill_(plain_value(self.torch, into.dtype))
+            machine.transfer(here.index, _bytes(source), wait=True)
+        return into
+
+    def _on_host(self, source: Any, dtype: Any) -> Any:
+        return self.torch.full(tuple(source.shape), plain_value(self.torch, dtype), dtype=dtype, device="cpu")
+
+
+# Operations with an argument that is read on the host: lengths, sizes.
+HOST_ARGUMENTS = frozenset({"_pack_padded_sequence", "_cudnn_rnn", "_ctc_loss", "_embedding_bag"})
+
+
+def make_mode(machine: Machine) -> Any:
+    """The mode of torch for this process, not yet entered."""
+    base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    dispatch = Dispatch(machine)
+
+    def call(_self: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch.run(func, args, kwargs or {})
+
+    # Nothing is compiled here, and torch's compiler takes seconds to import.
+    skip = classmethod(lambda _kind: False)
+    mode = type("Emulated", (base,), {"__torch_dispatch__": call, "_should_skip_dynamo": skip})()
+    mode.dispatch, dispatch.mode = dispatch, mode
+    return mode
+
+
+def _bytes(tensor: Any) -> int:
+    """What of a tensor is read or written: no more than lies there, where it is expanded."""
+    count = int(tensor.numel()) * int(tensor.element_size())
+    if 0 in tensor.stride():
+        return min(count, int(tensor.untyped_storage().nbytes()))
+    return count

@@ -1,0 +1,84 @@
+"""Puts the emulated devices into a torch that was just imported."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from . import attention, autocast, cuda, dispatch, loader, summary, tensors
+from .machine import Machine
+from .pinned import Pinned
+from .roofline import parse_profile
+
+EVERY = 2.0
+"""Seconds between two summaries, for a run that is ended from outside."""
+
+
+def install(torch: Any, asked: str) -> None:
+    """`asked` is the path of a JSON file: the profile, the number of devices, the folder of summaries."""
+    data = json.loads(Path(asked).read_text(encoding="utf-8"))
+    machine = Machine(torch, parse_profile(data["profile"]), int(data["gpus"]))
+    pinned, folder = Pinned(torch), Path(data["folder"])
+    importlib.import_module("torch._meta_registrations")  # shapes, which older versions load late
+    cuda.install(machine)
+    tensors.install(machine, pinned)
+    attention.install(machine)
+    autocast.install(machine)
+    seen = loader.install(machine)
+
+    def tell() -> None:
+        machine.tell_at = time.perf_counter() + EVERY
+        summary.write(folder, summary.summarize(machine, seen, pinned))
+
+    machine.tell = tell
+    machine.mode = dispatch.make_mode(machine)
+    machine.mode.dispatch.passing = calibrate(machine)
+    _threads(machine)
+    machine.enter()
+    own = os.getpid()
+
+    def ended() -> None:
+        if os.getpid() == own and machine.operations:
+            machine.clock.synchronize()
+            machine.leave()
+            tell()
+
+    atexit.register(ended)
+
+
+def calibrate(machine: Machine) -> float:
+    """Seconds that one operation of the host costs more for passing through here."""
+    torch, tensor, times = machine.torch, machine.torch.zeros(1), 300
+
+    def once() -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            torch.neg(tensor)
+        return (time.perf_counter() - began) / times
+
+    once()
+    plain = min(once() for _ in range(3))
+    with machine.mode:
+        once()
+        through = min(once() for _ in range(3))
+    return max(0.0, through - plain)
+
+
+def _threads(machine: Machine) -> None:
+    """A mode of torch holds in the thread that entered it: so each new thread enters it too."""
+    run = threading.Thread.run
+
+    def within(self: threading.Thread) -> None:
+        if machine.mode is None or not machine.entered:
+            run(self)
+            return
+        with machine.mode:
+            run(self)
+
+    threading.Thread.run = within  # type: ignore[method-assign]

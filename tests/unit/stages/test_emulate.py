@@ -1,0 +1,78 @@
+"""What an image is shown so that torch sees a GPU in it, and what comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from imagefactory.emulate.roofline import parse_profile
+from imagefactory.errors import StatementError, UsageError
+from imagefactory.gpu.knowledge import data_sheets, find_data_sheet
+from imagefactory.model import Mount, RunSpec
+from imagefactory.stages.emulate import INSIDE, TOLD, asked_of, emulating, keep_told, read_told
+from tests.made.emulated import TOLD as ROW
+
+SHEET, _ = find_data_sheet("T4")
+SPEC = RunSpec(
+    argv=("python", "train.py"), environment=(("A", "1"),), mounts=(Mount(source=Path("/"), target="/x"),)
+)
+
+
+def test_the_program_is_shown_to_read_and_a_folder_to_write() -> None:
+    with emulating(SHEET, SPEC) as (spec, told):
+        own, shown, out = spec.mounts
+        assert (own.target, shown.target, out.target) == ("/x", INSIDE, TOLD)
+        assert (shown.writable, out.writable, out.source) == (False, True, told)
+        assert told.stat().st_mode & 0o777 == 0o777
+        names = {path.relative_to(shown.source).as_posix() for path in shown.source.rglob("*")}
+        assert {"sitecustomize.py", "asked.json", "imagefactory_emulate/start.py"} <= names
+        assert "imagefactory_emulate/sitecustomize.py" not in names
+        assert all(path.stat().st_mode & 0o044 == 0o044 for path in shown.source.rglob("*"))
+        environment = dict(spec.environment)
+        assert environment == {"A": "1", "PYTHONPATH": INSIDE, "IMAGEFACTORY_EMULATE": f"{INSIDE}/asked.json"}
+        assert json.loads((shown.source / "asked.json").read_text())["folder"] == TOLD
+    assert not told.exists()
+
+
+def test_a_path_of_the_callers_own_stays() -> None:
+    own = RunSpec(argv=("a",), environment=(("PYTHONPATH", "/lib"),))
+    with emulating(SHEET, own) as (spec, _):
+        assert dict(spec.environment)["PYTHONPATH"] == f"{INSIDE}:/lib"
+
+
+def test_real_gpus_and_one_that_is_not_there_are_refused() -> None:
+    with pytest.raises(UsageError, match="--nv"), emulating(SHEET, RunSpec(argv=("a",), gpus=True)):
+        pass
+
+
+def test_every_data_sheet_is_a_profile_inside() -> None:
+    for sheet in data_sheets():
+        profile = parse_profile(json.loads(json.dumps(asked_of(sheet)["profile"])))
+        assert (profile.device, profile.memory, profile.basis) == (sheet.device, sheet.memory, "estimated")
+        assert profile.capability == (sheet.capability.major, sheet.capability.minor)
+        assert profile.rate("fp16") == sheet.flops["fp16"]
+
+
+def test_each_process_tells_and_the_one_that_did_most_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "7.json").write_text(json.dumps(ROW))
+    (tmp_path / "9.json").write_text(json.dumps({**ROW, "operations": 5}))
+    (tmp_path / "9.part").write_text("{")
+    (tmp_path / "link.json").symlink_to("/etc/hostname")
+    runs = read_told(tmp_path)
+    assert [run.operations for run in runs] == [41440, 5]
+    (tmp_path / "link.json").unlink()
+    keep_told(tmp_path, runs, tmp_path / "out")
+    assert json.loads((tmp_path / "out").read_text()) == ROW
+
+
+def test_what_an_image_wrote_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "7.json").write_text(json.dumps({**ROW, "basis": "verified"}))
+    with pytest.raises(StatementError, match=r"7\.json: basis"):
+        read_told(tmp_path)
+
+
+def test_of_nothing_there_is_no_summary(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no GPU was used"):
+        keep_told(tmp_path, (), tmp_path / "out")

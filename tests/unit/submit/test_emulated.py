@@ -1,0 +1,99 @@
+"""What an emulated run told, and what is asked for after it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import StatementError
+from imagefactory.pools.sizes import GB
+from imagefactory.submit import emulated
+from imagefactory.submit.emulated import EmulatedRun, advise, main_run, parse_emulated
+from tests.made.emulated import TOLD
+
+
+def told(**changes: Any) -> EmulatedRun:
+    return parse_emulated(json.dumps({**TOLD, **changes}), "run.json")
+
+
+def with_loader(**changes: Any) -> EmulatedRun:
+    return told(loader={**TOLD["loader"], **changes})
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    run = told()
+    assert (run.profile, run.steps, run.asked) == ("A100-SXM4-40GB", 938, (("item", 12),))
+    assert run.loader is not None
+    assert run.loader.workers == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "it is not JSON"),
+        ("{}", "'format' is missing"),
+        (json.dumps({**TOLD, "format": 2}), "format"),
+        (json.dumps({**TOLD, "steps": -1}), "steps"),
+        (json.dumps({**TOLD, "basis": "verified"}), "basis"),
+        (json.dumps({**TOLD, "more": 1}), "more"),
+        (json.dumps({**TOLD, "program": "a\u202eb"}), "program"),
+    ],
+)
+def test_what_no_run_of_ours_writes_is_refused(text: str, said: str) -> None:
+    with pytest.raises(StatementError, match=f"run.json: .*{said}"):
+        parse_emulated(text, "run.json")
+
+
+def test_stalls_step_and_epoch() -> None:
+    loader = with_loader(interval=0.010, wait=0.006, batches=101, first_wait=0.5).loader
+    assert loader is not None
+    assert emulated.stall_share(loader) == pytest.approx(0.6)
+    assert emulated.computing(loader) == pytest.approx(0.004)
+    assert emulated.epoch_seconds(loader) == pytest.approx(1.5)
+
+
+def test_of_one_batch_nothing_is_known() -> None:
+    loader = with_loader(interval=None, wait=None, batches=None).loader
+    assert loader is not None
+    assert (
+        emulated.stall_share(loader) is emulated.computing(loader) is emulated.epoch_seconds(loader) is None
+    )
+    assert advise(with_loader(interval=None, wait=None)).workers is None
+
+
+@pytest.mark.parametrize(
+    ("made", "processor", "interval", "wait", "workers", "cpus"),
+    [
+        (0.010, 0.010, 0.010, 0.006, 3, 4),  # a batch each 4 ms, of 10 ms each
+        (0.010, 0.002, 0.010, 0.006, 3, 2),  # workers that wait for a disk
+        (0.001, 0.001, 0.010, 0.000, 1, 2),
+        (9.000, 9.000, 9.001, 9.000, 64, 65),
+    ],
+)
+def test_workers_and_cores(
+    made: float, processor: float, interval: float, wait: float, workers: int, cpus: int
+) -> None:
+    advice = advise(with_loader(made=made, processor=processor, interval=interval, wait=wait))
+    assert (advice.workers, advice.cpus) == (workers, cpus)
+
+
+def test_memory_has_room_for_gaps_and_for_cuda() -> None:
+    memory = {"peak": 10 * GB, "context": GB // 2, "total": 40 * GB, "exceeded": False}
+    assert advise(told(memory=memory)).gpu_memory == 12 * GB
+    assert advise(told(memory={**memory, "exceeded": True})).gpu_memory is None
+
+
+def test_without_a_loader_there_is_one_core() -> None:
+    advice = advise(told(loader=None))
+    assert (advice.workers, advice.cpus) == (None, 1)
+
+
+def test_of_several_processes_the_one_that_did_most() -> None:
+    run = told()
+    assert main_run([run, replace(run, operations=run.operations + 1, rank=1)]) == replace(
+        run, operations=run.operations + 1, rank=1
+    )
+    assert main_run([]) is None
