@@ -30,6 +30,7 @@ from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue
     from imagefactory.pools.model import Inventory
+    from imagefactory.submit.emulated import Advice
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
     from imagefactory.submit.submit_file import SubmitRun
@@ -39,7 +40,7 @@ _SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
 ALONE = (
     "executable", "in_image", "input", "result", "arguments", "dag", "gather", "checkpoint", "accept",
-    "output", "time", "force", "mig",
+    "output", "time", "force", "mig", "emulated",
 )  # fmt: skip
 
 
@@ -65,6 +66,12 @@ ALONE = (
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
 @click.option("--gpu-memory", default="", metavar="SIZE", help="What each GPU must have: 24GB.")
 @click.option("--cpus", type=click.IntRange(1, 1024), default=1, show_default=True, help="Cores of one job.")
+@click.option(
+    "--emulated",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Ask for the GPU memory and the cores that `run --emulate GPU --summary FILE` told.",
+)
 @click.option("--memory", default="", metavar="SIZE", help="Default: by the size of the image.")
 @click.option("--disk", default="", metavar="SIZE", help="Image and all. Default: the image's, and 1 GB.")
 @click.option("--time", default="", metavar="TIME", help="The longest that a job runs: 90m, 12h, 3d.")
@@ -126,6 +133,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     imagefactory submit pytorch-2.3-cu121 --executable train.sh --input data.csv
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag 100 --arguments '--seed $(run)'
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag values.csv
+    imagefactory submit pytorch-2.3-cu121 --executable train.py --emulated told.json
     imagefactory submit pytorch-2.3-cu121 --executable train.py --site slurm
     imagefactory submit pytorch-2.3-cu121 --executable train.py --site kubernetes
     imagefactory submit --check old.sub
@@ -238,6 +246,12 @@ def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
         parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
     )
     _check_programs(options)
+    cpus = options["cpus"]
+    if options["emulated"]:
+        advice = _advice(options["emulated"])
+        gpu_memory = gpu_memory or advice.gpu_memory or 0
+        given = click.get_current_context().get_parameter_source("cpus")
+        cpus = advice.cpus if given is click.core.ParameterSource.DEFAULT else cpus
     return SubmitRun(
         name=_file_name(options["output"], suffix),
         executable=options["executable"],
@@ -247,7 +261,7 @@ def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
         inputs=options["input"],
         outputs=options["result"],
         gpus=options["gpus"],
-        cpus=options["cpus"],
+        cpus=cpus,
         time=parse_time(options["time"]) if options["time"] else None,
         memory=memory,
         disk=disk,
@@ -271,6 +285,20 @@ def _check_programs(options: dict[str, Any]) -> None:
             "--in-image: programs of the image are named by their whole paths",
             hint="such as --executable /app/train.py",
         )
+
+
+def _advice(path: Path) -> Advice:
+    """What an emulated run asks for. Raises UsageError for one that needs more than its GPU has."""
+    from imagefactory.submit.emulated import advise, parse_emulated
+
+    run = parse_emulated(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    advice = advise(run)
+    if advice.gpu_memory is None:
+        raise UsageError(
+            f"{path}: that run needed more memory than {run.profile} has, and so would a job",
+            hint="emulate a GPU with more memory, or a smaller batch",
+        )
+    return advice
 
 
 def _file_name(output: str, suffix: str) -> str:

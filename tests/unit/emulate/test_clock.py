@@ -1,4 +1,4 @@
-"""The program's time and the device's: who waits for whom, and for how long, by a clock that is set by hand."""
+"""The program's time and the device's: who waits for whom, and how long, by a clock that is set by hand."""
 
 from __future__ import annotations
 

@@ -1,0 +1,59 @@
+"""`submit --emulated`: what an emulated run told is asked for, but for what was asked for by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.made.emulated import TOLD
+from tests.made.joined import join_site, person_at
+
+NAME = "pytorch-2.3-cu121"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ("gpus_minimum_memory = 1GB", "request_cpus = 4")),
+        (("--cpus", "2"), ("gpus_minimum_memory = 1GB", "request_cpus = 2")),
+        (("--cpus", "1"), ("gpus_minimum_memory = 1GB", "request_cpus = 1")),
+        (("--gpu-memory", "24GB"), ("gpus_minimum_memory = 24GB", "request_cpus = 4")),
+    ],
+)
+def test_memory_and_cores(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    expected: tuple[str, ...],
+) -> None:
+    call = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    Path("told.json").write_text(json.dumps(TOLD))
+    call("submit", NAME, "--emulated", "told.json", *options)
+    assert set(expected) <= set(Path(f"{NAME}.sub").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"memory": {**TOLD["memory"], "exceeded": True}}, 2, "needed more memory than A100-SXM4-40GB has"),
+        ({"basis": "verified"}, 9, "told.json: basis"),
+    ],
+)
+def test_a_run_that_no_job_can_follow(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    code: int,
+    said: str,
+) -> None:
+    call = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    Path("told.json").write_text(json.dumps({**TOLD, **changes}))
+    assert said in call("submit", NAME, "--emulated", "told.json", code=code).err
+    assert not Path(f"{NAME}.sub").exists()
