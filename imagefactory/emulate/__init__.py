@@ -10,9 +10,12 @@
     dispatch.py       every operation of torch: on shapes alone, charged to the clock
     values.py         operations whose result depends on values, which nobody computes
     tensors.py        what a tensor says of itself: its device, its copies, its bytes on disk
+    saved.py          checkpoints
     cuda.py           the module torch.cuda
+    attention.py      which kernel of attention a GPU would take
     autocast.py       mixed precision
     loader.py         who waits for the DataLoader, and how long a batch takes to be made
+    pipeline.py       when batches would have come: pure
     pinned.py         page-locked memory, real
     summary.py        what a run was, as JSON
 

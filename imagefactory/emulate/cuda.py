@@ -226,7 +226,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
             self._clock.streams[self.stream_id] = max(self.through(), time)
 
         def __enter__(self) -> Any:
-            context = stream(self)
+            context = within(self)
             self.__dict__.setdefault("_within", []).append(context)
             return context.__enter__()
 
@@ -277,16 +277,16 @@ def _streams(machine: Machine) -> dict[str, Any]:
         return Stream(index, number=machine.streams[index])
 
     @contextlib.contextmanager
-    def stream(chosen: Any) -> Iterator[Any]:
-        if chosen is None:
+    def within(stream: Any) -> Iterator[Any]:
+        if stream is None:
             yield None
             return
-        before = machine.streams[chosen.device_index]
-        machine.streams[chosen.device_index] = chosen.stream_id
+        before = machine.streams[stream.device_index]
+        machine.streams[stream.device_index] = stream.stream_id
         try:
-            yield chosen
+            yield stream
         finally:
-            machine.streams[chosen.device_index] = before
+            machine.streams[stream.device_index] = before
 
     def set_stream(chosen: Any) -> None:
         machine.streams[chosen.device_index] = chosen.stream_id
@@ -295,8 +295,8 @@ def _streams(machine: Machine) -> dict[str, Any]:
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": Event,
-        "stream": stream,
-        "StreamContext": stream,
+        "stream": within,
+        "StreamContext": within,
         "set_stream": set_stream,
         "current_stream": current,
         "default_stream": lambda device=None: Stream(_index(machine, device), number=0),

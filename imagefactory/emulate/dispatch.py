@@ -50,6 +50,7 @@ class Dispatch:
         self.by_name = {**handlers(machine), **attention.handlers(machine)}
         self.by_name["aten::_to_copy"] = self._to_copy
         self.by_name["aten::copy_"] = self._copy
+        self.device = machine.torch.device
         self.meta = machine.torch.device("meta")
         self.mode: Any = None
         self.passing = 0.0
@@ -57,6 +58,9 @@ class Dispatch:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         began, slept = time.perf_counter(), self.machine.slept()
         held = self._held(args, kwargs)
+        if not held and any(isinstance(one, self.device) and one.type == "cuda" for one in args):
+            with self.mode:  # `to`, which torch makes of others, where nobody asks for a gradient
+                return func.decompose(*args, **kwargs)
         if held and (known := self._known(func)).composite and known.handler is None:
             with self.mode:
                 return func.decompose(*args, **kwargs)

@@ -139,10 +139,13 @@ def _watch_starts(machine: Machine, data: Any, seen: Seen) -> None:
 def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
     kind = data._BaseDataLoaderIter
     following = kind.__next__
+    since: list[tuple[float, ...] | None] = [None]
 
     def follow(self: Any) -> Any:
         found: Loader = self._emulated_loader
         clock = machine.clock
+        if since[0] is not None:
+            machine.hide(_crowded(since[0], _moment(machine)))
         began, wall = clock.host(), clock.wall()
         with clock.loading():
             batch = following(self)
@@ -155,9 +158,26 @@ def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
             found.intervals.append(now - found.last)
             found.waits.append(now - began)
         found.last, seen.running = now, found
+        since[0] = _moment(machine)
         return batch
 
     kind.__next__ = follow
+
+
+def _moment(machine: Machine) -> tuple[float, ...]:
+    """Where times stand: the machine's, the program's, those slept and those without a core."""
+    return machine.clock.wall(), machine.clock.host(), machine.slept(), kept_waiting()
+
+
+def _crowded(before: tuple[float, ...], now: tuple[float, ...]) -> float:
+    """How much of the program's time between two moments it had no core, but wanted one.
+
+    Of the time without a core as much is the program's as of all in which it did not sleep; the rest is the
+    emulation's, which is hidden already.
+    """
+    wall, host, slept, waited = (after - then for after, then in zip(now, before, strict=True))
+    awake = wall - slept
+    return waited * min(1.0, max(0.0, (host - slept) / awake)) if awake > 0 else 0.0
 
 
 def _arrive(iterator: Any, machine: Machine, loader: Loader, waited: float) -> None:
@@ -187,13 +207,27 @@ def _length(loader: Any) -> int | None:
 
 def _timed(fetch: Any, seen: Seen, worker_info: Callable[[], Any]) -> Any:
     def timed(self: Any, indices: Any) -> Any:
-        began, processor = time.perf_counter(), time.process_time()
+        began, processor, delayed = time.perf_counter(), time.process_time(), kept_waiting()
         batch = fetch(self, indices)
-        info, spent = worker_info(), time.perf_counter() - began
-        seen.fetches.add(info.id if info else 0, spent, time.process_time() - processor)
+        spent = time.perf_counter() - began - (kept_waiting() - delayed)
+        info = worker_info()
+        seen.fetches.add(info.id if info else 0, max(spent, 0.0), time.process_time() - processor)
         return batch
 
     return timed
+
+
+def kept_waiting() -> float:
+    """Seconds that this thread was ready to run and had no core; 0 where no kernel counts them.
+
+    What else runs on this machine is no part of how long a batch takes: how many cores there are is
+    reckoned with where batches meet.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _workers_alone(machine: Machine, worker: Any) -> None:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from . import saved
 from .machine import Machine
 from .pinned import Pinned
 
@@ -15,6 +16,7 @@ def install(machine: Machine, pinned: Pinned) -> None:
     """Puts it into torch.Tensor and into what makes tensors."""
     torch = machine.torch
     _properties(machine)
+    saved.install(machine)
     _methods(machine, pinned)
     _factories(machine)
     _storages(machine)
@@ -146,9 +148,10 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
 
     def reduce(tensor: Any, protocol: Any) -> Any:
         """On disk, and in another process, its bytes are those of a copy on the host."""
-        if machine.seen(tensor) is None or type(tensor) is not torch.Tensor:
+        held = machine.seen(tensor)
+        if held is None or type(tensor) is not torch.Tensor:
             return reduced(tensor, protocol)
-        return reduced(tensor.detach().cpu().requires_grad_(tensor.requires_grad), protocol)
+        return saved.load, (tensor.detach().cpu(), held.index, tensor.requires_grad)
 
     def fresh(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         held = machine.seen(tensor)
@@ -228,29 +231,6 @@ def _factories(machine: Machine) -> None:
 
     torch.Generator = Generator
     copyreg.pickle(Generator, lambda one: (Generator, (one.device,)))
-    load = torch.load
-
-    def read(*args: Any, **kwargs: Any) -> Any:
-        where = kwargs.get("map_location", args[1] if len(args) > 1 else None)
-        if not isinstance(where, str | torch.device) or torch.device(where).type != "cuda":
-            return load(*args, **kwargs)
-        kwargs["map_location"] = "cpu"
-        return _moved(torch, load(args[0], *args[2:], **kwargs), where)
-
-    torch.load = read
-
-
-def _moved(torch: Any, value: Any, device: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        moved = value.to(device)
-        return (
-            torch.nn.Parameter(moved, value.requires_grad) if isinstance(value, torch.nn.Parameter) else moved
-        )
-    if isinstance(value, dict):
-        return type(value)((key, _moved(torch, one, device)) for key, one in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_moved(torch, one, device) for one in value)
-    return value
 
 
 def _storages(machine: Machine) -> None:

@@ -17,6 +17,7 @@ from imagefactory.suite.portability.models import MODELS
 from tests.e2e import pairs, rehearsal
 from tests.e2e.numbers import assert_numbers
 from tests.e2e.portable_page import assert_same, follow_page, own_root
+from tests.e2e.training import assert_emulated
 from tests.services.factory import Factory
 from tests.services.tier import NIGHTLY, many
 
@@ -78,6 +79,7 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     assert_numbers(factory, built, NEWEST[built], tmp_path)
     if built != EXPORTING:
         return
+    assert_emulated(factory, built, tmp_path / "out")
     row = rehearsal.rehearse(factory, built, "portability", tmp_path)["portability"]
     assert row["state"] == "passed", row
     assert "on cpu, off by" in row["detail"]

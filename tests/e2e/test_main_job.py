@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.training import assert_emulated
 from tests.services.factory import Factory
 
 MAIN = "pytorch-2.3-cu121"
@@ -43,6 +44,10 @@ def test_python_inside_it_has_torch_with_its_cuda(built: dict[str, object], fact
 def test_the_commands_exit_code_is_the_commands(built: dict[str, object], factory: Factory) -> None:
     assert factory.run("run", MAIN, "--", "sh", "-c", "exit 37", code=None).returncode == 37
     assert factory.run("run", MAIN, "--", "no-such-command", code=None).returncode == 127
+
+
+def test_it_sees_a_gpu_that_is_not_there(built: dict[str, object], factory: Factory, tmp_path: Path) -> None:
+    assert_emulated(factory, MAIN, tmp_path)
 
 
 def test_a_person_reads_where_it_is_and_what_is_not_proven(
