@@ -32,6 +32,13 @@ HIGHEST_USER = 65534
     help="Let torch see this GPU on a machine without one, A100 or T4, and tell what a training needs of it.",
 )
 @click.option(
+    "--gpus",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="With --emulate: so many of them.",
+)
+@click.option(
     "--summary",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -135,8 +142,8 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         limits=tuple(limits.items()),
         capture=False,
     )
-    if options["summary"] and not options["emulate"]:
-        raise UsageError("--summary is what an emulated run tells", hint="write --emulate GPU too")
+    if (options["summary"] or options["gpus"] > 1) and not options["emulate"]:
+        raise UsageError("--summary and --gpus are of an emulated run", hint="write --emulate GPU too")
     if options["emulate"]:
         completed = _emulated(call, made, spec, options)
     else:
@@ -162,7 +169,7 @@ def _emulated(call: Call, made: Image | Sif, spec: RunSpec, options: dict[str, A
     if others:
         known = ", ".join(other.name for other in others)
         call.progress.note(f"{options['emulate']} is taken as {sheet.name}; there are also {known}")
-    with emulating(sheet, spec) as (shown, folder):
+    with emulating(sheet, options["gpus"], spec) as (shown, folder):
         completed = run_made(call.access, made, shown, options["runner"] or "", call.progress)
         runs = read_told(folder)
         main = main_run(runs)

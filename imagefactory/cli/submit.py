@@ -70,7 +70,7 @@ ALONE = (
     "--emulated",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Ask for the GPU memory and the cores that `run --emulate GPU --summary FILE` told.",
+    help="Ask for the GPUs, their memory and the cores that `run --emulate GPU --summary FILE` told.",
 )
 @click.option("--memory", default="", metavar="SIZE", help="Default: by the size of the image.")
 @click.option("--disk", default="", metavar="SIZE", help="Image and all. Default: the image's, and 1 GB.")
@@ -246,12 +246,12 @@ def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
         parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
     )
     _check_programs(options)
-    cpus = options["cpus"]
+    gpus, cpus = options["gpus"], options["cpus"]
     if options["emulated"]:
-        advice = _advice(options["emulated"])
+        advice, given = _advice(options["emulated"]), click.get_current_context().get_parameter_source
         gpu_memory = gpu_memory or advice.gpu_memory or 0
-        given = click.get_current_context().get_parameter_source("cpus")
-        cpus = advice.cpus if given is click.core.ParameterSource.DEFAULT else cpus
+        gpus = advice.gpus if given("gpus") is click.core.ParameterSource.DEFAULT else gpus
+        cpus = advice.cpus if given("cpus") is click.core.ParameterSource.DEFAULT else cpus
     return SubmitRun(
         name=_file_name(options["output"], suffix),
         executable=options["executable"],
@@ -260,7 +260,7 @@ def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
         gather=options["gather"],
         inputs=options["input"],
         outputs=options["result"],
-        gpus=options["gpus"],
+        gpus=gpus,
         cpus=cpus,
         time=parse_time(options["time"]) if options["time"] else None,
         memory=memory,

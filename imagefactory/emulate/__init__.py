@@ -8,6 +8,8 @@
     memory.py         bytes of a device, and when they are out: pure
     machine.py        all of it together: what devices this process sees, what lies in them
     dispatch.py       every operation of torch: on shapes alone, charged to the clock
+    ranks.py          several processes, each with a GPU
+    whole.py          whole numbers and conditions, which are computed
     values.py         operations whose result depends on values, which nobody computes
     tensors.py        what a tensor says of itself: its device, its copies, its bytes on disk
     saved.py          checkpoints

@@ -57,6 +57,10 @@ class Clock:
         self.streams[stream] = ends
         self.through = max(self.through, ends)
 
+    def hold(self, stream: int, until: float) -> None:
+        """What comes next on a stream begins no earlier."""
+        self.streams[stream] = max(self.streams.get(stream, 0.0), until)
+
     def wait_until(self, time: float) -> None:
         """The program waits for the device."""
         left = time - self.host()

@@ -14,6 +14,7 @@ from . import attention
 from .machine import Held, Machine
 from .operations import BACKWARDS, CONVOLUTIONS, flops_of
 from .values import WAITS, handlers, plain_value
+from .whole import Whole
 
 # What may have tensors of the host among its arguments, as on a GPU.
 MIXED = frozenset(
@@ -47,7 +48,8 @@ class Dispatch:
         self.machine, self.torch = machine, machine.torch
         self.tensor = machine.torch.Tensor
         self.known: dict[Any, Known] = {}
-        self.by_name = {**handlers(machine), **attention.handlers(machine)}
+        self.whole = Whole(machine)
+        self.by_name = {**handlers(machine, self.whole), **attention.handlers(machine)}
         self.by_name["aten::_to_copy"] = self._to_copy
         self.by_name["aten::copy_"] = self._copy
         self.device = machine.torch.device
@@ -116,6 +118,10 @@ class Dispatch:
     ) -> Any:
         machine = self.machine
         known = self._known(func)
+        if known.name.startswith("c10d::"):
+            moved = sum(_bytes(one) for one, _ in held)
+            machine.ranks.collective(known.short, held[0][1].index, moved)
+            return machine.ranks.answer(func, args, kwargs)
         device = kwargs.get("device")
         index = held[0][1].index if held else machine.current
         if device is not None and device.type == "cuda":
@@ -125,9 +131,11 @@ class Dispatch:
             machine.clocks[index].synchronize()
         if known.handler is not None and known.name in ("aten::_to_copy", "aten::copy_"):
             return known.handler(func, args, kwargs)
+        whole = None
         if known.handler is not None:
             out = known.handler(func, args, kwargs)
         else:
+            whole = kwargs
             if device is not None:
                 kwargs = {**kwargs, "device": self.meta if device.type == "cuda" else device}
             kwargs.pop("pin_memory", None)
@@ -135,6 +143,8 @@ class Dispatch:
                 self._refuse_mixed(known, args)
             out = self._call(func, known, args, kwargs)
         self._charge(known, args, held, out, index)
+        if whole is not None:
+            self.whole.follow(func, known.short, args, whole, out, mutable=known.mutable)
         return out
 
     def _call(self, func: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,6 +228,9 @@ class Dispatch:
         if device is not None and device.type == "cuda":
             index = machine.current if device.index is None else device.index
         machine.adopt(out, index)
+        value = source if held is None else self.whole.value(source)
+        if value is not None and not out.dtype.is_floating_point:
+            self.whole.keep(out, value.detach().to(out.dtype, copy=True))
         if held is None:
             machine.transfer(index, _bytes(source), wait=not source.is_pinned())
         else:
@@ -227,17 +240,30 @@ class Dispatch:
     def _copy(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         machine, (into, source) = self.machine, args[:2]
         there, here = machine.find(into), machine.find(source)
+        if there is not None:
+            value = source if here is None else self.whole.value(source)
+            own = self.whole.value(into)
+            if own is not None and value is not None:
+                own.copy_(value)
+            else:
+                self.whole.keep(
+                    into,
+                    None if value is None else value.detach().expand(into.shape).to(into.dtype, copy=True),
+                )
         if there is not None and here is not None:
             machine.work(there.index, "fp32", 0.0, _bytes(into) + _bytes(source))
         elif there is not None:
             machine.transfer(there.index, _bytes(source), wait=not source.is_pinned())
         elif here is not None:
             machine.asked["copies to the host"] += 1
-            into.fill_(plain_value(self.torch, into.dtype))
+            into.copy_(self._on_host(source, into.dtype))
             machine.transfer(here.index, _bytes(source), wait=True)
         return into
 
     def _on_host(self, source: Any, dtype: Any) -> Any:
+        value = self.whole.value(source)
+        if value is not None:
+            return value.to(dtype, copy=True)
         return self.torch.full(tuple(source.shape), plain_value(self.torch, dtype), dtype=dtype, device="cpu")
 
 

@@ -146,17 +146,17 @@ def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
         clock = machine.clock
         if since[0] is not None:
             machine.hide(_crowded(since[0], _moment(machine)))
-        began, wall = clock.host(), clock.wall()
+        began = clock.host()
         with clock.loading():
             batch = following(self)
-            _arrive(self, machine, found, wall - clock.wall())
+            _arrive(self, machine, found, began)
         now = clock.host()
         found.seen += 1
         if found.last is None:
-            found.first_wait += now - began
+            found.first_wait += max(0.0, now - began)
         elif len(found.intervals) < MOST:
-            found.intervals.append(now - found.last)
-            found.waits.append(now - began)
+            found.intervals.append(max(0.0, now - found.last))
+            found.waits.append(max(0.0, now - began))
         found.last, seen.running = now, found
         since[0] = _moment(machine)
         return batch
@@ -180,10 +180,10 @@ def _crowded(before: tuple[float, ...], now: tuple[float, ...]) -> float:
     return waited * min(1.0, max(0.0, (host - slept) / awake)) if awake > 0 else 0.0
 
 
-def _arrive(iterator: Any, machine: Machine, loader: Loader, waited: float) -> None:
+def _arrive(iterator: Any, machine: Machine, loader: Loader, asked: float) -> None:
     """The batch of a worker is there when it would have been, however long it was waited for here.
 
-    `waited` is what that took, as a negative number. Of workers that share no memory nothing is known.
+    `asked` is when it was asked for. Of workers that share no memory nothing is known.
     """
     fetches: Fetches = iterator._emulated_fetches
     pipeline: Pipeline | None = getattr(iterator, "_emulated_pipeline", None)
@@ -192,9 +192,7 @@ def _arrive(iterator: Any, machine: Machine, loader: Loader, waited: float) -> N
     if pipeline is None:
         return
     if seconds:
-        arrival = pipeline.arrival(seconds, processor)
-        machine.hide(-waited)
-        machine.hide(-max(0.0, arrival - machine.clock.host()))
+        machine.hide(machine.clock.host() - max(asked, pipeline.arrival(seconds, processor)))
     pipeline.take(machine.clock.host())
 
 

@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .clock import Clock
@@ -51,6 +52,7 @@ class Machine:
         self.copied = 0
         self.out_of_memory = False
         self.mode: Any = None
+        self.ranks: Any = None
         self.tell: Callable[[], None] = lambda: None
         self.tell_at = 0.0
         self.entered = False
@@ -109,6 +111,15 @@ class Machine:
         held = self.held.pop(key, None)
         if held is not None:
             self.memories[held.index].give(held.size)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What happens within is emulating, and none of the program's time."""
+        began, slept = time.perf_counter(), self.slept()
+        try:
+            yield
+        finally:
+            self.hide(time.perf_counter() - began - (self.slept() - slept))
 
     def default_device(self) -> Any:
         """The device of `with torch.device(...)` or torch.set_default_device; None without one."""

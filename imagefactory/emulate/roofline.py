@@ -25,7 +25,8 @@ class Profile:
     """A GPU. `memory` are the bytes that a program sees, `context` those that CUDA takes of them.
 
     `flops` are operations a second by kind (fp64, fp32, tf32, fp16, bf16; the last three of tensor cores,
-    without sparsity), `bandwidth` bytes a second of its memory, `link` bytes a second from or to the host.
+    without sparsity), `bandwidth` bytes a second of its memory, `link` bytes a second from or to the host,
+    `peer` to another GPU.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Profile:
     flops: Mapping[str, float]
     bandwidth: float
     link: float
+    peer: float
     basis: str
 
     def rate(self, kind: str) -> float:
@@ -57,6 +59,7 @@ def parse_profile(data: Mapping[str, Any]) -> Profile:
         flops={str(kind): float(rate) for kind, rate in data["flops"].items()},
         bandwidth=float(data["bandwidth"]),
         link=float(data["link"]),
+        peer=float(data["peer"]),
         basis=str(data["basis"]),
     )
 
@@ -64,6 +67,11 @@ def parse_profile(data: Mapping[str, Any]) -> Profile:
 def seconds(profile: Profile, kind: str, flops: float, moved: float) -> float:
     """How long one kernel takes at least, that computes `flops` operations and moves `moved` bytes."""
     return max(KERNEL, flops / profile.rate(kind), moved / profile.bandwidth)
+
+
+def exchanging(profile: Profile, moved: float) -> float:
+    """How long one GPU takes at least to send so many bytes to another."""
+    return max(KERNEL, moved / profile.peer)
 
 
 def copying(profile: Profile, moved: float) -> float:

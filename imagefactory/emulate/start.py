@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import attention, autocast, cuda, dispatch, loader, summary, tensors
+from . import attention, autocast, cuda, dispatch, loader, ranks, summary, tensors
 from .machine import Machine
 from .pinned import Pinned
 from .roofline import parse_profile
@@ -30,6 +30,7 @@ def install(torch: Any, asked: str) -> None:
     tensors.install(machine, pinned)
     attention.install(machine)
     autocast.install(machine)
+    machine.ranks = ranks.install(machine)
     seen = loader.install(machine)
 
     def tell() -> None:

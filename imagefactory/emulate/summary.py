@@ -27,6 +27,7 @@ def summarize(machine: Machine, seen: Seen, pinned: Pinned) -> dict[str, Any]:
         "device": profile.device,
         "basis": profile.basis,
         "gpus": machine.count,
+        "ranks": machine.ranks.count,
         "rank": int(os.environ.get("RANK", "0")),
         "program": " ".join(sys.argv)[:500],
         "torch": str(machine.torch.__version__),

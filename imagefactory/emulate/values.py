@@ -1,8 +1,8 @@
 """Operations whose result depends on values. Nobody computes those, so something plausible stands for each.
 
-A number is 1 and a condition is false: such a loss can be divided by and has a logarithm, such a gradient is
-finite, such a choice of two is one of them. Where a shape depends on values it is the largest that it could
-be."""
+Of what whole.py does not know, a number is 1 and a condition is false: such a loss can be divided by and has
+a logarithm, such a gradient is finite, such a choice of two is one of them. Where a shape depends on values
+it is the largest that it could be."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from .machine import Machine
+from .whole import Whole
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -24,7 +25,7 @@ def plain_value(torch: Any, dtype: Any) -> Any:
     return 1.0 if dtype.is_floating_point else 1
 
 
-def handlers(machine: Machine) -> dict[str, Handler]:
+def handlers(machine: Machine, whole: Whole) -> dict[str, Handler]:
     """By aten's name. Each is given the operation and its arguments, and returns what stands for it."""
     torch = machine.torch
 
@@ -32,17 +33,34 @@ def handlers(machine: Machine) -> dict[str, Handler]:
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
     def scalar(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return plain_value(torch, args[0].dtype)
+        value = whole.value(args[0])
+        return plain_value(torch, args[0].dtype) if value is None else value.item()
 
-    def equal(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-        return True
+    def equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return whole.compute(func, args, kwargs) is not False
+
+    def known(otherwise: Handler) -> Handler:
+        """The result itself, where the values that decide its shape are known."""
+
+        def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            real = whole.compute(func, args, kwargs)
+            if real is None:
+                return otherwise(func, args, kwargs)
+            made = [meta(one.shape, one.dtype) for one in (real if isinstance(real, tuple) else (real,))]
+            for one, value in zip(made, real if isinstance(real, tuple) else (real,), strict=True):
+                whole.keep(one, value)
+            return tuple(made) if isinstance(real, tuple) else made[0]
+
+        return answer
 
     def nonzero(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         return meta((args[0].numel(), args[0].dim()), torch.int64)
 
     def masked_select(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-        return meta((prod(shape),), args[0].dtype)
+        mask = whole.value(args[1])
+        count = prod(shape) if mask is None else int(mask.expand(shape).sum())
+        return meta((count,), args[0].dtype)
 
     def index(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         source, wanted = args
@@ -51,7 +69,9 @@ def handlers(machine: Machine) -> dict[str, Handler]:
         numbers: list[Any] = []
         for one in wanted:
             if one is not None and one.dtype in (torch.bool, torch.uint8):
-                numbers += [meta((one.numel(),), torch.int64) for _ in range(max(1, one.dim()))]
+                mask = one if not machine.is_meta(one) else whole.value(one)
+                count = one.numel() if mask is None else int(mask.sum())
+                numbers += [meta((count,), torch.int64) for _ in range(max(1, one.dim()))]
                 if one.dim() == 0:
                     source = source.unsqueeze(len(numbers) - 1)
             else:
@@ -89,14 +109,14 @@ def handlers(machine: Machine) -> dict[str, Handler]:
         "aten::_local_scalar_dense": scalar,
         "aten::item": scalar,
         "aten::equal": equal,
-        "aten::nonzero": nonzero,
-        "aten::masked_select": masked_select,
-        "aten::index": index,
-        "aten::_unique2": unique,
-        "aten::unique_dim": unique_dim,
-        "aten::unique_consecutive": unique,
-        "aten::bincount": bincount,
-        "aten::repeat_interleave": repeat_interleave,
+        "aten::nonzero": known(nonzero),
+        "aten::masked_select": known(masked_select),
+        "aten::index": known(index),
+        "aten::_unique2": known(unique),
+        "aten::unique_dim": known(unique_dim),
+        "aten::unique_consecutive": known(unique),
+        "aten::bincount": known(bincount),
+        "aten::repeat_interleave": known(repeat_interleave),
         "torchvision::nms": nms,
     }
 

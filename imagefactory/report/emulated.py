@@ -44,11 +44,11 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     fields.append(("GPU memory", f"{most}, of {_gigabytes(memory.total)}"))
     fields.append(("write", _write(run, advice)))
     notes = [
-        "No value on a GPU is computed: a loss or an accuracy that the program told means nothing.",
+        "Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing.",
         "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most.",
     ]
     if processes > 1:
-        notes.append(f"{processes} processes used a GPU; this is the one that did most.")
+        notes.append(f"{processes} processes used a GPU each; this is the one that did most.")
     if run.unlocked:
         notes.append(
             f"Pinned memory could not be locked here ({run.unlocked}): a loader may be faster for it."
@@ -59,7 +59,8 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
 def _write(run: EmulatedRun, advice: Advice) -> str:
     if advice.gpu_memory is None:
         return "it ran out of memory: take a GPU that has more, or a smaller batch"
-    words = f"--gpu-memory {format_size(advice.gpu_memory)} --cpus {advice.cpus}"
+    several = f"--gpus {advice.gpus} " if advice.gpus > 1 else ""
+    words = f"{several}--gpu-memory {format_size(advice.gpu_memory)} --cpus {advice.cpus}"
     if advice.workers is None or run.loader is None:
         return words
     return f"{words}, and num_workers={advice.workers} in the DataLoader ({run.loader.workers} now)"

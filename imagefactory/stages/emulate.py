@@ -27,8 +27,8 @@ LONGEST = 1 << 20
 
 
 @contextmanager
-def emulating(sheet: DataSheet, spec: RunSpec) -> Iterator[tuple[RunSpec, Path]]:
-    """The run as it sees such a GPU, and the folder in which its processes tell what they did.
+def emulating(sheet: DataSheet, count: int, spec: RunSpec) -> Iterator[tuple[RunSpec, Path]]:
+    """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
 
     Raises UsageError where real GPUs were asked for as well.
     """
@@ -42,7 +42,7 @@ def emulating(sheet: DataSheet, spec: RunSpec) -> Iterator[tuple[RunSpec, Path]]
         for path in sorted(SOURCE.glob("*.py")):
             place = shown if path.name == START else shown / PACKAGE
             (place / path.name).write_bytes(path.read_bytes())
-        (shown / ASKED).write_text(json.dumps(asked_of(sheet)), encoding="utf-8")
+        (shown / ASKED).write_text(json.dumps(asked_of(sheet, count)), encoding="utf-8")
         for path in (shown, *shown.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         told.chmod(0o777)  # the image's user writes here, whoever that is on the host
@@ -65,10 +65,10 @@ def emulating(sheet: DataSheet, spec: RunSpec) -> Iterator[tuple[RunSpec, Path]]
         )
 
 
-def asked_of(sheet: DataSheet) -> dict[str, object]:
-    """What the program inside is told of its GPU, as `emulate/start.py` reads it."""
+def asked_of(sheet: DataSheet, count: int) -> dict[str, object]:
+    """What the program inside is told of its GPUs, as `emulate/start.py` reads it."""
     return {
-        "gpus": 1,
+        "gpus": count,
         "folder": TOLD,
         "profile": {
             "name": sheet.name,
@@ -80,6 +80,7 @@ def asked_of(sheet: DataSheet) -> dict[str, object]:
             "flops": dict(sheet.flops),
             "bandwidth": sheet.bandwidth,
             "link": sheet.link,
+            "peer": sheet.peer,
             "basis": ESTIMATED,
         },
     }

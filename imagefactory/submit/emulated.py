@@ -62,14 +62,15 @@ class EmulatedMemory:
 class EmulatedRun:
     """One process of an emulated run, as `emulate/summary.py` writes it.
 
-    `seconds` is the run's length as emulated and `wall` as it was here, `busy` the devices' time, `step` the
-    median from one step of the optimizer to the next. `asked` are values that nobody computed, by who asked
-    for them."""
+    `ranks` are the processes that trained together. `seconds` is the run's length as emulated and `wall` as
+    it was here, `busy` the devices' time, `step` the median from one step of the optimizer to the next.
+    `asked` are values that nobody computed, by who asked for them."""
 
     profile: str
     device: str
     basis: Annotated[str, Among((ESTIMATED,))]
     gpus: Count
+    ranks: Count
     rank: Count
     program: str
     torch: str
@@ -132,6 +133,7 @@ class Advice:
     busy.
     """
 
+    gpus: int
     gpu_memory: int | None
     workers: int | None
     cpus: int
@@ -145,7 +147,10 @@ def advise(run: EmulatedRun) -> Advice:
     cpus = 1
     if workers and run.loader is not None and run.loader.made and run.loader.processor is not None:
         cpus += math.ceil(workers * min(1.0, run.loader.processor / run.loader.made))
-    return Advice(gpu_memory=None if memory.exceeded else wanted, workers=workers, cpus=cpus)
+    gpus = max(1, run.ranks)
+    return Advice(
+        gpus=gpus, gpu_memory=None if memory.exceeded else wanted, workers=workers, cpus=cpus * gpus
+    )
 
 
 def enough_workers(loader: EmulatedLoader) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.training import assert_emulated
+from tests.e2e.training import assert_emulated, assert_two
 from tests.services.factory import Factory
 
 MAIN = "pytorch-2.3-cu121"
@@ -48,6 +48,7 @@ def test_the_commands_exit_code_is_the_commands(built: dict[str, object], factor
 
 def test_it_sees_a_gpu_that_is_not_there(built: dict[str, object], factory: Factory, tmp_path: Path) -> None:
     assert_emulated(factory, MAIN, tmp_path)
+    assert_two(factory, MAIN, tmp_path)
 
 
 def test_a_person_reads_where_it_is_and_what_is_not_proven(

@@ -73,6 +73,48 @@ facts["freed"] = torch.cuda.memory_allocated() == left
 print(json.dumps(facts))
 """
 
+TWO = """\
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+model = DistributedDataParallel(torch.nn.Linear(4096, 4096).cuda(), device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4096).cuda()).sum().backward()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    dist.all_reduce(model.module.weight.grad)
+    end.record()
+    end.synchronize()
+    optimizer.step()
+names = [None] * dist.get_world_size()
+dist.all_gather_object(names, [str(model.module.weight.device), dist.get_backend(), begin.elapsed_time(end)])
+if rank == 0:
+    print(json.dumps(names))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def assert_two(factory: Factory, target: str, folder: Path) -> None:
+    """Two processes train together, each on a GPU of its own, and wait for what they exchange."""
+    (folder / "two.py").write_text("import json\n" + TWO)
+    summary = folder / "two.json"
+    options = ("--emulate", "T4", "--gpus", "2", "--summary", str(summary), "--mount", f"{folder}:/w")
+    launch = ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "/w/two.py")
+    done = factory.run("run", *options, target, "--", *launch)
+    names = json.loads(done.stdout.splitlines()[-1])
+    assert [name[:2] for name in names] == [["cuda:0", "nccl"], ["cuda:1", "nccl"]]
+    sent = 4 * 4096 * 4096 / 16e9 * 1000  # milliseconds: half of the gradient there and back, by PCIe 3.0
+    assert all(sent - 0.1 < took for _, _, took in names)
+    assert json.loads(summary.read_text())["ranks"] == 2
+    assert "--gpus 2 --gpu-memory 1GB --cpus 2" in done.stderr
+
 
 def assert_emulated(factory: Factory, target: str, folder: Path) -> None:
     """That program runs in the image of `target`, sees what the data sheet says, and tells what it did."""

@@ -10,6 +10,7 @@ TOLD: dict[str, Any] = {
     "device": "NVIDIA A100-SXM4-40GB",
     "basis": "estimated",
     "gpus": 1,
+    "ranks": 1,
     "rank": 0,
     "program": "train.py --epochs 1",
     "torch": "2.15.0+cu132",

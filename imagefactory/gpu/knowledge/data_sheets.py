@@ -18,8 +18,8 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
     """One GPU as it is sold. `memory` are bytes that a program sees, `flops` operations a second by type of
-    number (fp64, fp32, tf32, fp16, bf16), `bandwidth` and `link` bytes a second of its memory and from the
-    host.
+    number (fp64, fp32, tf32, fp16, bf16); bytes a second of its memory (`bandwidth`), from the host (`link`)
+    and to another GPU of the machine (`peer`).
     """
 
     name: str
@@ -31,6 +31,7 @@ class DataSheet:
     flops: Mapping[str, float]
     bandwidth: float
     link: float
+    peer: float
     source: str
 
 
@@ -49,6 +50,7 @@ def data_sheets() -> tuple[DataSheet, ...]:
             flops={kind: rate * 1e12 for kind, rate in row["tflops"].items()},
             bandwidth=row["bandwidth"] * 1e9,
             link=row["link"] * 1e9,
+            peer=row.get("peer", row["link"]) * 1e9,
             source=row["source"],
         )
         for row in read_table("data_sheets")["sheet"]

@@ -166,6 +166,7 @@ def test_a_run_that_used_no_gpu_is_told_so(
         (("--emulate", "A101"), "no GPU is known as 'A101'"),
         (("--emulate", "A100", "--nv"), "--emulate is for a machine without a GPU"),
         (("--summary", "told.json"), "write --emulate GPU too"),
+        (("--gpus", "2"), "write --emulate GPU too"),
     ],
 )
 def test_what_cannot_be_emulated(call: Call, tmp_path: Path, options: tuple[str, ...], said: str) -> None:

@@ -85,3 +85,11 @@ def test_no_more_is_queued_than_a_device_takes(clock: Clock) -> None:
     clock.charge(0, 1.0)
     clock.charge(0, 1.0)
     assert clock.host() == 1
+
+
+def test_a_stream_is_held_up_by_who_comes_last(clock: Clock) -> None:
+    clock.charge(0, 1.0)
+    clock.hold(0, 4.0)
+    clock.hold(0, 2.0)
+    clock.charge(0, 1.0)
+    assert (clock.through, clock.busy, clock.idle) == (5, 2, 3)

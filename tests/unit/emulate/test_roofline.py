@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.emulate.roofline import KERNEL, Profile, copying, parse_profile, seconds
+from imagefactory.emulate.roofline import KERNEL, Profile, copying, exchanging, parse_profile, seconds
 
 GPU = Profile(
     name="A100-SXM4-40GB",
@@ -16,6 +16,7 @@ GPU = Profile(
     flops={"fp64": 9.7e12, "fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12},
     bandwidth=1555e9,
     link=32e9,
+    peer=300e9,
     basis="estimated",
 )
 
@@ -43,6 +44,7 @@ def test_a_kind_that_a_gpu_has_not_runs_as_fp32() -> None:
 def test_a_copy_goes_at_the_pace_of_the_link() -> None:
     assert copying(GPU, 64e9) == pytest.approx(2.0)
     assert copying(GPU, 1) == KERNEL
+    assert exchanging(GPU, 600e9) == pytest.approx(2.0)
 
 
 def test_a_profile_comes_as_json() -> None:

@@ -23,6 +23,10 @@ def test_numbers_are_of_the_right_size() -> None:
         assert 8 << 30 < sheet.memory < 200 << 30
         assert 250e9 < sheet.bandwidth < 10e12
         assert sheet.link in (16e9, 32e9, 64e9)
+        assert sheet.link <= sheet.peer <= 900e9
+        assert (sheet.peer > sheet.link) == (
+            "SXM" in sheet.source or "NVLink" in sheet.source or "HGX" in sheet.source
+        )
         assert 5e12 < sheet.flops["fp32"] < 200e12
         assert sheet.flops["fp16"] > sheet.flops["fp32"] > sheet.flops["fp64"]
         assert ("tf32" in sheet.flops) == ("bf16" in sheet.flops) == (sheet.capability.major >= 8)

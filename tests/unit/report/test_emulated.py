@@ -22,7 +22,7 @@ def test_the_whole_of_it() -> None:
         "  epoch        9.7 s for 938 batches of 64",
         "  GPU memory   0.8 GB at most, 0.5 GB of it CUDA's own, of 39.5 GB",
         "  write        --gpu-memory 1GB --cpus 4, and num_workers=4 in the DataLoader (1 now)",
-        "No value on a GPU is computed: a loss or an accuracy that the program told means nothing.",
+        "Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing.",
         "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most.",
     ]
 
@@ -51,7 +51,7 @@ def test_a_loader_that_gave_one_batch_is_not_judged() -> None:
 
 def test_more_processes_and_pages_that_were_not_locked_are_told() -> None:
     text = shown(processes=3, unlocked="64 MiB: Cannot allocate memory")
-    assert "3 processes used a GPU; this is the one that did most." in text
+    assert "3 processes used a GPU each; this is the one that did most." in text
     assert "could not be locked here (64 MiB: Cannot allocate memory)" in text
 
 

@@ -21,7 +21,7 @@ SPEC = RunSpec(
 
 
 def test_the_program_is_shown_to_read_and_a_folder_to_write() -> None:
-    with emulating(SHEET, SPEC) as (spec, told):
+    with emulating(SHEET, 2, SPEC) as (spec, told):
         own, shown, out = spec.mounts
         assert (own.target, shown.target, out.target) == ("/x", INSIDE, TOLD)
         assert (shown.writable, out.writable, out.source) == (False, True, told)
@@ -32,24 +32,25 @@ def test_the_program_is_shown_to_read_and_a_folder_to_write() -> None:
         assert all(path.stat().st_mode & 0o044 == 0o044 for path in shown.source.rglob("*"))
         environment = dict(spec.environment)
         assert environment == {"A": "1", "PYTHONPATH": INSIDE, "IMAGEFACTORY_EMULATE": f"{INSIDE}/asked.json"}
-        assert json.loads((shown.source / "asked.json").read_text())["folder"] == TOLD
+        asked = json.loads((shown.source / "asked.json").read_text())
+        assert (asked["folder"], asked["gpus"]) == (TOLD, 2)
     assert not told.exists()
 
 
 def test_a_path_of_the_callers_own_stays() -> None:
     own = RunSpec(argv=("a",), environment=(("PYTHONPATH", "/lib"),))
-    with emulating(SHEET, own) as (spec, _):
+    with emulating(SHEET, 2, own) as (spec, _):
         assert dict(spec.environment)["PYTHONPATH"] == f"{INSIDE}:/lib"
 
 
 def test_real_gpus_and_one_that_is_not_there_are_refused() -> None:
-    with pytest.raises(UsageError, match="--nv"), emulating(SHEET, RunSpec(argv=("a",), gpus=True)):
+    with pytest.raises(UsageError, match="--nv"), emulating(SHEET, 2, RunSpec(argv=("a",), gpus=True)):
         pass
 
 
 def test_every_data_sheet_is_a_profile_inside() -> None:
     for sheet in data_sheets():
-        profile = parse_profile(json.loads(json.dumps(asked_of(sheet)["profile"])))
+        profile = parse_profile(json.loads(json.dumps(asked_of(sheet, 1)["profile"])))
         assert (profile.device, profile.memory, profile.basis) == (sheet.device, sheet.memory, "estimated")
         assert profile.capability == (sheet.capability.major, sheet.capability.minor)
         assert profile.rate("fp16") == sheet.flops["fp16"]

@@ -91,6 +91,11 @@ def test_without_a_loader_there_is_one_core() -> None:
     assert (advice.workers, advice.cpus) == (None, 1)
 
 
+def test_each_of_several_gpus_has_a_process_with_workers_of_its_own() -> None:
+    one, four = advise(told()), advise(told(ranks=4))
+    assert (one.gpus, four.gpus, four.cpus) == (1, 4, 4 * one.cpus)
+
+
 def test_of_several_processes_the_one_that_did_most() -> None:
     run = told()
     assert main_run([run, replace(run, operations=run.operations + 1, rank=1)]) == replace(
