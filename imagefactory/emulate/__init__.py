@@ -26,5 +26,6 @@ alone, and nothing of this package's other rooms. A tensor of such a device is o
 tensors, which have a shape and no bytes; it says that its device is `cuda`, and the bytes that it would have
 are counted.
 
-What it says of time is *estimated*: a roofline is the fastest that a GPU could be, never what one was seen to
-be."""
+What it says of time is *estimated*: a roofline is the fastest that a GPU could be, never what one was seen
+to be.
+"""

@@ -17,8 +17,11 @@ QUEUE = 1024
 class Clock:
     """Seconds since the start. One device; each of its streams is through with its work at its own time."""
 
-    def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        self._now, self._sleep = now, sleep
+    def __init__(
+        self, now: Callable[[], float], sleep: Callable[[float], None], kept: Callable[[], float]
+    ) -> None:
+        self._now, self._sleep, self._kept = now, sleep, kept
+        self._settled = kept()
         self._began = now()
         self._hidden = 0.0
         self._queue: deque[float] = deque()
@@ -43,6 +46,15 @@ class Clock:
         """Takes what emulating cost out of the program's time; a negative amount puts some in."""
         self._hidden += seconds
 
+    def settle(self) -> None:
+        """Takes out of the program's time in which it had no core: on a machine of its own it would have one.
+
+        Before the program waits for something, since what it waits for goes on meanwhile.
+        """
+        kept = self._kept()
+        self._hidden += kept - self._settled
+        self._settled = kept
+
     def charge(self, stream: int, seconds: float) -> None:
         """A kernel of so many seconds is queued on a stream. Waits where the queue is full."""
         self._queue.append(self.through)
@@ -63,6 +75,7 @@ class Clock:
 
     def wait_until(self, time: float) -> None:
         """The program waits for the device."""
+        self.settle()
         left = time - self.host()
         if left > 0:
             before = self._now()
@@ -90,3 +103,16 @@ class Clock:
         found = sum(max(0.0, min(until, end) - max(since, begin)) for begin, end in self._waits)
         self._waits.clear()
         return found
+
+
+def kept_waiting() -> float:
+    """Seconds that the process's first thread was ready to run and had no core; 0 where nobody counts them.
+
+    What else runs on this machine is no part of how long a batch takes: how many cores there are is
+    reckoned with where batches meet.
+    """
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

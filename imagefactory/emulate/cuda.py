@@ -254,6 +254,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
         def record(self, stream: Any = None) -> None:
             stream = stream or current()
             self._clock = machine.clocks[stream.device_index]
+            self._clock.settle()
             self.at = max(stream.through(), self._clock.host())
 
         def wait(self, stream: Any = None) -> None:

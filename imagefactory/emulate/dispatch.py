@@ -58,7 +58,7 @@ class Dispatch:
         self.passing = 0.0
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        began, slept = time.perf_counter(), self.machine.slept()
+        began = time.thread_time()
         held = self._held(args, kwargs)
         if not held and any(isinstance(one, self.device) and one.type == "cuda" for one in args):
             with self.mode:  # `to`, which torch makes of others, where nobody asks for a gradient
@@ -76,10 +76,10 @@ class Dispatch:
             return self._emulate(func, args, kwargs, held)
         finally:
             self.machine.place.inside = False
-            if began >= self.machine.tell_at:
+            if time.monotonic() >= self.machine.tell_at:
                 self.machine.tell()
-            spent = time.perf_counter() - began - (self.machine.slept() - slept)
-            self.machine.hide(spent + self.passing)
+            # Of a core: in what time it waited for one, the clock leaves out as a whole.
+            self.machine.hide(time.thread_time() - began + self.passing)
 
     def _known(self, func: Any) -> Known:
         known = self.known.get(func)
@@ -120,8 +120,12 @@ class Dispatch:
         known = self._known(func)
         if known.name.startswith("c10d::"):
             moved = sum(_bytes(one) for one, _ in held)
-            machine.ranks.collective(known.short, held[0][1].index, moved)
-            return machine.ranks.answer(func, args, kwargs)
+            began = time.thread_time()
+            with machine.apart():
+                machine.ranks.collective(known.short, held[0][1].index, moved)
+                out = machine.ranks.answer(func, args, kwargs)
+            machine.hide(began - time.thread_time())  # its own part is hidden below
+            return out
         device = kwargs.get("device")
         index = held[0][1].index if held else machine.current
         if device is not None and device.type == "cuda":

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .clock import kept_waiting
 from .machine import Machine
 from .pipeline import Pipeline
 
@@ -98,6 +99,7 @@ def install(machine: Machine) -> Seen:
         seen.steps += 1
         if seen.running is not None:
             seen.running.steps += 1
+        machine.clock.settle()
         if len(seen.step_times) < MOST:
             seen.step_times.append(machine.clock.host())
 
@@ -139,16 +141,15 @@ def _watch_starts(machine: Machine, data: Any, seen: Seen) -> None:
 def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
     kind = data._BaseDataLoaderIter
     following = kind.__next__
-    since: list[tuple[float, ...] | None] = [None]
 
     def follow(self: Any) -> Any:
         found: Loader = self._emulated_loader
         clock = machine.clock
-        if since[0] is not None:
-            machine.hide(_crowded(since[0], _moment(machine)))
+        clock.settle()
         began = clock.host()
         with clock.loading():
             batch = following(self)
+            clock.settle()
             _arrive(self, machine, found, began)
         now = clock.host()
         found.seen += 1
@@ -158,26 +159,9 @@ def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
             found.intervals.append(max(0.0, now - found.last))
             found.waits.append(max(0.0, now - began))
         found.last, seen.running = now, found
-        since[0] = _moment(machine)
         return batch
 
     kind.__next__ = follow
-
-
-def _moment(machine: Machine) -> tuple[float, ...]:
-    """Where times stand: the machine's, the program's, those slept and those without a core."""
-    return machine.clock.wall(), machine.clock.host(), machine.slept(), kept_waiting()
-
-
-def _crowded(before: tuple[float, ...], now: tuple[float, ...]) -> float:
-    """How much of the program's time between two moments it had no core, but wanted one.
-
-    Of the time without a core as much is the program's as of all in which it did not sleep; the rest is the
-    emulation's, which is hidden already.
-    """
-    wall, host, slept, waited = (after - then for after, then in zip(now, before, strict=True))
-    awake = wall - slept
-    return waited * min(1.0, max(0.0, (host - slept) / awake)) if awake > 0 else 0.0
 
 
 def _arrive(iterator: Any, machine: Machine, loader: Loader, asked: float) -> None:
@@ -213,19 +197,6 @@ def _timed(fetch: Any, seen: Seen, worker_info: Callable[[], Any]) -> Any:
         return batch
 
     return timed
-
-
-def kept_waiting() -> float:
-    """Seconds that this thread was ready to run and had no core; 0 where no kernel counts them.
-
-    What else runs on this machine is no part of how long a batch takes: how many cores there are is
-    reckoned with where batches meet.
-    """
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 def _workers_alone(machine: Machine, worker: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .clock import Clock
+from .clock import Clock, kept_waiting
 from .memory import Full, Memory
 from .roofline import LAUNCH, Profile, copying, seconds
 
@@ -42,7 +42,7 @@ class Machine:
 
     def __init__(self, torch: Any, profile: Profile, count: int) -> None:
         self.torch, self.profile, self.count = torch, profile, count
-        self.clocks = [Clock(time.perf_counter, time.sleep) for _ in range(count)]
+        self.clocks = [Clock(time.perf_counter, time.sleep, kept_waiting) for _ in range(count)]
         self.memories = [Memory(index, profile.memory, profile.context) for index in range(count)]
         self.current = 0
         self.streams = [0] * count
@@ -115,11 +115,15 @@ class Machine:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """What happens within is emulating, and none of the program's time."""
-        began, slept = time.perf_counter(), self.slept()
+        began = self._own_time()
         try:
             yield
         finally:
-            self.hide(time.perf_counter() - began - (self.slept() - slept))
+            self.hide(self._own_time() - began)
+
+    def _own_time(self) -> float:
+        """The machine's time, without what this thread slept or had no core."""
+        return time.perf_counter() - self.slept() - kept_waiting()
 
     def default_device(self) -> Any:
         """The device of `with torch.device(...)` or torch.set_default_device; None without one."""

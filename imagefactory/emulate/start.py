@@ -34,7 +34,7 @@ def install(torch: Any, asked: str) -> None:
     seen = loader.install(machine)
 
     def tell() -> None:
-        machine.tell_at = time.perf_counter() + EVERY
+        machine.tell_at = time.monotonic() + EVERY
         summary.write(folder, summary.summarize(machine, seen, pinned))
 
     machine.tell = tell

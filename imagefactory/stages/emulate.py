@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from imagefactory import emulate
@@ -23,7 +24,8 @@ INSIDE, TOLD = "/imagefactory/emulate", "/imagefactory/emulated"
 ASKED = "asked.json"
 CONTEXT = 512 << 20
 """What CUDA and its libraries take of a GPU before the first tensor; by driver and GPU 300 to 700 MiB."""
-LONGEST = 1 << 20
+LONGEST, MOST = 1 << 20, 256
+"""Bytes of what a process tells, and processes that are listened to."""
 
 
 @contextmanager
@@ -88,11 +90,8 @@ def asked_of(sheet: DataSheet, count: int) -> dict[str, object]:
 
 def read_told(folder: Path) -> tuple[EmulatedRun, ...]:
     """What each process of the run told. Raises StatementError for what no process of ours writes."""
-    return tuple(
-        parse_emulated(_read(path), path.name)
-        for path in sorted(folder.glob("*.json"))
-        if path.is_file() and not path.is_symlink()
-    )
+    told = (path for path in sorted(folder.glob("*.json")) if path.is_file() and not path.is_symlink())
+    return tuple(parse_emulated(_read(path), path.name) for path in islice(told, MOST))
 
 
 def _read(path: Path) -> str:

@@ -12,9 +12,13 @@ class Hand:
 
     def __init__(self) -> None:
         self.time = 100.0
+        self.waited = 3.0
 
     def now(self) -> float:
         return self.time
+
+    def kept(self) -> float:
+        return self.waited
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
@@ -27,7 +31,7 @@ def hand() -> Hand:
 
 @pytest.fixture
 def clock(hand: Hand) -> Clock:
-    return Clock(hand.now, hand.sleep)
+    return Clock(hand.now, hand.sleep, hand.kept)
 
 
 def test_the_device_runs_ahead_of_who_queues_its_work(hand: Hand, clock: Clock) -> None:
@@ -93,3 +97,14 @@ def test_a_stream_is_held_up_by_who_comes_last(clock: Clock) -> None:
     clock.hold(0, 2.0)
     clock.charge(0, 1.0)
     assert (clock.through, clock.busy, clock.idle) == (5, 2, 3)
+
+
+def test_a_time_without_a_core_is_not_the_programs_but_the_device_works_on(hand: Hand, clock: Clock) -> None:
+    clock.charge(0, 5.0)
+    hand.time, hand.waited = hand.time + 4, hand.waited + 3
+    clock.settle()
+    clock.settle()
+    assert clock.host() == 1
+    hand.time, hand.waited = hand.time + 2, hand.waited + 2
+    clock.synchronize()
+    assert (clock.host(), clock.slept) == (5, 4)
