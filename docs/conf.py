@@ -56,7 +56,13 @@ html_copy_source = False
 html_show_sphinx = False
 PAGES = {
     "Start": ("docs/install",),
-    "Run jobs": ("docs/researchers", "docs/throughput-ml", "docs/compat", "docs/portability"),
+    "Run jobs": (
+        "docs/researchers",
+        "docs/throughput-ml",
+        "docs/emulate",
+        "docs/compat",
+        "docs/portability",
+    ),
     "Look after GPUs": ("docs/facilitators", "docs/verified", "docs/report"),
     "Make images": (
         "docs/build",

@@ -66,14 +66,15 @@ def find_data_sheet(name: str) -> tuple[DataSheet, tuple[DataSheet, ...]]:
     sheets = data_sheets()
     whole = [sheet for sheet in sheets if name.lower() in (sheet.name.lower(), sheet.device.lower())]
     found = whole or [sheet for sheet in sheets if words and words <= _words(sheet)]
+    known = "known are " + ", ".join(sheet.name for sheet in sheets)
     if not found:
-        gpu = find_gpu(name)
+        try:
+            gpu = find_gpu(name)
+        except UsageError as error:
+            raise UsageError(error.message, hint=known) from error
         found = [sheet for sheet in sheets if sheet.gpu == gpu.name]
     if not found:
-        raise UsageError(
-            f"no data sheet of {name[:60]!a} is known",
-            hint="those are: " + ", ".join(dict.fromkeys(sheet.name for sheet in sheets)),
-        )
+        raise UsageError(f"no data sheet of {name[:60]!a} is known", hint=known)
     return found[0], tuple(found[1:])
 
 

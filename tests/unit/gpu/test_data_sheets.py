@@ -58,5 +58,6 @@ def test_names_that_people_write(name: str, found: str, others: int) -> None:
 
 @pytest.mark.parametrize(("name", "said"), [("GTX 970", "no data sheet of"), ("nonsense", "no GPU is known")])
 def test_a_gpu_without_a_data_sheet(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as raised:
         find_data_sheet(name)
+    assert raised.value.hint.startswith("known are B200, H200, ")
