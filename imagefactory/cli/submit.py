@@ -24,16 +24,15 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
+from imagefactory.cli.submit_run import run_of
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue
     from imagefactory.pools.model import Inventory
-    from imagefactory.submit.emulated import Advice
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
-    from imagefactory.submit.submit_file import SubmitRun
 
 KINDS = ("docker", "oras", "sif", "osdf")
 _SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
@@ -209,7 +208,7 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     settings = call.settings
     site = find_site(options["site"] or settings.site.value)
     slurm = site.batch == SLURM
-    run = _run(options, _SUFFIX[site.batch])
+    run = run_of(options, _SUFFIX[site.batch])
     if site.batch == KUBERNETES and options["inventory"]:
         raise UsageError("--inventory: a Job chooses nodes by their labels", hint="leave it out")
     return SubmitAsk(
@@ -236,80 +235,6 @@ def _cluster_at_hand(path: Path | None) -> Inventory | None:
     if path is None and not shutil.which("scontrol"):
         return None
     return find_inventory(path, datetime.now(UTC), SLURM)
-
-
-def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
-    from imagefactory.pools.sizes import parse_size, parse_time
-    from imagefactory.submit.submit_file import SubmitRun
-
-    memory, disk, gpu_memory = (
-        parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
-    )
-    _check_programs(options)
-    gpus, cpus = options["gpus"], options["cpus"]
-    if options["emulated"]:
-        advice, given = _advice(options["emulated"]), click.get_current_context().get_parameter_source
-        gpu_memory = gpu_memory or advice.gpu_memory or 0
-        gpus = advice.gpus if given("gpus") is click.core.ParameterSource.DEFAULT else gpus
-        cpus = advice.cpus if given("cpus") is click.core.ParameterSource.DEFAULT else cpus
-    return SubmitRun(
-        name=_file_name(options["output"], suffix),
-        executable=options["executable"],
-        in_image=options["in_image"],
-        checkpoint=options["checkpoint"],
-        gather=options["gather"],
-        inputs=options["input"],
-        outputs=options["result"],
-        gpus=gpus,
-        cpus=cpus,
-        time=parse_time(options["time"]) if options["time"] else None,
-        memory=memory,
-        disk=disk,
-        gpu_memory=gpu_memory,
-        mig=options["mig"],
-    )
-
-
-def _check_programs(options: dict[str, Any]) -> None:
-    """Options that need another one. Raises UsageError."""
-    program, gather = options["executable"], options["gather"]
-    for option in ("arguments", "checkpoint"):
-        if options[option] and not program:
-            raise UsageError(
-                f"--{option} belongs to a program of yours", hint="name it: --executable train.sh"
-            )
-    if gather and not options["dag"]:
-        raise UsageError("--gather is for a sweep", hint="say how many runs: --dag N|FILE")
-    if options["in_image"] and not (program.startswith("/") and (not gather or gather.startswith("/"))):
-        raise UsageError(
-            "--in-image: programs of the image are named by their whole paths",
-            hint="such as --executable /app/train.py",
-        )
-
-
-def _advice(path: Path) -> Advice:
-    """What an emulated run asks for. Raises UsageError for one that needs more than its GPU has."""
-    from imagefactory.submit.emulated import advise, parse_emulated
-
-    run = parse_emulated(path.read_text(encoding="utf-8", errors="replace"), str(path))
-    advice = advise(run)
-    if advice.gpu_memory is None:
-        raise UsageError(
-            f"{path}: that run needed more memory than {run.profile} has, and so would a job",
-            hint="emulate a GPU with more memory, or a smaller batch",
-        )
-    return advice
-
-
-def _file_name(output: str, suffix: str) -> str:
-    """The name without suffix: files are written into this folder alone, from which they are submitted."""
-    if not output:
-        return ""
-    if not output.endswith(f".{suffix}") or "/" in output:
-        raise UsageError(
-            f"-o {output[:80]}: files are written into this folder", hint=f"write a name: -o train.{suffix}"
-        )
-    return output.removesuffix(f".{suffix}")
 
 
 def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
