@@ -8,11 +8,13 @@ Every command imports what it needs when it runs, so that `--help` and `list` an
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,6 +79,7 @@ from imagefactory.errors import (
 )
 from imagefactory.progress import STYLES, fall_silent
 
+WAKER, WAKINGS = "signals", 3
 MODULES = {
     **dict.fromkeys(("installer", "isal", "jinja2", "rich", "uv", "zstandard"), "build"),
     "classad2": "condor",
@@ -190,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The one error boundary."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _clean_up_when_told_to_end()
+    _wake_for_signals()
     try:
         refuse_the_other_package(Path(__file__).parents[1])
         code = cli.main(args=arguments, prog_name="imagefactory", standalone_mode=False)
@@ -242,6 +246,29 @@ def _clean_up_when_told_to_end() -> None:
             signal.signal(number, lambda told, _: sys.exit(128 + told))
 
 
+@functools.cache
+def _wake_for_signals() -> None:
+    """Wakes the main thread, which alone runs what a signal asks for, where another one has received it.
+
+    The kernel may hand a signal to any thread. One that waits for a lock, as for a worker's result, hears of
+    it when the lock is free: of Ctrl-C at a registry that hangs, never. So each signal is followed by others
+    that do nothing but end such a wait.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.signal(signal.SIGURG, lambda *_: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    main_thread = threading.get_ident()
+
+    def wake() -> None:
+        while numbers := os.read(reading, 64):
+            for _ in range(WAKINGS) if set(numbers) - {signal.SIGURG} else ():
+                signal.pthread_kill(main_thread, signal.SIGURG)
+                time.sleep(0.05)  # it may have been just about to wait
+
+    threading.Thread(target=wake, daemon=True, name=WAKER).start()
+
+
 def _interrupted(arguments: Sequence[str]) -> int:
     """The last word. Where threads are still at work it does not return: the end would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
@@ -249,7 +276,10 @@ def _interrupted(arguments: Sequence[str]) -> int:
     said = "interrupted: run the same command again to go on"
     _say_json_error(arguments, EXIT_INTERRUPTED, said)
     write(2, said)
-    if threading.active_count() > 1:  # one may sit in a request for minutes
+    own = (threading.main_thread().name, WAKER)
+    if any(
+        thread.name not in own for thread in threading.enumerate()
+    ):  # one may sit in a request for minutes
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
             sys.stderr.flush()

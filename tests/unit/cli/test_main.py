@@ -314,6 +314,31 @@ cli.main(["stop"])
         assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to go on"
 
 
+def test_a_signal_that_another_thread_receives_ends_a_wait_for_a_lock() -> None:
+    program = """
+import signal, threading, time
+from imagefactory import cli
+lock = threading.Lock()
+def receive():
+    asleep = 0
+    while asleep < 20:  # it sleeps for a moment too where it waits for its turn
+        time.sleep(0.005)
+        with open("/proc/self/stat") as file:  # of the main thread
+            asleep = asleep + 1 if file.read().rpartition(")")[2].split()[0] == "S" else 0
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    threading.Event().wait()
+@cli.cli.command("stop")
+def stop():
+    lock.acquire()
+    threading.Thread(target=receive, daemon=True).start()
+    lock.acquire()
+cli.main(["stop"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == errors.EXIT_INTERRUPTED, done.stderr
+    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to go on", ""]
+
+
 def test_interrupted_twice_is_told_once() -> None:
     program = """
 import os, signal
