@@ -72,8 +72,9 @@ def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **
     from imagefactory.stages.portability import PortabilityOptions
 
     if models is None:
-        if given["to"]:
-            raise UsageError("--to is of models", hint="add --models models.py")
+        for option in ("to", "runner"):
+            if given[option]:
+                raise UsageError(f"--{option} is for moving models", hint="add --models models.py")
         return _show(call, name, given, as_json=as_json)
     if not given["to"]:
         raise UsageError("no runtime is named", hint="--to onnxruntime-cpu, or --to RUNTIME@TARGET")

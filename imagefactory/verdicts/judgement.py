@@ -130,12 +130,11 @@ def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tup
     return tuple((capability, end) for capability, end in sorted(last.items()) if end <= until)
 
 
-def concerns(verdict: Verdict, subject: Subject) -> bool:
-    """Whether it speaks of this subject: the manifest or, as it fixes the content, the config is the same.
+def concerns(own: Subject, subject: Subject) -> bool:
+    """Whether what speaks of `own` does of this subject: the manifest or the config, which fixes the content.
 
     Artifacts share the empty config, which fixes nothing.
     """
-    own = verdict.report.subject
     return own.manifest == subject.manifest or own.config == subject.config != EMPTY_CONFIG
 
 
@@ -144,7 +143,7 @@ def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) ->
     if late:
         return late
     report = verdict.report
-    if not concerns(verdict, subject):
+    if not concerns(report.subject, subject):
         return Standing.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
     if report.suite not in court.suites:
         return (

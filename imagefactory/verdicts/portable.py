@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from imagefactory.documents import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.verdicts.envelope import parse_envelope, seal
-from imagefactory.verdicts.judgement import EMPTY_CONFIG, open_signed, out_of_period
+from imagefactory.verdicts.judgement import concerns, open_signed, out_of_period
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.statement import LONGEST_LIFE, SKEW, format_statement, parse_predicate
@@ -107,10 +107,10 @@ def judge_portable(data: bytes, digest: str, subject: Subject, trust: Trust, now
         own, late = made.report.subject, out_of_period(opened.key, made.issued)
         if late:
             standing, why = late
-        elif own.manifest != subject.manifest and not own.config == subject.config != EMPTY_CONFIG:
+        elif not concerns(own, subject):
             standing, why = Standing.OTHER_SUBJECT, f"it speaks of {own.manifest}"
         elif made.issued - now > SKEW:
             standing, why = Standing.NOT_YET, f"it is issued at {format_time(made.issued)}"
-        elif now >= made.expires:
-            standing, why = Standing.EXPIRED, f"it held until {format_time(made.expires)}"
+        elif now >= (end := min(made.expires, made.issued + timedelta(days=trust.policy.days))):
+            standing, why = Standing.EXPIRED, f"it held until {format_time(end)}"
     return JudgedPortable(digest=digest, standing=standing, why=why, statement=made)

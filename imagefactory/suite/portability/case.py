@@ -73,17 +73,20 @@ class Differs(Failure):
         self.error = error
 
 
-def check_repeats(case: Case) -> list[Any]:
-    """What the framework computes of what is held out, on the CPU. Raises Failure where they are two."""
+def check_repeats(case: Case) -> tuple[list[Any], float]:
+    """What the framework computes of what is held out, on the CPU, and how far a second time is off.
+
+    Raises Failure where that is beyond the tolerance.
+    """
     once, again = (case.exporter.compute(case.network, case.held_out, "cpu") for _ in range(2))
     if once is None or again is None:
         raise Failure(f"{case.exporter.NAME} did not compute on the cpu")
     if any(not _finite(output) for output in once):
         raise Failure("gives values that are no numbers")
-    if not off(again, once) <= case.tolerance:
+    error = off(again, once)
+    if not error <= case.tolerance:
         raise Failure("draws random numbers, so there is nothing to compare: give it an override")
-    expected: list[Any] = once
-    return expected
+    return once, error
 
 
 def _finite(array: Any) -> bool:
