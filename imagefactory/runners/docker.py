@@ -49,6 +49,8 @@ SHARED_MEMORY = "50%"
 KILLED = 128 + signal.SIGKILL
 GRACE_SECONDS = 10
 """What a command gets to end by itself when its runner is told to: as long as `docker stop` gives."""
+OUTPUT_SECONDS = 30
+"""After a command has ended, for what it printed to arrive."""
 KILL_AGAIN = 0.5
 """Seconds after which a container whose time is over is killed again, if docker's command still runs."""
 
@@ -197,7 +199,12 @@ class DockerRunner:
             return refused
         code, timed_out = self._wait(made, spec.timeout)
         seconds = time.monotonic() - began
-        reader.join(timeout=30)
+        reader.join(timeout=OUTPUT_SECONDS)
+        if reader.is_alive():
+            raise ToolError(
+                f"docker did not hand over the end of a command's output in {OUTPUT_SECONDS} s",
+                hint="run it again; where it happens again, restart the daemon",
+            )
         return Completed(
             returncode=code,
             stdout=kept.text("stdout"),

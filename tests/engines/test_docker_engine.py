@@ -406,9 +406,9 @@ def test_read_only_leaves_scratch_alone(image: Image, runner: DockerRunner) -> N
 
 def test_image_stays_untouched(bench: Bench, image: Image, runner: DockerRunner) -> None:
     runner.run(image, sh("echo changed > /opt/env/pyvenv.cfg; touch /new"))
-    done = runner.run(image, sh("cat /opt/env/pyvenv.cfg; ls /new"))
-    assert "home = /usr/bin" in done.stdout
-    assert done.returncode == 2
+    # By its exit code: docker may lose what a command prints that ends at once, on a machine that is full.
+    done = runner.run(image, sh("grep -q 'home = /usr/bin' /opt/env/pyvenv.cfg && test ! -e /new && exit 7"))
+    assert done.returncode == 7, done
     assert bench.containers == []
 
 
