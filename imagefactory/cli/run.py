@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from imagefactory.errors import LimitError, UsageError
 if TYPE_CHECKING:
     from imagefactory.model import Completed, Mount, RunSpec
     from imagefactory.oci.model import Image, Sif
+    from imagefactory.verdicts.model import Judged
 
 HIGHEST_USER = 65534
 
@@ -102,10 +104,11 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     call: Call = ctx.obj
     access, runner = call.access, options["runner"] or ""
     made, target = find_stored(access, name), None
+    offered: Sequence[Judged] = ()
     if made is None and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
-        made = fetch_offered(access, shelf.offers[0].image, call.progress)
+        made, offered = fetch_offered(access, shelf.offers[0].image, call.progress), shelf.offers[0].judged
     elif made is None:
         factory = call.factory
         target = select_one(factory.targets, name)
@@ -145,7 +148,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     if (options["summary"] or options["gpus"] > 1) and not options["emulate"]:
         raise UsageError("--summary and --gpus are of an emulated run", hint="write --emulate GPU too")
     if options["emulate"]:
-        completed = _emulated(call, made, spec, options)
+        completed = _emulated(call, made, offered, spec, options)
     else:
         completed = run_made(access, made, spec, runner, call.progress)
     message, hint = completed.over
@@ -157,11 +160,16 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     ctx.exit(completed.returncode)
 
 
-def _emulated(call: Call, made: Image | Sif, spec: RunSpec, options: dict[str, Any]) -> Completed:
-    """Runs it with a GPU that is not there, and tells on stderr what came of it: stdout is the command's."""
+def _emulated(
+    call: Call, made: Image | Sif, offered: Sequence[Judged], spec: RunSpec, options: dict[str, Any]
+) -> Completed:
+    """Runs it with a GPU that is not there, and tells on stderr what came of it: stdout is the command's.
+
+    `offered` are verdicts that came with the image from a catalogue.
+    """
     from imagefactory.gpu.knowledge import find_data_sheet
     from imagefactory.report.emulated import NONE, format_emulated
-    from imagefactory.stages.emulate import emulating, keep_told, read_told
+    from imagefactory.stages.emulate import emulating, keep_told, read_told, recorded_profile
     from imagefactory.stages.run import run_made
     from imagefactory.submit.emulated import main_run
 
@@ -169,7 +177,12 @@ def _emulated(call: Call, made: Image | Sif, spec: RunSpec, options: dict[str, A
     if others:
         known = ", ".join(other.name for other in others)
         call.progress.note(f"{options['emulate']} is taken as {sheet.name}; there are also {known}")
-    with emulating(sheet, options["gpus"], spec) as (shown, folder):
+    recorded = recorded_profile(call.access, made, sheet, datetime.now(UTC), offered)
+    if recorded:
+        call.progress.note(
+            f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
+        )
+    with emulating(sheet, options["gpus"], spec, recorded) as (shown, folder):
         completed = run_made(call.access, made, shown, options["runner"] or "", call.progress)
         runs = read_told(folder)
         main = main_run(runs)

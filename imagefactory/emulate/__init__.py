@@ -2,7 +2,7 @@
 
     sitecustomize.py  found by every Python of the run; waits for `import torch`, then installs what is below
     start.py          the order in which that is done
-    roofline.py       seconds of an operation from its arithmetic and its bytes, by a data sheet: pure
+    roofline.py       seconds of an operation from its arithmetic and its bytes: pure
     operations.py     the arithmetic of torch's operations, from shapes: pure
     clock.py          the device's time and the program's, and who waited for whom: pure but for sleeping
     memory.py         bytes of a device, and when they are out: pure
@@ -26,6 +26,6 @@ alone, and nothing of this package's other rooms. A tensor of such a device is o
 tensors, which have a shape and no bytes; it says that its device is `cuda`, and the bytes that it would have
 are counted.
 
-What it says of time is *estimated*: a roofline is the fastest that a GPU could be, never what one was seen
-to be.
+What it says of time is by a profile that was *recorded* on such a GPU, or *estimated*: a roofline by a data
+sheet is the fastest that a GPU could be, never what one was seen to be.
 """

@@ -197,8 +197,12 @@ class Dispatch:
             [tuple(one.shape) for one in outs],
             transposed=convolution and any(one is True for one in args),
         )
-        kind = self._kind(held[0][0].dtype, convolution=convolution) if flops else "fp32"
-        machine.work(index, kind, flops, moved)
+        if not flops:
+            machine.move(index, moved)
+            return
+        what = "backward" if known.short in BACKWARDS else "convolution" if convolution else "product"
+        kind = self._kind(held[0][0].dtype, convolution=convolution)
+        machine.work(index, what, kind, flops, moved)
 
     def _kind(self, dtype: Any, *, convolution: bool) -> str:
         torch = self.torch
@@ -222,7 +226,8 @@ class Dispatch:
         if device is not None and device.type == "cpu":
             machine.asked["copies to the host"] += 1
             made = self._on_host(source, kwargs.get("dtype") or source.dtype)
-            machine.transfer(held.index if held else machine.current, _bytes(made), wait=True)
+            index = held.index if held else machine.current
+            machine.transfer(index, "down-pageable", _bytes(made), wait=True)
             return made
         kwargs = {
             key: value for key, value in kwargs.items() if key not in ("pin_memory", "non_blocking")
@@ -236,9 +241,9 @@ class Dispatch:
         if value is not None and not out.dtype.is_floating_point:
             self.whole.keep(out, value.detach().to(out.dtype, copy=True))
         if held is None:
-            machine.transfer(index, _bytes(source), wait=not source.is_pinned())
+            self._up(index, source)
         else:
-            machine.work(index, "fp32", 0.0, _bytes(source) + _bytes(out))
+            machine.move(index, _bytes(source) + _bytes(out))
         return out
 
     def _copy(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -255,14 +260,20 @@ class Dispatch:
                     None if value is None else value.detach().expand(into.shape).to(into.dtype, copy=True),
                 )
         if there is not None and here is not None:
-            machine.work(there.index, "fp32", 0.0, _bytes(into) + _bytes(source))
+            machine.move(there.index, _bytes(into) + _bytes(source))
         elif there is not None:
-            machine.transfer(there.index, _bytes(source), wait=not source.is_pinned())
+            self._up(there.index, source)
         elif here is not None:
             machine.asked["copies to the host"] += 1
             into.copy_(self._on_host(source, into.dtype))
-            machine.transfer(here.index, _bytes(source), wait=True)
+            way = "down-pinned" if into.is_pinned() else "down-pageable"
+            machine.transfer(here.index, way, _bytes(source), wait=True)
         return into
+
+    def _up(self, index: int, source: Any) -> None:
+        pinned = source.is_pinned()
+        way = "up-pinned" if pinned else "up-pageable"
+        self.machine.transfer(index, way, _bytes(source), wait=not pinned)
 
     def _on_host(self, source: Any, dtype: Any) -> Any:
         value = self.whole.value(source)

@@ -13,7 +13,7 @@ from typing import Any
 
 from .clock import Clock, kept_waiting
 from .memory import Full, Memory
-from .roofline import LAUNCH, Profile, copying, seconds
+from .roofline import Profile, copying, seconds
 
 PAGE = 2 << 20
 FIRST_ADDRESS = 0x7F0000000000
@@ -142,18 +142,25 @@ class Machine:
             self.entered = False
             self.mode.__exit__(None, None, None)
 
-    def work(self, index: int, kind: str, flops: float, moved: float) -> None:
-        """One kernel on the current stream of a device."""
+    def work(self, index: int, what: str, kind: str, flops: float, moved: float) -> None:
+        """One kernel on the current stream of a device. `what` is as `roofline.seconds` takes it."""
         self.operations += 1
-        self.hide(-LAUNCH)
-        self.clocks[index].charge(self.streams[index], seconds(self.profile, kind, flops, moved))
+        self.hide(-self.profile.launch)
+        self.clocks[index].charge(self.streams[index], seconds(self.profile, what, kind, flops, moved))
 
-    def transfer(self, index: int, moved: int, *, wait: bool) -> None:
-        """A copy between host and device; with `wait` the program goes on when it is done."""
+    def move(self, index: int, moved: int) -> None:
+        """A kernel that computes nothing."""
+        self.work(index, "product", "fp32", 0.0, moved)
+
+    def transfer(self, index: int, way: str, moved: int, *, wait: bool) -> None:
+        """A copy between host and device, `way` as in `roofline.copying`.
+
+        With `wait` the program goes on when it is done.
+        """
         clock = self.clocks[index]
         self.copied += moved
-        self.hide(-LAUNCH)
-        clock.charge(self.streams[index], copying(self.profile, moved))
+        self.hide(-self.profile.launch)
+        clock.charge(self.streams[index], copying(self.profile, way, moved))
         if wait:
             clock.wait_until(clock.streams[self.streams[index]])
 

@@ -1,32 +1,33 @@
-"""Seconds of an operation on a GPU by its data sheet: the longer of its arithmetic and its memory traffic.
-Pure.
+"""Seconds of an operation on a GPU: the longer of its arithmetic and its memory traffic. Pure.
 
-Williams, Waterman, Patterson: Roofline, an insightful visual performance model (2009). It is a lower bound:
-kernels reach less than the peak of a data sheet, by how much no data sheet says.
+Williams, Waterman, Patterson: Roofline, an insightful visual performance model (2009). By a data sheet it is
+a lower bound: kernels reach less than the peak, by how much no data sheet says. By a recorded profile the
+roof is what kernels of such a size were seen to take.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import exp, log
 from typing import Any
-
-KERNEL = 2e-6
-"""Seconds that the smallest kernel takes."""
-LAUNCH = 5e-6
-"""Seconds of the program for handing one kernel to the driver."""
 
 # What is computed in, by which a device may have no rate of its own: the next one that does it instead.
 INSTEAD = {"bf16": "fp32", "fp16": "fp32", "tf32": "fp32", "fp64": "fp32"}
+
+Curve = tuple[tuple[float, float], ...]
+"""(operations or bytes of one call, its seconds), the smallest first; a data sheet's has one point."""
 
 
 @dataclass(frozen=True)
 class Profile:
     """A GPU. `memory` are the bytes that a program sees, `context` those that CUDA takes of them.
 
-    `flops` are operations a second by kind (fp64, fp32, tf32, fp16, bf16; the last three of tensor cores,
-    without sparsity), `bandwidth` bytes a second of its memory, `link` bytes a second from or to the host,
-    `peer` to another GPU.
+    `kernel` are the seconds that the smallest kernel takes, `launch` those of the program for handing one to
+    the driver. `curves` are by name: `product-KIND`, `convolution-KIND` and `backward-KIND` by operations
+    (fp64, fp32, tf32, fp16, bf16), `move` by bytes of its memory; `up-pinned`, `up-pageable`, `down-pinned`
+    and `down-pageable` by bytes from the host and to it, `peer` by bytes to another GPU.
     """
 
     name: str
@@ -35,15 +36,14 @@ class Profile:
     processors: int
     memory: int
     context: int
-    flops: Mapping[str, float]
-    bandwidth: float
-    link: float
-    peer: float
+    kernel: float
+    launch: float
+    curves: Mapping[str, Curve]
     basis: str
 
-    def rate(self, kind: str) -> float:
-        """Operations a second. A kind that the device has no rate for runs at that of fp32."""
-        return self.flops.get(kind) or self.flops[INSTEAD.get(kind, "fp32")]
+    def curve(self, what: str, kind: str) -> Curve:
+        """A kind that the device has no rate for runs at that of fp32."""
+        return self.curves.get(f"{what}-{kind}") or self.curves[f"{what}-{INSTEAD.get(kind, 'fp32')}"]
 
 
 def parse_profile(data: Mapping[str, Any]) -> Profile:
@@ -56,24 +56,45 @@ def parse_profile(data: Mapping[str, Any]) -> Profile:
         processors=int(data["processors"]),
         memory=int(data["memory"]),
         context=int(data["context"]),
-        flops={str(kind): float(rate) for kind, rate in data["flops"].items()},
-        bandwidth=float(data["bandwidth"]),
-        link=float(data["link"]),
-        peer=float(data["peer"]),
+        kernel=float(data["kernel"]),
+        launch=float(data["launch"]),
+        curves={
+            str(name): tuple((float(work), float(took)) for work, took in points)
+            for name, points in data["curves"].items()
+        },
         basis=str(data["basis"]),
     )
 
 
-def seconds(profile: Profile, kind: str, flops: float, moved: float) -> float:
-    """How long one kernel takes at least, that computes `flops` operations and moves `moved` bytes."""
-    return max(KERNEL, flops / profile.rate(kind), moved / profile.bandwidth)
+def read(curve: Curve, work: float) -> float:
+    """Seconds of so much work: between two points on the line through their logarithms, beyond them at the
+    pace of the nearest.
+    """
+    if work <= 0:
+        return 0.0
+    at = bisect(curve, (work,))
+    if at in (0, len(curve)):
+        near, took = curve[min(at, len(curve) - 1)]
+        return took * work / near
+    (less, sooner), (more, later) = curve[at - 1 : at + 1]
+    share = log(work / less) / log(more / less)
+    return exp(log(sooner) + share * log(later / sooner))
+
+
+def seconds(profile: Profile, what: str, kind: str, flops: float, moved: float) -> float:
+    """How long one kernel takes that computes `flops` operations and moves `moved` bytes.
+
+    `what` is `product`, `convolution` or `backward`.
+    """
+    arithmetic = read(profile.curve(what, kind), flops) if flops else 0.0
+    return max(profile.kernel, arithmetic, read(profile.curves["move"], moved))
 
 
 def exchanging(profile: Profile, moved: float) -> float:
-    """How long one GPU takes at least to send so many bytes to another."""
-    return max(KERNEL, moved / profile.peer)
+    """How long one GPU takes to send so many bytes to another."""
+    return max(profile.kernel, read(profile.curves["peer"], moved))
 
 
-def copying(profile: Profile, moved: float) -> float:
-    """How long a copy between host and device takes at least."""
-    return max(KERNEL, moved / profile.link)
+def copying(profile: Profile, way: str, moved: float) -> float:
+    """How long a copy takes. `way` is the curve's name: `up-pinned`."""
+    return max(profile.kernel, read(profile.curves[way], moved))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from imagefactory.pools.sizes import GB, format_size
 from imagefactory.report.text import fold, format_fields
 from imagefactory.submit.emulated import (
+    ESTIMATED,
+    RECORDED,
     Advice,
     EmulatedRun,
     advise,
@@ -17,13 +19,15 @@ NONE = (
     "emulated: no program of this run used a GPU through torch, so there is nothing to tell",
     "what starts python with -I or -E, or is no Python, sees no emulated GPU",
 )
+BASES = {ESTIMATED: "estimated from its data sheet", RECORDED: "by times recorded on one"}
+SLOWER = "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most."
 UNTOLD = "not measured: fewer than two batches were seen"
 
 
 def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     """The numbers of the process that did most, and what to write."""
     memory, loader, advice = run.memory, run.loader, advise(run)
-    head = f"emulated: {run.device}, {run.basis} from its data sheet; no GPU was used, this is no verdict"
+    head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used, this is no verdict"
     fields = []
     if loader is not None:
         share, own, epoch = stall_share(loader), computing(loader), epoch_seconds(loader)
@@ -43,10 +47,9 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     )
     fields.append(("GPU memory", f"{most}, of {_gigabytes(memory.total)}"))
     fields.append(("write", _write(run, advice)))
-    notes = [
-        "Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing.",
-        "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most.",
-    ]
+    notes = ["Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing."]
+    if run.basis == ESTIMATED:
+        notes.append(SLOWER)
     if processes > 1:
         notes.append(f"{processes} processes used a GPU each; this is the one that did most.")
     if run.unlocked:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
 from imagefactory import emulate
+from imagefactory.access import Access
 from imagefactory.errors import UsageError
 from imagefactory.files import replacing
 from imagefactory.gpu.knowledge import DataSheet
 from imagefactory.model import Mount, RunSpec
-from imagefactory.submit.emulated import ESTIMATED, EmulatedRun, main_run, parse_emulated
+from imagefactory.oci.model import Image, Sif
+from imagefactory.stages.verdicts import Judge
+from imagefactory.submit.emulated import ESTIMATED, RECORDED, EmulatedRun, main_run, parse_emulated
+from imagefactory.verdicts.model import Judged
+from imagefactory.verdicts.recorded import COPIES, Recorded, find_recorded
 
 SOURCE = Path(emulate.__file__).parent
 PACKAGE, START = "imagefactory_emulate", "sitecustomize.py"
@@ -24,12 +30,25 @@ INSIDE, TOLD = "/imagefactory/emulate", "/imagefactory/emulated"
 ASKED = "asked.json"
 CONTEXT = 512 << 20
 """What CUDA and its libraries take of a GPU before the first tensor; by driver and GPU 300 to 700 MiB."""
+KERNEL, LAUNCH = 2e-6, 5e-6
+"""Seconds that the smallest kernel takes, and the program's for handing one to the driver."""
 LONGEST, MOST = 1 << 20, 256
 """Bytes of what a process tells, and processes that are listened to."""
 
 
+def recorded_profile(
+    access: Access, made: Image | Sif, sheet: DataSheet, now: datetime, offered: Sequence[Judged] = ()
+) -> Recorded | None:
+    """What a verdict of this very image holds of such a GPU, of the store or `offered` by a catalogue; None
+    without one that counts.
+    """
+    return find_recorded((*offered, *Judge(access, now).stored(made)), sheet.device)
+
+
 @contextmanager
-def emulating(sheet: DataSheet, count: int, spec: RunSpec) -> Iterator[tuple[RunSpec, Path]]:
+def emulating(
+    sheet: DataSheet, count: int, spec: RunSpec, recorded: Recorded | None = None
+) -> Iterator[tuple[RunSpec, Path]]:
     """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
 
     Raises UsageError where real GPUs were asked for as well.
@@ -44,7 +63,7 @@ def emulating(sheet: DataSheet, count: int, spec: RunSpec) -> Iterator[tuple[Run
         for path in sorted(SOURCE.glob("*.py")):
             place = shown if path.name == START else shown / PACKAGE
             (place / path.name).write_bytes(path.read_bytes())
-        (shown / ASKED).write_text(json.dumps(asked_of(sheet, count)), encoding="utf-8")
+        (shown / ASKED).write_text(json.dumps(asked_of(sheet, count, recorded)), encoding="utf-8")
         for path in (shown, *shown.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         told.chmod(0o777)  # the image's user writes here, whoever that is on the host
@@ -67,8 +86,9 @@ def emulating(sheet: DataSheet, count: int, spec: RunSpec) -> Iterator[tuple[Run
         )
 
 
-def asked_of(sheet: DataSheet, count: int) -> dict[str, object]:
+def asked_of(sheet: DataSheet, count: int, recorded: Recorded | None = None) -> dict[str, object]:
     """What the program inside is told of its GPUs, as `emulate/start.py` reads it."""
+    told = recorded or sheet
     return {
         "gpus": count,
         "folder": TOLD,
@@ -76,16 +96,30 @@ def asked_of(sheet: DataSheet, count: int) -> dict[str, object]:
             "name": sheet.name,
             "device": sheet.device,
             "capability": str(sheet.capability),
-            "processors": sheet.processors,
-            "memory": sheet.memory,
-            "context": CONTEXT,
-            "flops": dict(sheet.flops),
-            "bandwidth": sheet.bandwidth,
-            "link": sheet.link,
-            "peer": sheet.peer,
-            "basis": ESTIMATED,
+            "processors": told.processors,
+            "memory": told.memory,
+            "context": recorded.context if recorded else CONTEXT,
+            "kernel": recorded.kernel if recorded else KERNEL,
+            "launch": recorded.launch if recorded else LAUNCH,
+            "curves": {**curves_of(sheet), **(recorded.curves if recorded else {})},
+            "basis": RECORDED if recorded else ESTIMATED,
         },
     }
+
+
+def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
+    """What a data sheet lets one expect: of each what it does in a second."""
+    rates = {
+        "move": sheet.bandwidth,
+        "peer": sheet.peer,
+        **dict.fromkeys(COPIES, sheet.link),
+        **{
+            f"{what}-{kind}": rate
+            for what in ("product", "convolution", "backward")
+            for kind, rate in sheet.flops.items()
+        },
+    }
+    return {name: ((rate, 1.0),) for name, rate in rates.items()}
 
 
 def read_told(folder: Path) -> tuple[EmulatedRun, ...]:

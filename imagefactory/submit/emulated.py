@@ -1,8 +1,8 @@
 """What an emulated run told, and what to ask of a pool after it. Pure.
 
-Every number of it is *emulated*, and its times are *estimated*: a step takes at least that long, since no
-kernel is faster than a data sheet; so the loader has at least that much time for a batch. It never becomes a
-verdict."""
+Every number of it is *emulated*. Its times are by what was *recorded* on such a GPU, or *estimated*: a step
+takes at least that long then, since no kernel is faster than a data sheet; so the loader has at least that
+much time for a batch. It never becomes a verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imagefactory.documents import LARGEST_NUMBER, Among, Count, Pairs, Within, 
 from imagefactory.emulate.summary import FORMAT
 from imagefactory.pools.sizes import GB
 
-ESTIMATED = "estimated"
+ESTIMATED, RECORDED = "estimated", "recorded"
 MARGIN = 1.1
 """How much more memory is asked for than was seen: torch's allocator leaves gaps, and libraries take work
 space.
@@ -68,7 +68,7 @@ class EmulatedRun:
 
     profile: str
     device: str
-    basis: Annotated[str, Among((ESTIMATED,))]
+    basis: Annotated[str, Among((ESTIMATED, RECORDED))]
     gpus: Count
     ranks: Count
     rank: Count

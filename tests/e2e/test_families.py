@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.suite.portability.models import MODELS
+from imagefactory.verdicts.recorded import NEEDED, curves_of
 from tests.e2e import pairs, rehearsal
 from tests.e2e.numbers import assert_numbers
 from tests.e2e.portable_page import assert_same, follow_page, own_root
@@ -80,6 +81,11 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     if built != EXPORTING:
         return
     assert_emulated(factory, built, tmp_path / "out")
+    row = rehearsal.rehearse(factory, built, "profile", tmp_path)["profile"]
+    assert row["state"] == "passed", row
+    assert {*NEEDED, "up-pageable", "down-pageable"} <= curves_of(row["numbers"]).keys()
+    phases = ("forward", "backward", "optimizer", "whole")
+    assert {f"step-convnet-fp32-16-{phase}" for phase in phases} <= row["numbers"].keys()
     row = rehearsal.rehearse(factory, built, "portability", tmp_path)["portability"]
     assert row["state"] == "passed", row
     assert "on cpu, off by" in row["detail"]

@@ -59,6 +59,7 @@ PARTS = {
     ),
     "jit": ("jit",),
     "portability": ("portability",),
+    "profile": ("profile",),
 }
 # What the driver reads when it starts (CUDA C++ Programming Guide, "CUDA Environment Variables"). The image's
 # own settings of JIT_VARIABLES are taken away from every part first. Loading is lazy in `ptx`, or a framework
@@ -81,7 +82,7 @@ PART_ENVIRONMENT = {
 CHAINED = ("driver",)
 LEVELS = {
     QUICK: ("driver", "native", "ptx", "numbers", "jit"),
-    FULL: ("driver", "native", "ptx", "numbers", "jit", "portability"),
+    FULL: ("driver", "native", "ptx", "numbers", "jit", "portability", "profile"),
 }
 # Seconds after which a part is ended, by level: what ends a hang, several times what a slow start takes.
 SECONDS = {QUICK: 240.0, FULL: 420.0}
@@ -113,7 +114,11 @@ ROCM_NOT_APPLICABLE = {
     "collective": "the suite knows NCCL, and ROCm has RCCL",
     "library-versions": "cuDNN and NCCL are NVIDIA's",
     "portability": "the suite knows ONNX Runtime's build for CUDA alone",
+    "profile": "what emulates a GPU knows NVIDIA's alone",
 }
+
+# Whose file of frameworks/ has one of rates beside it: what emulates a GPU emulates it for PyTorch.
+PROFILED = ("torch",)
 
 # CuPy uses NCCL where it is locked; of cuDNN it knows nothing since 14.
 NCCL, NO_NCCL = "nvidia-nccl", "the lock holds no NCCL (nvidia-nccl-cu12), which CuPy takes where it is there"
@@ -145,6 +150,8 @@ def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> s
         return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""
     if reason := ROCM_NOT_APPLICABLE.get(check) if is_rocm(packages) else None:
         return reason
+    if check == "profile":
+        return "" if framework in PROFILED else "a GPU is profiled by PyTorch, for which it is emulated"
     if check == "portability":
         return not_portable(framework, packages)
     if framework == "cupy" and check in ("collective", "library-versions"):

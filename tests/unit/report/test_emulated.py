@@ -27,6 +27,12 @@ def test_the_whole_of_it() -> None:
     ]
 
 
+def test_recorded_times_are_told_as_such_and_are_no_lower_bound() -> None:
+    text = shown(basis="recorded")
+    assert "A100-SXM4-40GB, by times recorded on one; no GPU was used, this is no verdict" in text
+    assert "slower than a data sheet" not in text
+
+
 def test_it_fits_a_terminal() -> None:
     assert max(map(len, shown(width=80).splitlines())) <= 80
 

@@ -7,12 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.emulate.roofline import parse_profile
+from imagefactory.emulate.roofline import copying, parse_profile, seconds
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.knowledge import data_sheets, find_data_sheet
 from imagefactory.model import Mount, RunSpec
-from imagefactory.stages.emulate import INSIDE, TOLD, asked_of, emulating, keep_told, read_told
+from imagefactory.stages.emulate import (
+    INSIDE,
+    TOLD,
+    asked_of,
+    emulating,
+    keep_told,
+    read_told,
+    recorded_profile,
+)
+from imagefactory.verdicts.model import Judged, Standing, Verdict
 from tests.made.emulated import TOLD as ROW
+from tests.made.report import gpu_report
+from tests.made.signing import Bench
+from tests.made.verdicts import DAY, LAB, NOW, SUBJECT
 
 SHEET, _ = find_data_sheet("T4")
 SPEC = RunSpec(
@@ -53,7 +65,8 @@ def test_every_data_sheet_is_a_profile_inside() -> None:
         profile = parse_profile(json.loads(json.dumps(asked_of(sheet, 1)["profile"])))
         assert (profile.device, profile.memory, profile.basis) == (sheet.device, sheet.memory, "estimated")
         assert profile.capability == (sheet.capability.major, sheet.capability.minor)
-        assert profile.rate("fp16") == sheet.flops["fp16"]
+        assert seconds(profile, "product", "fp16", sheet.flops["fp16"], 0.0) == pytest.approx(1.0)
+        assert copying(profile, "down-pageable", sheet.link) == pytest.approx(1.0)
 
 
 def test_each_process_tells_and_the_one_that_did_most_is_kept(tmp_path: Path) -> None:
@@ -77,3 +90,17 @@ def test_what_an_image_wrote_itself_is_refused(tmp_path: Path) -> None:
 def test_of_nothing_there_is_no_summary(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no GPU was used"):
         keep_told(tmp_path, (), tmp_path / "out")
+
+
+def test_what_a_catalogue_offers_counts_too(bench: Bench) -> None:
+    bench.push(b"a", 22)
+    factory = bench.factory
+    made = factory.layout.image("one:12.1-cu121")
+    assert made is not None
+    report = gpu_report(SUBJECT, ("7.5", SHEET.device), 0)
+    verdict = Verdict(report=report, issued=NOW, expires=NOW + DAY, keyid=LAB.keyid)
+    offered = Judged(digest="sha256:1", standing=Standing.GOOD, why="", verdict=verdict)
+    assert recorded_profile(factory, made, SHEET, NOW) is None
+    found = recorded_profile(factory, made, SHEET, NOW, (offered,))
+    assert found is not None
+    assert found.when == NOW

@@ -21,6 +21,7 @@ FILES = {
     "numbers": "numbers",
     "jit": "jit",
     "portability": "portability",
+    "profile": "profile",
 }
 
 

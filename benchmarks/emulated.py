@@ -1,0 +1,155 @@
+"""Steps of training on an emulated GPU beside the same steps where its profile was recorded.
+
+    .venv/bin/python benchmarks/emulated.py pytorch-2.15-cu132 --gpu A100    a verdict of the store has it
+    .venv/bin/python benchmarks/emulated.py pytorch-2.15-cu132               this CPU is the device
+
+Without a GPU the profile is that of one core of this machine, recorded now, and the emulated device is as
+fast. That tries the arithmetic, not what kernels of a GPU have of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.factory import Factory, read_factory
+from imagefactory.gpu.knowledge import DataSheet, find_data_sheet
+from imagefactory.model import Mount, RunSpec, Target
+from imagefactory.oci.model import Image, Sif
+from imagefactory.progress import Quiet
+from imagefactory.recipes.expand import select_one
+from imagefactory.settings.load import load_settings
+from imagefactory.stages.define import define_target
+from imagefactory.stages.emulate import emulating
+from imagefactory.stages.run import find_built, run_made
+from imagefactory.stages.verdicts import Judge
+from imagefactory.verdicts.recorded import (
+    COPIES,
+    PROFILE,
+    Recorded,
+    curves_of,
+    find_recorded,
+    numbers_of,
+)
+from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
+from imagefactory.verify.model import FULL
+from imagefactory.verify.suite_files import read_suite, write_suite
+
+ROOT = Path(__file__).parents[1]
+STAND_IN = "T4"
+"""What a CPU is called while it is emulated: as it, it has no tf32 and no bf16."""
+STEPS = """
+import importlib, json, runpy, sys
+runpy.run_path("/suite/smoke.py")["load_suite"]("/suite")
+steps = importlib.import_module("imagefactory_suite.gpu.frameworks.torch_steps")
+kinds = tuple(sys.argv[2:])
+print(json.dumps(steps.record_steps("cuda", kinds, few=sys.argv[1] == "few")))
+"""
+
+
+def run_inside(factory: Factory, made: Image | Sif, spec: RunSpec) -> str:
+    done = run_made(factory, made, spec, "", Quiet())
+    if done.returncode:
+        raise SystemExit(f"it ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    return done.stdout
+
+
+def rehearse(factory: Factory, target: Target, made: Image | Sif, folder: Path) -> Mapping[str, float]:
+    """The check's numbers of one core of this CPU."""
+    definition = define_target(factory, target)
+    ask = GpuAsk(nonce="5eed", level=FULL, predicted={}, rehearsal=True)
+    out = folder / "out"
+    out.mkdir()
+    out.chmod(0o777)
+    (out / "expectations.json").write_text(json.dumps(ask_gpu(definition, ask)))
+    files = ("/out/expectations.json", "/out/report.json")
+    spec = RunSpec(
+        argv=("python", "-I", "-B", "/suite/verify.py", "--part", PROFILE, *files),
+        environment=(("OMP_NUM_THREADS", "1"),),
+        mounts=(
+            Mount(source=folder / "suite", target="/suite"),
+            Mount(source=out, target="/out", writable=True),
+        ),
+    )
+    run_inside(factory, made, spec)
+    (row,) = json.loads((out / "report.json").read_text())["checks"]
+    if row["state"] != "passed":
+        raise SystemExit(f"the rehearsal failed: {row['detail']}")
+    numbers: dict[str, float] = row["numbers"]
+    return numbers
+
+
+def of_this_cpu(numbers: Mapping[str, float]) -> Recorded:
+    curves = curves_of(numbers)
+    ways = {way: curves[f"{way.partition('-')[0]}-pageable"] for way in COPIES}
+    return Recorded(
+        driver="none",
+        when=datetime.now(UTC),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        processors=1,
+        context=0,
+        kernel=numbers["kernel"],
+        launch=numbers["launch"],
+        curves={**curves, **ways},
+    )
+
+
+def recorded_steps(
+    factory: Factory, made: Image | Sif, sheet: DataSheet
+) -> tuple[Recorded, Mapping[str, float]]:
+    """Of the newest verdict in the store that can be relied on."""
+    judged = Judge(factory, datetime.now(UTC)).stored(made)
+    found = find_recorded(judged, sheet.device)
+    whose = next(
+        (one.verdict for one in judged if one.verdict and found and one.verdict.issued == found.when), None
+    )
+    if found is None or whose is None:
+        raise SystemExit(f"no verdict of this image in the store has a profile of {sheet.device}")
+    return found, numbers_of(whose, PROFILE)
+
+
+def compare(recorded: Mapping[str, float], emulated: Mapping[str, float]) -> Iterator[str]:
+    """Rows of a table: milliseconds, or MiB of memory, as recorded and as emulated, and their ratio."""
+    yield "| step | recorded | emulated | of it |\n|---|---|---|---|"
+    for name, value in emulated.items():
+        met = recorded.get(name)
+        if met:
+            unit, factor = ("MiB", 1 / (1 << 20)) if name.endswith("-peak") else ("ms", 1e3)
+            words = name.removeprefix("step-").replace("-", " ")
+            yield f"| {words} | {met * factor:.3g} {unit} | {value * factor:.3g} {unit} | {value / met:.0%} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("--gpu", default="", help="that of a verdict, else this machine's CPU")
+    asked = parser.parse_args()
+    settings = load_settings(directory=ROOT, start=ROOT, environ=os.environ)
+    factory = read_factory(settings, os.environ)
+    target = select_one(factory.targets, asked.target)
+    made = find_built(factory, target, "")
+    sheet, _ = find_data_sheet(asked.gpu or STAND_IN)
+    with tempfile.TemporaryDirectory(prefix="emulated-") as name:
+        folder = Path(name)
+        write_suite(folder / "suite", read_suite())
+        if asked.gpu:
+            profile, recorded = recorded_steps(factory, made, sheet)
+        else:
+            recorded = rehearse(factory, target, made, folder)
+            profile = of_this_cpu(recorded)
+        kinds = sorted({name.split("-")[2] for name in recorded if name.startswith("step-")})
+        argv: tuple[Any, ...] = ("python", "-c", STEPS, "many" if asked.gpu else "few", *kinds)
+        spec = RunSpec(argv=argv, mounts=(Mount(source=folder / "suite", target="/suite"),))
+        with emulating(sheet, 1, spec, profile) as (shown, _):
+            emulated = json.loads(run_inside(factory, made, shown).splitlines()[-1])
+    print("\n".join(compare(recorded, emulated)))
+
+
+if __name__ == "__main__":
+    main()
