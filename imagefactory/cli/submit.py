@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from imagefactory.submit.places import Place
 
 KINDS = ("docker", "oras", "sif", "osdf")
-_SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
 ALONE = (
     "executable", "in_image", "input", "result", "arguments", "dag", "gather", "checkpoint", "accept",
@@ -208,7 +207,7 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     settings = call.settings
     site = find_site(options["site"] or settings.site.value)
     slurm = site.batch == SLURM
-    run = run_of(options, _SUFFIX[site.batch])
+    run = run_of(options, site.batch)
     if site.batch == KUBERNETES and options["inventory"]:
         raise UsageError("--inventory: a Job chooses nodes by their labels", hint="leave it out")
     return SubmitAsk(

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from imagefactory.errors import UsageError
+from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.submit.emulated import Advice
     from imagefactory.submit.submit_file import SubmitRun
 
 
-def run_of(options: dict[str, Any], suffix: str) -> SubmitRun:
-    """What `submit` was told of the job; `suffix` is that of the file. Raises UsageError."""
+SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
+
+
+def run_of(options: dict[str, Any], batch: str) -> SubmitRun:
+    """What `submit` was told of a job for the batch system `batch`. Raises UsageError."""
     from imagefactory.pools.sizes import parse_size, parse_time
     from imagefactory.submit.submit_file import SubmitRun
 
@@ -24,13 +28,16 @@ def run_of(options: dict[str, Any], suffix: str) -> SubmitRun:
     )
     _check_programs(options)
     gpus, cpus = options["gpus"], options["cpus"]
+    time = parse_time(options["time"]) if options["time"] else None
     if options["emulated"]:
         advice, given = _advice(options["emulated"]), click.get_current_context().get_parameter_source
-        gpu_memory = gpu_memory or advice.gpu_memory or 0
+        if batch != SLURM:  # which cannot be asked for a GPU's memory
+            gpu_memory = gpu_memory or advice.gpu_memory or 0
+        time = time or advice.time
         gpus = advice.gpus if given("gpus") is click.core.ParameterSource.DEFAULT else gpus
         cpus = advice.cpus if given("cpus") is click.core.ParameterSource.DEFAULT else cpus
     return SubmitRun(
-        name=_file_name(options["output"], suffix),
+        name=_file_name(options["output"], SUFFIX[batch]),
         executable=options["executable"],
         in_image=options["in_image"],
         checkpoint=options["checkpoint"],
@@ -39,7 +46,7 @@ def run_of(options: dict[str, Any], suffix: str) -> SubmitRun:
         outputs=options["result"],
         gpus=gpus,
         cpus=cpus,
-        time=parse_time(options["time"]) if options["time"] else None,
+        time=time,
         memory=memory,
         disk=disk,
         gpu_memory=gpu_memory,

@@ -55,7 +55,7 @@ class Machine:
         self.ranks: Any = None
         self.tell: Callable[[], None] = lambda: None
         self.tell_at = 0.0
-        self.entered = False
+        self.entered = self.ended = False
         self.place = Place()
         self._context = importlib.import_module("torch.utils._device").DeviceContext
         self._address = FIRST_ADDRESS

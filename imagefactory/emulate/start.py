@@ -48,6 +48,7 @@ def install(torch: Any, asked: str) -> None:
         if os.getpid() == own and machine.operations:
             machine.clock.synchronize()
             machine.leave()
+            machine.ended = True
             tell()
 
     atexit.register(ended)

@@ -30,6 +30,7 @@ def summarize(machine: Machine, seen: Seen, pinned: Pinned) -> dict[str, Any]:
         "ranks": machine.ranks.count,
         "rank": int(os.environ.get("RANK", "0")),
         "program": " ".join(sys.argv)[:500],
+        "ended": machine.ended and not hasattr(sys, "last_value"),  # set where a traceback was printed
         "torch": str(machine.torch.__version__),
         "seconds": max(machine.clock.host(), machine.clock.through),
         "wall": machine.clock.wall(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from imagefactory.pools.sizes import GB, format_size
 from imagefactory.report.text import fold, format_fields
 from imagefactory.submit.emulated import (
@@ -50,6 +52,8 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     notes = ["Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing."]
     if run.basis == ESTIMATED:
         notes.append(SLOWER)
+    if advice.time is None:
+        notes.append("It did not come to its end, so how long a job takes follows from its epochs alone.")
     if processes > 1:
         notes.append(f"{processes} processes used a GPU each; this is the one that did most.")
     if run.unlocked:
@@ -64,6 +68,8 @@ def _write(run: EmulatedRun, advice: Advice) -> str:
         return "it ran out of memory: take a GPU that has more, or a smaller batch"
     several = f"--gpus {advice.gpus} " if advice.gpus > 1 else ""
     words = f"{several}--gpu-memory {format_size(advice.gpu_memory)} --cpus {advice.cpus}"
+    if advice.time:
+        words += f" --time {math.ceil(advice.time.total_seconds() / 60)}m"
     if advice.workers is None or run.loader is None:
         return words
     return f"{words}, and num_workers={advice.workers} in the DataLoader ({run.loader.workers} now)"

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated
 
 from imagefactory.documents import LARGEST_NUMBER, Among, Count, Pairs, Within, fault, parse_document
@@ -22,6 +23,10 @@ MARGIN = 1.1
 space.
 """
 MOST_WORKERS = 64
+SLOWER = {ESTIMATED: 2.5, RECORDED: 1.25}
+"""How many times longer a kernel may take than is told: of data sheets see docs/emulate.md."""
+STARTING = 300.0
+"""Seconds until an image has come to a machine and started."""
 
 Seconds = Annotated[float, Within(0, LARGEST_NUMBER)]
 
@@ -62,9 +67,10 @@ class EmulatedMemory:
 class EmulatedRun:
     """One process of an emulated run, as `emulate/summary.py` writes it.
 
-    `ranks` are the processes that trained together. `seconds` is the run's length as emulated and `wall` as
-    it was here, `busy` the devices' time, `step` the median from one step of the optimizer to the next.
-    `asked` are values that nobody computed, by who asked for them."""
+    `ended` says that the program came to its end, with no error. `ranks` are the processes that trained
+    together. `seconds` is the run's length as emulated and `wall` as it was here, `busy` the devices' time,
+    `step` the median from one step of the optimizer to the next. `asked` are values that nobody computed, by
+    who asked for them."""
 
     profile: str
     device: str
@@ -73,6 +79,7 @@ class EmulatedRun:
     ranks: Count
     rank: Count
     program: str
+    ended: bool
     torch: str
     seconds: Seconds
     wall: Seconds
@@ -130,9 +137,10 @@ def epoch_seconds(loader: EmulatedLoader) -> float | None:
 class Advice:
     """What to ask for: `gpu_memory` in bytes, None where the run needed more than the GPU has. `workers` of
     the loader that none is waited for, None without a loader, and the `cpus` that they and the program keep
-    busy.
+    busy. `time` is None where the program was ended before it was through.
     """
 
+    time: timedelta | None
     gpus: int
     gpu_memory: int | None
     workers: int | None
@@ -149,8 +157,22 @@ def advise(run: EmulatedRun) -> Advice:
         cpus += math.ceil(workers * min(1.0, run.loader.processor / run.loader.made))
     gpus = max(1, run.ranks)
     return Advice(
-        gpus=gpus, gpu_memory=None if memory.exceeded else wanted, workers=workers, cpus=cpus * gpus
+        time=enough_time(run),
+        gpus=gpus,
+        gpu_memory=None if memory.exceeded else wanted,
+        workers=workers,
+        cpus=cpus * gpus,
     )
+
+
+def enough_time(run: EmulatedRun) -> timedelta | None:
+    """So long takes a job of the whole program, in minutes: where its kernels take as long as SLOWER lets one
+    expect, with a tenth more, and time for its image to start.
+    """
+    if not run.ended:
+        return None
+    seconds = run.seconds + (SLOWER[run.basis] - 1) * run.busy
+    return timedelta(minutes=math.ceil((seconds * MARGIN + STARTING) / 60))
 
 
 def enough_workers(loader: EmulatedLoader) -> int | None:

@@ -135,7 +135,7 @@ def assert_emulated(factory: Factory, target: str, folder: Path) -> None:
     assert (facts["bytes"], facts["freed"]) == (8192 * 8192 * 4, True)
     assert abs(facts["milliseconds"] - 2 * 8192**3 / 19.5e12 * 1000) < 0.5
     told = json.loads(summary.read_text())
-    assert (told["steps"], told["memory"]["exceeded"]) == (16, True)
+    assert (told["steps"], told["memory"]["exceeded"], told["ended"]) == (16, True, True)
     loader = told["loader"]
     assert (loader["batches"], loader["workers"], loader["epochs"], loader["seen"]) == (8, 2, 2, 16)
     assert loader["made"] > 0

@@ -13,6 +13,7 @@ TOLD: dict[str, Any] = {
     "ranks": 1,
     "rank": 0,
     "program": "train.py --epochs 1",
+    "ended": False,
     "torch": "2.15.0+cu132",
     "seconds": 9.5,
     "wall": 17.0,

@@ -57,3 +57,18 @@ def test_a_run_that_no_job_can_follow(
     Path("told.json").write_text(json.dumps({**TOLD, **changes}))
     assert said in call("submit", NAME, "--emulated", "told.json", code=code).err
     assert not Path(f"{NAME}.sub").exists()
+
+
+def test_the_time_of_a_run_that_ended(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    Path("told.json").write_text(json.dumps({**TOLD, "ended": True, "seconds": 3000.0, "busy": 1000.0}))
+    words = ("submit", NAME, "--executable", "train.sh", "--site", "slurm", "--emulated", "told.json")
+    Path("train.sh").write_text("#!/bin/sh\n")
+    Path("train.sh").chmod(0o755)
+    call(*words)
+    assert "#SBATCH --time=0-01:28:00" in Path(f"{NAME}.sbatch").read_text()
+    call(*words, "--time", "3h", "--force")
+    assert "#SBATCH --time=0-03:00:00" in Path(f"{NAME}.sbatch").read_text()

@@ -24,7 +24,13 @@ def test_the_whole_of_it() -> None:
         "  write        --gpu-memory 1GB --cpus 4, and num_workers=4 in the DataLoader (1 now)",
         "Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing.",
         "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most.",
+        "It did not come to its end, so how long a job takes follows from its epochs alone.",
     ]
+
+
+def test_a_program_that_came_to_its_end_tells_how_long_a_job_takes() -> None:
+    assert "--cpus 4 --time 18m, and" in shown(ended=True, seconds=600.0, busy=60.0)
+    assert "--cpus 4 --time 17m, and" in shown(ended=True, seconds=600.0, busy=60.0, basis="recorded")
 
 
 def test_recorded_times_are_told_as_such_and_are_no_lower_bound() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -78,6 +79,13 @@ def test_workers_and_cores(
 ) -> None:
     advice = advise(with_loader(made=made, processor=processor, interval=interval, wait=wait))
     assert (advice.workers, advice.cpus) == (workers, cpus)
+
+
+def test_how_long_a_job_takes_is_known_of_what_came_to_its_end() -> None:
+    assert advise(told(ended=False)).time is None
+    ended = told(ended=True, seconds=3000.0, busy=1000.0)
+    assert advise(ended).time == timedelta(minutes=88)  # 1.1 * (3000 + 1.5 * 1000) + 300 seconds
+    assert advise(replace(ended, basis="recorded")).time == timedelta(minutes=65)
 
 
 def test_memory_has_room_for_gaps_and_for_cuda() -> None:
