@@ -58,6 +58,8 @@ def test_what_is_at_hand_is_run_and_all_else_is_named(tmp_path: Path) -> None:
     assert broken["state"] == "failed"
     assert broken["detail"].startswith("load-failed: neither machine code nor PTX of the image runs here")
     assert rows["torch 2.3.1", "matmul"]["state"] == "not-run"
+    assert rows["emulated", "profile"]["state"] == "failed"
+    assert rows["emulated", "profile"]["detail"].startswith("load-failed: ModuleNotFoundError")
     assert rows["jax", "all"]["detail"].endswith("has none")
     assert ("torch", "all") not in rows
 

@@ -29,6 +29,7 @@ from imagefactory.gpu.rules import Reach, runs  # noqa: E402
 from imagefactory.scan.fatbin import scan_file  # noqa: E402
 from imagefactory.suite import table as frameworks  # noqa: E402
 from imagefactory.suite.gpu import kernels, table  # noqa: E402
+from tests.gpu import emulated  # noqa: E402
 
 SUITE = ROOT / "imagefactory/suite"
 ON_DRIVER = Path(__file__).with_name("on_driver.py")
@@ -75,6 +76,20 @@ def say(text: str) -> None:
 
 def run_suite(bench: Bench, suite: Path, framework: str, packages: Mapping[str, str]) -> dict[str, Any]:
     """The suite's report of this machine's own Python. What was not reached in time has no row."""
+    expectations = write_asked(bench, framework, packages, bench.level)
+    report = expectations.with_name("report.json")
+    command = [bench.python, "-I", "-B", str(suite / "verify.py"), str(expectations), str(report)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(timeout=bench.left)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends its own part
+        process.wait()
+    return json.loads(report.read_text()) if report.exists() else {"checks": [], "device": None, "cuda": ""}
+
+
+def write_asked(bench: Bench, framework: str, packages: Mapping[str, str], level: str) -> Path:
+    """The suite's expectations, in a folder of their own."""
     folder = Path(tempfile.mkdtemp(dir=bench.folder))
     asked = {
         "format": table.FORMAT,
@@ -86,22 +101,15 @@ def run_suite(bench: Bench, suite: Path, framework: str, packages: Mapping[str, 
         "python": "",
         "packages": dict(packages),
         "conda": {},
-        "level": bench.level,
+        "level": level,
         "capability": "",
         "driver": "",
         "predicted": {},
         "rehearsal": False,
     }
-    expectations, report = folder / "expectations.json", folder / "report.json"
+    expectations = folder / "expectations.json"
     expectations.write_text(json.dumps(asked))
-    command = [bench.python, "-I", "-B", str(suite / "verify.py"), str(expectations), str(report)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process.wait(timeout=bench.left)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # it ends its own part
-        process.wait()
-    return json.loads(report.read_text()) if report.exists() else {"checks": [], "device": None, "cuda": ""}
+    return expectations
 
 
 def rows_of(part: str, report: Mapping[str, Any], checks: tuple[str, ...]) -> Iterator[Row]:
@@ -143,6 +151,27 @@ def of_machine(bench: Bench) -> Iterator[Row]:
         yield from rows_of(part, run_suite(bench, SUITE, distribution, packages), checks)
     for name in sorted(set(frameworks.FRAMEWORKS.values()) - tried):
         yield Row(name, "all", NOT_RUN, f"{bench.python} has none")
+
+
+def emulated_steps(bench: Bench, device: Mapping[str, Any]) -> Iterator[Row]:
+    """This GPU's profile, and how far what is emulated by it is off."""
+    packages = installed(bench.python)
+    if "torch" not in packages:
+        yield Row("emulated", "all", NOT_RUN, f"{bench.python} has no torch")
+        return
+    expectations = write_asked(bench, "torch", packages, table.FULL)
+    try:
+        row = emulated.record(bench.python, SUITE, expectations, device, bench.left)
+    except subprocess.TimeoutExpired:
+        yield Row("emulated", "profile", NOT_RUN, "the time was over before it")
+        return
+    yield from rows_of("emulated", {"checks": [row]}, ("profile",))
+    if row["state"] != PASSED:
+        return
+    began = time.monotonic()
+    steps = emulated.emulate(bench.python, SUITE, row["numbers"], device, expectations.parent)
+    for name, detail, numbers in emulated.compare(row["numbers"], steps):
+        yield Row("emulated", name, PASSED, detail, round(time.monotonic() - began, 1), numbers)
 
 
 # --- negative controls ---------------------------------------------------------------------------
@@ -308,6 +337,7 @@ def collect(bench: Bench) -> tuple[dict[str, Any], list[Row]]:
         "controls": lambda: controls(bench, capability),
         "latencies": lambda: latencies(bench),
         "image": lambda: in_image(bench),
+        "emulated": lambda: emulated_steps(bench, report["device"]),
         "predictions": lambda: predictions(bench, capability),
         "machine": lambda: of_machine(bench),
     }
