@@ -12,7 +12,7 @@ from typing import Any
 
 from . import attention
 from .machine import Held, Machine
-from .operations import BACKWARDS, CONVOLUTIONS, flops_of
+from .operations import BACKWARDS, CONVOLUTIONS, flops_of, what_of
 from .values import WAITS, handlers, plain_value
 from .whole import Whole
 
@@ -200,9 +200,8 @@ class Dispatch:
         if not flops:
             machine.move(index, moved)
             return
-        what = "backward" if known.short in BACKWARDS else "convolution" if convolution else "product"
         kind = self._kind(held[0][0].dtype, convolution=convolution)
-        machine.work(index, what, kind, flops, moved)
+        machine.work(index, what_of(known.short), kind, flops, moved)
 
     def _kind(self, dtype: Any, *, convolution: bool) -> str:
         torch = self.torch

@@ -31,6 +31,13 @@ def flops_of(name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, transpos
     return 0.0
 
 
+def what_of(name: str) -> str:
+    """What such an operation is to a profile."""
+    if name.startswith("_scaled_dot_product"):
+        return "attention_backward" if "backward" in name else "attention"
+    return "backward" if name in BACKWARDS else "convolution" if name in CONVOLUTIONS else "product"
+
+
 MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation"})
 CONVOLUTIONS = frozenset({"convolution", "_convolution", "cudnn_convolution"})
 BACKWARDS = frozenset({"convolution_backward"})

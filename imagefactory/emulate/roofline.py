@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
-# What is computed in, by which a device may have no rate of its own: the next one that does it instead.
-INSTEAD = {"bf16": "fp32", "fp16": "fp32", "tf32": "fp32", "fp64": "fp32"}
-
 Curve = tuple[tuple[float, float], ...]
 """(operations or bytes of one call, its seconds), the smallest first; a data sheet's has one point."""
 
@@ -26,7 +23,8 @@ class Profile:
 
     `kernel` are the seconds that the smallest kernel takes, `launch` those of the program for handing one to
     the driver. `curves` are by name: `product-KIND`, `convolution-KIND` and `backward-KIND` by operations
-    (fp64, fp32, tf32, fp16, bf16), `move` by bytes of its memory; `up-pinned`, `up-pageable`, `down-pinned`
+    (fp64, fp32, tf32, fp16, bf16), `attention-KIND` and `attention_backward-KIND` where they were measured,
+    `move` by bytes of its memory; `up-pinned`, `up-pageable`, `down-pinned`
     and `down-pageable` by bytes from the host and to it, `peer` by bytes to another GPU.
     """
 
@@ -42,8 +40,9 @@ class Profile:
     basis: str
 
     def curve(self, what: str, kind: str) -> Curve:
-        """A kind that the device has no rate for runs at that of fp32."""
-        return self.curves.get(f"{what}-{kind}") or self.curves[f"{what}-{INSTEAD.get(kind, 'fp32')}"]
+        """What has no rate of its own runs at that of products, and a kind that has none at that of fp32."""
+        names = (f"{what}-{kind}", f"product-{kind}", f"{what}-fp32", "product-fp32")
+        return next(self.curves[name] for name in names if name in self.curves)
 
 
 def parse_profile(data: Mapping[str, Any]) -> Profile:
@@ -84,7 +83,7 @@ def read(curve: Curve, work: float) -> float:
 def seconds(profile: Profile, what: str, kind: str, flops: float, moved: float) -> float:
     """How long one kernel takes that computes `flops` operations and moves `moved` bytes.
 
-    `what` is `product`, `convolution` or `backward`.
+    `what` is `product`, `convolution`, `backward`, `attention` or `attention_backward`.
     """
     arithmetic = read(profile.curve(what, kind), flops) if flops else 0.0
     return max(profile.kernel, arithmetic, read(profile.curves["move"], moved))

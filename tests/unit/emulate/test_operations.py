@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.emulate.operations import flops_of
+from imagefactory.emulate.operations import flops_of, what_of
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,18 @@ def test_attention_is_two_products_of_each_query_with_each_key() -> None:
     assert forward == 2 * (2 * 2 * 8 * 128 * 256 * 64)
     back = flops_of("_scaled_dot_product_flash_attention_backward", [query, query, key, key], [query])
     assert back == 2.5 * forward
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("addmm", "product"),
+        ("convolution", "convolution"),
+        ("cudnn_convolution", "convolution"),
+        ("convolution_backward", "backward"),
+        ("_scaled_dot_product_flash_attention", "attention"),
+        ("_scaled_dot_product_efficient_attention_backward", "attention_backward"),
+    ],
+)
+def test_what_an_operation_is_to_a_profile(name: str, what: str) -> None:
+    assert what_of(name) == what

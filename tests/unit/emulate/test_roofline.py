@@ -54,6 +54,13 @@ def test_a_kind_that_a_gpu_has_not_runs_as_fp32() -> None:
     assert seconds(GPU, "product", "bf16", 19.5e12, 0) == pytest.approx(1.0)
 
 
+def test_attention_runs_as_products_where_nobody_measured_it() -> None:
+    assert seconds(GPU, "attention", "fp16", 312e12, 0) == pytest.approx(1.0)
+    met = parse_profile({**ROW, "curves": {**ROW["curves"], "attention-fp16": [[1e12, 1.0]]}})
+    assert seconds(met, "attention", "fp16", 1e12, 0) == pytest.approx(1.0)
+    assert seconds(met, "attention_backward", "fp16", 312e12, 0) == pytest.approx(1.0)
+
+
 def test_a_copy_goes_at_the_pace_of_its_way() -> None:
     assert copying(GPU, "up-pinned", 64e9) == pytest.approx(2.0)
     assert copying(GPU, "up-pinned", 1) == 2e-6

@@ -21,7 +21,8 @@ def check_profile(context: GpuContext) -> Finding:
     major, minor = (0, 0) if rehearsal else map(int, context.device["capability"].split("."))
     rates = Rates(device, (major, minor))
     numbers: dict[str, float] = {}
-    for measure in (rates.small, rates.products, rates.convolutions, rates.moves, rates.copies, rates.room):
+    kernels = (rates.small, rates.products, rates.convolutions, rates.attention, rates.moves)
+    for measure in (*kernels, rates.copies, rates.room):
         numbers.update(measure())
     kinds = ("fp32",) if rehearsal else ("fp32", torch_steps.AMP)
     numbers.update(torch_steps.record_steps(device, kinds, few=rehearsal))

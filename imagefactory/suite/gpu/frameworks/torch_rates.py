@@ -22,9 +22,11 @@ ROUNDS, LONGEST, MOST = 5, 0.02, 20
 PLUG, LAUNCHES = 4096, 200
 MIB = 1 << 20
 
-# Rows of a square product; images of 64 channels and 56 x 56 points; bytes. In pairs: on a GPU, on a CPU.
+# Rows of a square product; images of 64 channels and 56 x 56 points; texts of so many words, with 12 heads of
+# 64; bytes. In pairs: on a GPU, on a CPU.
 PRODUCTS = (128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512)
 IMAGES, CHANNELS, SIDE = ((1, 4, 16, 64), (1, 4)), 64, 56
+TEXTS, HEADS, WIDTH = (((8, 128), (8, 512), (8, 2048)), ((1, 128), (1, 512))), 12, 64
 MOVES = (12 << 10, 192 << 10, 3 * MIB, 48 * MIB, 384 * MIB), (12 << 10, 192 << 10, 3 * MIB, 48 * MIB)
 COPIES = (4 << 10, 64 << 10, MIB, 16 * MIB, 128 * MIB), (4 << 10, 64 << 10, MIB, 16 * MIB)
 
@@ -113,20 +115,36 @@ class Rates:
             for count in IMAGES[self.cpu]:
                 images = self._random(kind, count, CHANNELS, SIDE, SIDE).requires_grad_()
                 flops = 2 * 9 * count * CHANNELS * CHANNELS * SIDE * SIDE
-                there, back = self._convolution(images, filters)
+                there = partial(self.torch.nn.functional.conv2d, images, filters, padding=1)
                 found[f"convolution-{kind}-{flops}"] = self.timed(there)
-                found[f"backward-{kind}-{2 * flops}"] = self.timed(back)
+                found[f"backward-{kind}-{2 * flops}"] = self.timed(self._back(there, images, filters))
         return found
 
-    def _convolution(self, images: Any, filters: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        torch = self.torch
+    def attention(self) -> dict[str, float]:
+        """Scaled dot-product attention, there and back, which is two and a half times the arithmetic."""
+        found: dict[str, float] = {}
+        functional = self.torch.nn.functional
+        if not hasattr(functional, "scaled_dot_product_attention"):  # before torch 2.0
+            return found
+        for kind in self.kinds:
+            if kind not in ("fp64", "tf32"):  # which kernels of attention do not compute in
+                for texts, words in TEXTS[self.cpu]:
+                    parts = [
+                        self._random(kind, texts, HEADS, words, WIDTH).requires_grad_() for _ in range(3)
+                    ]
+                    flops = 4 * texts * HEADS * words * words * WIDTH
+                    there = partial(functional.scaled_dot_product_attention, *parts)
+                    found[f"attention-{kind}-{flops}"] = self.timed(there)
+                    found[f"attention_backward-{kind}-{5 * flops // 2}"] = self.timed(
+                        self._back(there, *parts)
+                    )
+        return found
 
-        def there() -> Any:
-            return torch.nn.functional.conv2d(images, filters, padding=1)
-
+    def _back(self, there: Callable[[], Any], *leaves: Any) -> Callable[[], Any]:
+        """The way back of one call."""
         made = there()
-        outer = torch.ones_like(made)
-        return there, lambda: torch.autograd.grad(made, (images, filters), outer, retain_graph=True)
+        grad = self.torch.autograd.grad
+        return partial(grad, made, leaves, self.torch.ones_like(made), retain_graph=True)
 
     def moves(self) -> dict[str, float]:
         """A sum of two arrays: two are read, one is written."""
