@@ -27,3 +27,22 @@ def assert_numbers(factory: Factory, target: str, framework: str, folder: Path) 
     if not table.not_applicable(framework, "collective", {}):
         assert "NCCL 2." in rows["collective"]["detail"]
         assert "as locked" in rows["library-versions"]["detail"]
+
+
+def assert_several(factory: Factory, target: str, folder: Path) -> None:
+    """Two processes stand in for two GPUs. The sum of one is made wrong: that is seen, and no other is."""
+    worker = folder / "suite/gpu/frameworks/torch_ranks.py"
+    sound, line = worker.read_text(), "    distributed.all_reduce(tensor)\n"
+    assert sound.count(line) == 1
+    worker.write_text(sound.replace(line, f"{line}    tensor[0] += rank\n"))
+    rows = rehearsal.rehearse(factory, target, "several", folder)
+    worker.write_text(sound)
+    wrong = rows.pop("all-reduce")
+    assert (wrong["state"], wrong["outcome"]) == ("failed", "wrong-numbers"), wrong
+    assert wrong["detail"] == "wrong sums: 1024 bytes in process 1, 1048576 bytes in process 1"
+    assert {check: row["state"] for check, row in rows.items()} == {
+        "gpus": "passed",
+        "peer-to-peer": "passed",
+        "data-parallel": "passed",
+    }
+    assert all("rehearsed on the CPU" in row["detail"] for row in rows.values())

@@ -16,7 +16,7 @@ import pytest
 from imagefactory.suite.portability.models import MODELS
 from imagefactory.verdicts.recorded import NEEDED, curves_of
 from tests.e2e import pairs, rehearsal
-from tests.e2e.numbers import assert_numbers
+from tests.e2e.numbers import assert_numbers, assert_several
 from tests.e2e.portable_page import assert_same, follow_page, own_root
 from tests.e2e.training import assert_emulated
 from tests.services.factory import Factory
@@ -86,6 +86,7 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     assert {*NEEDED, "up-pageable", "down-pageable"} <= curves_of(row["numbers"]).keys()
     phases = ("forward", "backward", "optimizer", "whole")
     assert {f"step-convnet-fp32-16-{phase}" for phase in phases} <= row["numbers"].keys()
+    assert_several(factory, built, tmp_path)
     row = rehearsal.rehearse(factory, built, "portability", tmp_path)["portability"]
     assert row["state"] == "passed", row
     assert "on cpu, off by" in row["detail"]

@@ -67,6 +67,15 @@ def test_of_several_gpus_all_parts_see_the_one_that_was_taken() -> None:
     assert environment_of("driver", asked, {}, given)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
+def test_several_gpus_are_all_that_are_alike(run: Run) -> None:
+    ran = run(make_expectations(level="several"), "capability=8.0,9.0,8.0")
+    assert ran.code == 0, ran.errors
+    assert tuple(ran.rows) == table.checks_of("several")
+    assert ran.report["device"]["uuid"] == libcuda.UUID
+    third = f"{libcuda.UUID[:-2]}02"
+    assert ran.rows["all-reduce"]["detail"].endswith(f"CUDA_VISIBLE_DEVICES={libcuda.UUID},{third}")
+
+
 def test_a_rehearsal_says_so_and_asks_no_driver(run: Run) -> None:
     ran = run(make_expectations(rehearsal=True), "crash=cuInit")
     assert ran.code == 1

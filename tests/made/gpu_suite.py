@@ -109,14 +109,17 @@ Run = Callable[..., Ran]
 def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tuple[str, str]] = {}) -> Path:
     """The suite in `folder`/suite, its parts given `seconds`; `changes` are (old, new) texts by file.
 
-    Fakes stand in for torch and for the checks of numbers, JIT and portability.
+    Fakes stand in for torch and for the checks of numbers, JIT, portability and several GPUs.
     """
     suite = folder / "suite"
     shutil.copytree(SUITE_FOLDER, suite, ignore=shutil.ignore_patterns("__pycache__"))
     (suite / "gpu/frameworks/torch.py").write_text(FAKE_FRAMEWORK)
-    for name in ("numbers", "jit", "portability"):
+    for name in ("numbers", "jit", "portability", "several"):
         (suite / f"gpu/checks/{name}.py").write_text(FAKE_NUMBERS)
-    times = ("SECONDS = {QUICK: 240.0, FULL: 420.0}", f"SECONDS = {{QUICK: {seconds}, FULL: {seconds}}}")
+    times = (
+        "SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0}",
+        f"SECONDS = dict.fromkeys(LEVELS, {seconds})",
+    )
     for name, (old, new) in {"gpu/table.py": times, **changes}.items():
         text = (suite / name).read_text()
         assert text.count(old) == 1, f"{name} has not one '{old}'"

@@ -163,7 +163,8 @@ def environment_of(
 ) -> dict[str, str]:
     """The environment of a part: of several GPUs the later parts see the one that T0 took, of one no choice.
 
-    `facts` are those that T0 found, `given` the suite's own environment. A rehearsal sees no GPU.
+    The part `several` sees all that are like it. `facts` are those that T0 found, `given` the suite's own
+    environment. A rehearsal sees no GPU.
     """
     environment = {name: value for name, value in given.items() if name not in table.JIT_VARIABLES}
     environment.update(table.PART_ENVIRONMENT.get(part, {}))
@@ -172,7 +173,8 @@ def environment_of(
     if asked.rehearsal:
         environment[VISIBLE_DEVICES] = "-1"
     elif facts.get("visible", 0) > 1:
-        environment[VISIBLE_AMD if asked.expected.rocm else VISIBLE_DEVICES] = facts["device"]["uuid"]
+        seen = facts["alike"] if part == table.SEVERAL else [facts["device"]["uuid"]]
+        environment[VISIBLE_AMD if asked.expected.rocm else VISIBLE_DEVICES] = ",".join(seen)
     return environment
 
 

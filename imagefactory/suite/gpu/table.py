@@ -36,7 +36,7 @@ OUTCOMES = (
     INFRASTRUCTURE,
 )
 
-QUICK, FULL = "quick", "full"
+QUICK, FULL, SEVERAL = "quick", "full", "several"
 
 # Part -> its checks, both in the order in which they run.
 PARTS = {
@@ -60,6 +60,8 @@ PARTS = {
     "jit": ("jit",),
     "portability": ("portability",),
     "profile": ("profile",),
+    # All GPUs of one capability that the image is given, a process each.
+    "several": ("gpus", "peer-to-peer", "all-reduce", "data-parallel"),
 }
 # What the driver reads when it starts (CUDA C++ Programming Guide, "CUDA Environment Variables"). The image's
 # own settings of JIT_VARIABLES are taken away from every part first. Loading is lazy in `ptx`, or a framework
@@ -83,9 +85,10 @@ CHAINED = ("driver",)
 LEVELS = {
     QUICK: ("driver", "native", "ptx", "numbers", "jit"),
     FULL: ("driver", "native", "ptx", "numbers", "jit", "portability", "profile"),
+    SEVERAL: ("driver", "several"),
 }
 # Seconds after which a part is ended, by level: what ends a hang, several times what a slow start takes.
-SECONDS = {QUICK: 240.0, FULL: 420.0}
+SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0}
 
 CHECKS = tuple(check for checks in PARTS.values() for check in checks)
 
@@ -115,10 +118,12 @@ ROCM_NOT_APPLICABLE = {
     "library-versions": "cuDNN and NCCL are NVIDIA's",
     "portability": "the suite knows ONNX Runtime's build for CUDA alone",
     "profile": "what emulates a GPU knows NVIDIA's alone",
+    **dict.fromkeys(PARTS["several"], "the suite knows NCCL, and ROCm has RCCL"),
 }
 
-# Whose file of frameworks/ has one of rates beside it: what emulates a GPU emulates it for PyTorch.
-PROFILED = ("torch",)
+# The one framework of the parts `profile` and `several`, and why they have no meaning for the others.
+TORCH, NOT_SEVERAL = "torch", "on several GPUs the suite knows PyTorch alone"
+NOT_PROFILED = "a GPU is profiled by PyTorch, for which it is emulated"
 
 # CuPy uses NCCL where it is locked; of cuDNN it knows nothing since 14.
 NCCL, NO_NCCL = "nvidia-nccl", "the lock holds no NCCL (nvidia-nccl-cu12), which CuPy takes where it is there"
@@ -150,8 +155,10 @@ def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> s
         return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""
     if reason := ROCM_NOT_APPLICABLE.get(check) if is_rocm(packages) else None:
         return reason
-    if check == "profile":
-        return "" if framework in PROFILED else "a GPU is profiled by PyTorch, for which it is emulated"
+    if check == "profile" and framework != TORCH:
+        return NOT_PROFILED
+    if check in PARTS["several"] and framework != TORCH:
+        return NOT_SEVERAL
     if check == "portability":
         return not_portable(framework, packages)
     if framework == "cupy" and check in ("collective", "library-versions"):

@@ -101,6 +101,13 @@ def training(steps: int, length: int) -> float:
     return 2.0 * steps * products("float32", length)
 
 
+def data_parallel(steps: int, length: int) -> float:
+    """Of the same steps on several GPUs and on one, relative to the largest: each is within `training` of the
+    true value, so they are within twice that of each other. The sum over the GPUs is part of the longest sum.
+    """
+    return 2.0 * training(steps, length)
+
+
 def compiled(length: int) -> float:
     """Of float32 results with exp, log and tanh in them, relative to their largest.
 

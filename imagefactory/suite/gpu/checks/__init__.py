@@ -22,6 +22,7 @@ FILES = {
     "jit": "jit",
     "portability": "portability",
     "profile": "profile",
+    "several": "several",
 }
 
 

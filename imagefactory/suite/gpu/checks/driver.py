@@ -83,7 +83,8 @@ def check_device(context: GpuContext) -> Finding:
     if not devices:
         raise Failure("the driver counts no GPU", outcome=table.NO_GPU)
     device = choose(devices, wanted)
-    facts = {"device": describe(device), "visible": len(devices)}
+    alike = [each.uuid for each in devices if each.capability == device.capability]
+    facts = {"device": describe(device), "visible": len(devices), "alike": alike}
     numbers = {"devices": len(devices), "memory-bytes": device.memory}
     slice_of = f", a slice of {device.parent}" if device.parent else ""
     detail = f"{device.name}, {device.capability}, {device.uuid}{slice_of}"

@@ -1,0 +1,156 @@
+"""PyTorch on several GPUs: what one process of `ranks.py` does. A rehearsal is on the CPU, by gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...context import Failure
+from .. import reference, table
+
+REPEATS = 5
+
+# What a group worked on outlives it. Of a tensor that the program let go a thread of gloo's drops the last
+# reference, for which it wants the interpreter's lock, and the group's end waits for that thread while it
+# holds the lock: torch 2.3 hung in two runs of three.
+_kept: list[Any] = []
+
+Job = Mapping[str, Any]
+Said = dict[str, Any]
+
+
+def does(job: Job, rank: int, folder: str) -> Said:
+    """What process `rank` has to say of the job; `folder` is where all meet."""
+    torch = importlib.import_module("torch")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if job["what"] == "copies":
+        return {"copies": list(copies(torch, job))}
+    with grouped(torch, job, rank, folder) as distributed:
+        if job["what"] == "all-reduce":
+            return {"sums": [all_reduce(torch, distributed, job, rank, size) for size in job["sizes"]]}
+        return train(torch, job, rank)
+
+
+def count(context: Any) -> int:
+    """How many GPUs torch counts; the processes of a rehearsal are two."""
+    found: int = 2 if context.asked.rehearsal else importlib.import_module("torch").cuda.device_count()
+    return found
+
+
+@contextlib.contextmanager
+def grouped(torch: Any, job: Job, rank: int, folder: str) -> Iterator[Any]:
+    """The group of all processes, met through a file: no network is needed. One alone needs none."""
+    distributed = importlib.import_module("torch.distributed")
+    if not job["rehearsal"]:
+        torch.cuda.set_device(rank)
+    if job["ranks"] == 1:
+        yield distributed
+        return
+    distributed.init_process_group(
+        "gloo" if job["rehearsal"] else "nccl",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=job["ranks"],
+    )
+    yield distributed
+    distributed.destroy_process_group()
+
+
+def device_of(torch: Any, job: Job, rank: int) -> Any:
+    return torch.device("cpu") if job["rehearsal"] else torch.device("cuda", rank)
+
+
+def fetch(tensor: Any, device: Any) -> Any:
+    if tensor.device != device:
+        raise Failure(f"torch computed on {tensor.device}, not on {device}", outcome=table.LOAD_FAILED)
+    return tensor.detach().cpu().numpy()
+
+
+def timed(torch: Any, devices: Sequence[Any], call: Callable[[], Any]) -> float:
+    """Seconds until `devices` are done, the middle one of a few."""
+    times = []
+    for _ in range(REPEATS):
+        began = wait(torch, devices)
+        call()
+        times.append(wait(torch, devices) - began)
+    return sorted(times)[REPEATS // 2]
+
+
+def wait(torch: Any, devices: Sequence[Any]) -> float:
+    for device in devices:
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def copies(torch: Any, job: Job) -> Iterator[Said]:
+    """From each GPU to each other. What is sent differs by pair, so nothing that lay there passes for it."""
+    whole = reference.numbers(51, (job["bytes"] // 4,), "float32").astype("float32").view("int32")
+    for start, end in itertools.permutations(range(job["gpus"]), 2):
+        here, there = (device_of(torch, job, one) for one in (start, end))
+        sent = whole ^ reference.numpy.int32(1 + start * job["gpus"] + end)
+        tensor = torch.from_numpy(sent).to(here)
+        back = fetch(tensor.to(there, copy=True), there)
+        yield {
+            "from": start,
+            "to": end,
+            "exact": back.tobytes() == sent.tobytes(),
+            "direct": not job["rehearsal"] and bool(torch.cuda.can_device_access_peer(start, end)),
+            "seconds": timed(torch, (here, there), partial(tensor.to, there, copy=True)),
+        }
+
+
+def all_reduce(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> Said:
+    device = device_of(torch, job, rank)
+    values = reference.integers(job["seed"] + rank, size // 4).astype("float32")
+    tensor = torch.from_numpy(values).to(device)
+    distributed.all_reduce(tensor)
+    found = fetch(tensor, device)
+    zeros = torch.zeros_like(tensor)
+    _kept.extend((tensor, zeros))
+    seconds = timed(torch, (device,), partial(distributed.all_reduce, zeros))
+    return {"size": size, "digest": digest_of(found), "seconds": seconds}
+
+
+def digest_of(sums: Any) -> str:
+    """The same for the same float32 numbers: a zero has no sign."""
+    return hashlib.sha256((sums.astype("float32") + 0.0).tobytes()).hexdigest()
+
+
+def train(torch: Any, job: Job, rank: int) -> Said:
+    """Steps of gradient descent on this rank's part of the rows, equal parts all; losses and weights.
+
+    All but the first begin with weights of zero: it is DistributedDataParallel that hands out the first's.
+    """
+    device, parts = device_of(torch, job, rank), job["ranks"]
+    case = reference.make_training(job["rows"])
+    inputs, wanted = (
+        torch.from_numpy(values[rank::parts].astype("float32")).to(device)
+        for values in (case.inputs, case.wanted)
+    )
+    layers = torch.nn.Linear(*case.first.shape, bias=False), torch.nn.Linear(*case.second.shape, bias=False)
+    with torch.no_grad():
+        for layer, weights in zip(layers, (case.first, case.second)):  # noqa: B905 - Python 3.9
+            layer.weight.copy_(torch.from_numpy(weights.T.astype("float32")) * (rank == 0))
+    network = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1]).to(device)
+    if parts > 1:
+        parallel = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+        network = parallel(network, device_ids=None if job["rehearsal"] else [rank])
+    _kept.append(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=reference.RATE)
+    losses = []
+    for step in range(reference.STEPS + 1):
+        loss = torch.nn.functional.mse_loss(network(inputs), wanted)
+        losses.append(float(fetch(loss, device)))
+        if step < reference.STEPS:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    first, second = (fetch(layer.weight, device).T.tolist() for layer in layers)
+    return {"losses": losses, "first": first, "second": second}

@@ -1,0 +1,208 @@
+"""The checks of several GPUs: what processes say, judged. Their answers are made up, or computed by numpy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from imagefactory.suite.context import Failure
+from imagefactory.suite.gpu import ranks, reference, table
+from imagefactory.suite.gpu.checks import several
+from imagefactory.suite.gpu.context import GpuContext, Refusal, parse_asked
+from imagefactory.suite.gpu.frameworks import torch_ranks
+from imagefactory.suite.gpu.suite import environment_of
+from imagefactory.verify.gpu_outcome import MOST_NUMBERS
+from tests.made.gpu_suite import make_expectations
+
+A, B, C = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc")
+NUMPY: Any = reference.numpy
+
+
+def make_context(**changes: Any) -> GpuContext:
+    asked = parse_asked(json.dumps(make_expectations(level="several", **changes)))
+    return GpuContext(asked=asked, framework=torch_ranks, site="", prefix="", device={"capability": "8.0"})
+
+
+# --- for whom, and which GPUs --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", table.PARTS["several"])
+def test_the_part_is_pytorchs_on_nvidias_gpus(check: str) -> None:
+    assert table.not_applicable("torch", check, {"torch": "2.3.1"}) == ""
+    assert "PyTorch alone" in table.not_applicable("jax", check, {"jax": "0.4"})
+    assert "RCCL" in table.not_applicable("torch", check, {"torch": "2.9.1+rocm6.4"})
+    assert "no framework" in table.not_applicable("other", check, {})
+    assert table.checks_of("several") == (*table.PARTS["driver"], *table.PARTS["several"])
+
+
+def test_it_sees_all_that_are_like_the_one_that_was_found() -> None:
+    facts = {"device": {"uuid": A, "capability": "8.0"}, "visible": 3, "alike": [A, C]}
+    asked = make_context().asked
+    assert environment_of("several", asked, facts, {})["CUDA_VISIBLE_DEVICES"] == f"{A},{C}"
+    assert environment_of("numbers", asked, facts, {})["CUDA_VISIBLE_DEVICES"] == A
+    rehearsal = replace(asked, rehearsal=True)
+    assert environment_of("several", rehearsal, facts, {})["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+@dataclass(frozen=True)
+class Met:
+    uuid: str
+    capability: str = "8.0"
+
+
+@pytest.mark.parametrize(
+    ("counted", "met", "outcome"),
+    [
+        (2, [Met(A), Met(B)], ""),
+        (1, [Met(A)], "wrong-gpu"),
+        (2, [Met(A)], "load-failed"),
+        (2, [Met(A), Met(A)], "load-failed"),
+        (2, [Met(A), Met(B, "9.0")], "load-failed"),
+    ],
+)
+def test_framework_and_driver_count_the_same_gpus(
+    monkeypatch: pytest.MonkeyPatch, counted: int, met: list[Met], outcome: str
+) -> None:
+    class Library:
+        def devices(self) -> list[Met]:
+            return met
+
+    monkeypatch.setattr(torch_ranks, "count", lambda context: counted)
+    monkeypatch.setattr(several, "start", lambda context: Library())
+    if not outcome:
+        finding = several.check_gpus(make_context())
+        assert finding.numbers == {"gpus": 2}
+        assert finding.detail == f"2 of capability 8.0: {A}, {B}"
+        return
+    with pytest.raises(Failure) as caught:
+        several.check_gpus(make_context())
+    assert caught.value.outcome == outcome
+
+
+def test_a_rehearsal_counts_no_gpu() -> None:
+    finding = several.check_gpus(make_context(rehearsal=True))
+    assert "rehearsed" in finding.detail
+    assert "gpus" not in finding.numbers
+
+
+# --- from one to another -------------------------------------------------------------------------
+
+
+def copies(gpus: int, **changes: Any) -> list[dict[str, Any]]:
+    good = {"exact": True, "direct": True, "seconds": 0.01}
+    return [{"from": a, "to": b, **good, **changes} for a, b in itertools.permutations(range(gpus), 2)]
+
+
+def test_each_pair_counts_by_its_slower_way() -> None:
+    said = copies(2)
+    said[1].update(seconds=0.02, direct=False)
+    finding = several.judge_copies(said, 10**9, rehearsal=False)
+    assert finding.numbers == {"bytes": 10**9, "0-1-gb-per-s": pytest.approx(50), "0-1-direct": 0.0}
+    assert "0 of 1 pairs have direct access" in finding.detail
+    assert several.judge_copies(copies(2), 10**9, rehearsal=False).numbers["0-1-direct"] == 1.0
+
+
+def test_wrong_bytes_are_a_failure_and_the_host_between_is_none() -> None:
+    assert several.judge_copies(copies(3, direct=False), 1 << 20, rehearsal=False)
+    said = copies(3)
+    said[-1]["exact"] = False
+    with pytest.raises(Refusal, match="GPU 2 to 1 was sent is not what came") as caught:
+        several.judge_copies(said, 1 << 20, rehearsal=False)
+    assert caught.value.outcome == "wrong-numbers"
+    assert "0-1-gb-per-s" in caught.value.numbers
+
+
+@pytest.mark.parametrize("gpus", [16, 17, 40])
+def test_a_report_has_room_for_what_many_gpus_say(gpus: int) -> None:
+    numbers = several.judge_copies(copies(gpus), 1 << 20, rehearsal=False).numbers
+    assert len(numbers) <= MOST_NUMBERS
+    assert ("slowest-gb-per-s" in numbers) is (gpus > 16)
+
+
+def test_a_rehearsal_has_no_rates() -> None:
+    finding = several.judge_copies(copies(2), 1 << 20, rehearsal=True)
+    assert finding.numbers == {"bytes": 1 << 20}
+    assert "rehearsed" in finding.detail
+
+
+# --- sums ----------------------------------------------------------------------------------------
+
+SIZES = (64, 4096)
+
+
+def sums(count: int, wrong: tuple[int, int] | None = None) -> list[list[dict[str, Any]]]:
+    """What `count` processes have; that of `wrong` (rank, size) is off by one in one place."""
+    said = []
+    for rank, size in itertools.product(range(count), SIZES):
+        total = sum(reference.integers(several.SEED + each, size // 4) for each in range(count))
+        if wrong == (rank, size):
+            total[-1] += 1
+        row = {"size": size, "digest": torch_ranks.digest_of(total), "seconds": 0.001 * (rank + 1)}
+        said.append(row)
+    return [said[at : at + len(SIZES)] for at in range(0, len(said), len(SIZES))]
+
+
+def test_all_must_have_the_exact_sum() -> None:
+    finding = several.judge_sums(sums(3), SIZES, torch_ranks, rehearsal=False)
+    assert finding.numbers == {"processes": 3, "all-reduce-64-s": 0.003, "all-reduce-4096-s": 0.003}
+    assert several.judge_sums(sums(2), SIZES, torch_ranks, rehearsal=True).numbers == {"processes": 2}
+    with pytest.raises(Refusal, match=r"wrong sums: 4096 bytes in process 1$") as caught:
+        several.judge_sums(sums(3, wrong=(1, 4096)), SIZES, torch_ranks, rehearsal=False)
+    assert caught.value.outcome == "wrong-numbers"
+
+
+def test_a_zero_has_no_sign() -> None:
+    assert torch_ranks.digest_of(NUMPY.array([-0.0])) == torch_ranks.digest_of(NUMPY.array([0.0]))
+
+
+# --- a network on all of them --------------------------------------------------------------------
+
+
+def trained(rows: int, parts: int = 1, rank: int = 0) -> dict[str, Any]:
+    """By numpy, on the rows of a rank alone: what a process says that shares no gradients."""
+    case = reference.make_training(rows)
+    own = replace(case, inputs=case.inputs[rank::parts], wanted=case.wanted[rank::parts])
+    losses, first, second = reference.training(own)
+    return {"losses": losses, "first": first.tolist(), "second": second.tolist()}
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_several_train_as_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    jobs: list[tuple[int, int]] = []
+
+    def fake(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
+        jobs.append((job["rows"], number))
+        return [trained(job["rows"])] * number
+
+    monkeypatch.setattr(torch_ranks, "count", lambda context: count)
+    monkeypatch.setattr(ranks, "run_ranks", fake)
+    finding = several.check_data_parallel(make_context())
+    assert {rows % count for rows, _ in jobs} == {0}
+    assert [number for _, number in jobs] == [1, count]
+    assert finding.numbers["loss-after"] < finding.numbers["loss-before"] / 2
+    assert finding.numbers["first-weights-error"] == 0.0
+
+
+@pytest.mark.parametrize("wrong", ["gradients", "weights", "loss", "nan"])
+def test_what_does_not_train_as_one_is_seen(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    def fake(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
+        said = [trained(job["rows"]) for _ in range(number)]
+        if number > 1 and wrong == "gradients":  # each steps by its own rows
+            return [trained(job["rows"], number, rank) for rank in range(number)]
+        if number > 1 and wrong == "weights":
+            said[1]["second"][0][0] += 0.01
+        if number > 1 and wrong == "nan":
+            said[1]["first"][0][0] = float("nan")
+        if wrong == "loss":  # one and several agree, and neither learns
+            said = [{**one, "losses": one["losses"][:1] * len(one["losses"])} for one in said]
+        return said
+
+    monkeypatch.setattr(torch_ranks, "count", lambda context: 2)
+    monkeypatch.setattr(ranks, "run_ranks", fake)
+    with pytest.raises(Refusal) as caught:
+        several.check_data_parallel(make_context())
+    assert caught.value.outcome == "wrong-numbers"
