@@ -237,8 +237,7 @@ class Lock:
 
     `conda` is empty for a lock of wheels alone; then so are `channels` (addresses in their order) and
     `virtual` (the virtual packages it was solved with, as a target has them). No package stands in both
-    `wheels` and `conda`. `note` is what whoever locked it says of it, one line. `origins` says of wheels what
-    a target's says.
+    `wheels` and `conda`. `note` is a line of whoever locked it, `origins` says of wheels what a target's do.
     """
 
     target: str
@@ -343,9 +342,11 @@ class Completed:
 
 
 class Outcome(StrEnum):
-    """The words of the tables, one meaning each."""
+    """The words of the tables, one meaning each. `together` and `apart` speak of several GPUs at once."""
 
     VERIFIED = "verified"
+    TOGETHER = "together"
+    APART = "apart"
     WRONG_NUMBERS = "wrong-numbers"
     NO_KERNEL = "no-kernel"
     DRIVER_TOO_OLD = "driver-too-old"
@@ -384,9 +385,8 @@ class CheckResult:
 class Report:
     """What the CPU-level smoke test said of one image.
 
-    `passed` speaks of the CPU-level checks alone. `gpu` is the outcome on a GPU: `not-tested` until
-    a GPU suite has run; a smoke test never changes it. `failure` is None or the word for why it did
-    not pass (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
+    `passed` speaks of the CPU-level checks alone; `gpu` is `not-tested`: a smoke test never changes it.
+    `failure` is None or the word for why not (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
     """
 
     target: str

@@ -19,6 +19,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
+from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
     from imagefactory.stages.kits import CollectedKit
@@ -78,7 +79,7 @@ def collect(
                 done = collect_one(factory, folder, options, datetime.now(UTC), progress)
                 results.append(_as_json(folder, done))
                 say(_as_text(done), unless=as_json)
-                if not done.verified:
+                if not done.passed:
                     raise CheckFailedError(
                         f"{folder}: {done.report.outcome}: {done.report.reason}",
                         hint="the checks above say more",
@@ -88,7 +89,8 @@ def collect(
         if as_json:
             say_json("collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
-    say_next("verdicts", proven[0]) if promote else say_next("promote", *proven)
+    shown = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
+    say_next("verdicts", proven[0]) if shown else say_next("promote", *proven)
 
 
 def _as_text(done: CollectedKit) -> str:

@@ -21,7 +21,7 @@ from imagefactory.cli.output import (
 from imagefactory.cli.sweep_options import refuse_alone, sweep_options
 from imagefactory.cli.sweeps import verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
-from imagefactory.verify.model import FULL, LEVELS
+from imagefactory.verify.model import FULL, LEVELS, SEVERAL
 
 if TYPE_CHECKING:
     from imagefactory.stages.kits import KitPlace, KitWritten
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=click.Choice(LEVELS),
     default=FULL,
     show_default=True,
-    help="How much is checked.",
+    help="How much is checked; several: all GPUs of the machine at once, of PyTorch's images.",
 )
 @runner_option
 @click.option(
@@ -76,7 +76,8 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
 
     What ran is shown check by check and written as a report; where this machine holds a key (imagefactory
     keys new) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9 where
-    it is not, also where there is no GPU.
+    it is not, also where there is no GPU. With --suite several the word is together or apart: no tag and no
+    table takes it for verified.
 
     On a pool nothing is queued that cannot match or is known: what is left out is said, with the rule that
     --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
@@ -87,6 +88,8 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.workflow.prove import prove_image
 
     call: Call = ctx.obj
+    if given["level"] == SEVERAL:
+        _check_several(given)
     if given["pool"]:
         return verify_on_pool(call, names, given)
     refuse_alone(given)
@@ -115,7 +118,7 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                     raise NoGpuError(f"{name}: no-gpu: {error.message}", hint=hint) from error
                 results.append(_as_json(name, done))
                 say(_as_text(done), unless=as_json)
-                if not done.verified:
+                if not done.passed:
                     raise _failure(name, done)
                 if options.promote and done.promotion is None:
                     raise CheckFailedError(
@@ -127,7 +130,8 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
             say_json("verify", {"results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
         return say_next("keys", "new", "lab")
-    return say_next("verdicts", names[0]) if options.promote else say_next("promote", *names)
+    shown = options.promote or options.level == SEVERAL
+    return say_next("verdicts", names[0]) if shown else say_next("promote", *names)
 
 
 def bench() -> VerifyBench:
@@ -135,6 +139,20 @@ def bench() -> VerifyBench:
     from imagefactory.stages.verify import VerifyBench
 
     return VerifyBench()
+
+
+def _check_several(given: dict[str, Any]) -> None:
+    """Raises UsageError for what goes with one GPU alone."""
+    if given["pool"]:
+        raise UsageError(
+            f"a pool's jobs have one GPU each, and --suite {SEVERAL} asks for more",
+            hint=f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR, DIR/run.py in a job of two",
+        )
+    if given["promote"]:
+        raise UsageError(
+            f"tags follow what is verified on one GPU, and --suite {SEVERAL} speaks of more",
+            hint="leave --promote out",
+        )
 
 
 def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:

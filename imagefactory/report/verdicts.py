@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from imagefactory.documents import format_time
 from imagefactory.model import CheckState
 from imagefactory.report.text import format_table
+from imagefactory.report.verify import gpus_of
 from imagefactory.stages.promote import Promotion
 from imagefactory.stages.revoke import Revoke
 from imagefactory.verdicts.claims import SOON, ProofAges
@@ -70,7 +71,7 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
         judged.standing.value,
         report.outcome.value,
         device.capability if device else "-",
-        device.name if device else "-",
+        gpus_of(report),
         hardware.driver if hardware else "-",
         f"{report.level} {short(report.suite)}",
         passed(verdict),

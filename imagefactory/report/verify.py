@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import format_fields, format_table, wrap
-from imagefactory.verify.model import GpuReport
+from imagefactory.verify.model import SEVERAL, GpuReport
 
 WIDTH, MIN_WIDTH = 110, 60
 _MARK = {
@@ -77,10 +77,16 @@ def _where(report: GpuReport) -> str:
     elif device is None:
         gpu = "no GPU was met"
     else:
-        gpu = f"{device.name} ({device.capability}, {device.memory / 2**30:.0f} GiB)"
+        gpu = f"{gpus_of(report)} ({device.capability}, {device.memory / 2**30:.0f} GiB)"
     driver = f", driver {hardware.driver}" if hardware else ""
     cuda = f", CUDA {report.cuda}" if report.cuda else ""
     return f"{name}  {report.level} suite on {gpu}{driver}{cuda}, by {report.runner}"
+
+
+def gpus_of(report: GpuReport) -> str:
+    """`NVIDIA A100`, or `2 x NVIDIA A100`; `-` where none was met."""
+    number = f"{report.gpus} x " if report.level == SEVERAL and report.gpus else ""
+    return f"{number}{report.device.name}" if report.device else "-"
 
 
 def _outcome(report: GpuReport, width: int) -> str:

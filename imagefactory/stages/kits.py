@@ -18,7 +18,7 @@ from imagefactory.access import Access, open_registry, registry_place, repositor
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.model import Outcome, Target
+from imagefactory.model import Target
 from imagefactory.oci.model import Sif
 from imagefactory.oci.sif import kept_sifs
 from imagefactory.oci.store import Reference, parse_reference
@@ -34,9 +34,9 @@ from imagefactory.stages.verify import VerifyOptions, keep_report, predicted_of,
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Verdict
-from imagefactory.verdicts.statement import SIGNABLE, Signed, parse_verdict, sign, spread
+from imagefactory.verdicts.statement import PASSES, Signed, parse_verdict, sign, signable, spread
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
+from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, refuse_level, suite_argv, timeout_of
 from imagefactory.verify.kit_collect import CollectedReport, collect_kit, read_nonce
 from imagefactory.verify.kit_make import KitOrder, make_kit
 from imagefactory.verify.model import GpuReport, Subject
@@ -71,8 +71,8 @@ class CollectedKit:
         return self.verdict.report
 
     @property
-    def verified(self) -> bool:
-        return self.report.outcome is Outcome.VERIFIED
+    def passed(self) -> bool:
+        return self.report.outcome in PASSES
 
 
 def collect(
@@ -146,7 +146,7 @@ def sign_kit(
 ) -> tuple[Signed, str]:
     """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
     report = collected.report
-    if report.outcome not in SIGNABLE:
+    if not signable(report):
         raise CheckFailedError(
             f"{report.outcome}: {report.reason}",
             hint="nothing was signed; this kit can be run again, there or elsewhere",
@@ -242,6 +242,7 @@ def write_kit(
             f"{definition.target.name} is for AMD's GPUs, and a kit starts its image with NVIDIA's alone",
             hint="verify it on the machine itself: imagefactory verify there",
         )
+    refuse_level(definition, options.level)
     with factory.layout.in_use(progress):
         predicted = predicted_of(factory, chosen, None, progress)
     nonce = format_nonce(os.urandom(NONCE_BYTES))

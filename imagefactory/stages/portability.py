@@ -30,7 +30,7 @@ from imagefactory.suite.portability.runtimes import RUNTIMES
 from imagefactory.verdicts.keys import keys_folder
 from imagefactory.verdicts.portable import SignedPortable, sign_portable
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpu, visible_gpus
+from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, visible_gpus
 from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
 from imagefactory.verify.portable import (
@@ -242,8 +242,8 @@ def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
     visible: tuple[tuple[str, str], ...] = ()
     if gpu and work.hardware is not None:
         amd = bool(rocm_of(chosen.definition.target.cuda))
-        met = choose_gpu(work.hardware, "", amd=amd)
-        if met is None:
+        met = choose_gpus(work.hardware, "", amd=amd)
+        if not met:
             maker = "AMD" if amd else "NVIDIA"
             raise UsageError(
                 f"{_target(chosen)} is for GPUs of {maker}'s, and this machine has others",

@@ -12,7 +12,7 @@ from imagefactory.errors import StatementError
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verdicts.envelope import format_json
 from imagefactory.verdicts.keys import SigningKey, find_key, read_signing_key
-from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
+from imagefactory.verdicts.statement import Signed, sign, signable
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import AskedRun, NonceLedger
@@ -45,7 +45,7 @@ def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: 
 
     What cannot be signed (no key, no run on a GPU that the host knows) stays a report. Raises NonceError.
     """
-    if report.outcome not in SIGNABLE:
+    if not signable(report):
         return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")
     if key is None:
         return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")

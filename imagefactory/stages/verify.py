@@ -29,7 +29,7 @@ from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, GpuAsk, GpuTrial, verify_gpu
+from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, GpuAsk, GpuTrial, refuse_level, verify_gpu
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware
 from imagefactory.verify.nonces import NONCE_BYTES, AskedRun, format_nonce
 from imagefactory.verify.predicted import predict_coverage
@@ -83,10 +83,11 @@ def verify_image(
 ) -> GpuReport:
     """Runs the GPU suite in the image on this machine.
 
-    Raises NoGpuError where the machine shows no GPU, and ToolError for an image of another processor, before
-    anything is started. The nonce is issued here and
-    spent by `sign_report`.
+    Raises NoGpuError where the machine shows no GPU, ToolError for an image of another processor, UsageError
+    for a level that it cannot be asked, before anything is started. The nonce is issued here and spent by
+    `sign_report`.
     """
+    refuse_level(chosen.definition, options.level)
     if isinstance(chosen.made, Image):
         refuse_emulated(chosen.made.name, chosen.made.architecture)
     hardware = bench.evidence.read()

@@ -25,7 +25,7 @@ from imagefactory.suite.gpu import table
 from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_json, seal
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Verdict
-from imagefactory.verify.model import GpuReport, Subject, digits_of
+from imagefactory.verify.model import SEVERAL, GpuReport, Subject, digits_of
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -45,6 +45,9 @@ SIGNABLE = (
     Outcome.TIMEOUT,
 )
 """What a run on a GPU says of an image; the other words are about the machine or about no run at all."""
+SIGNABLE_OF_SEVERAL = (Outcome.TOGETHER, Outcome.APART)
+"""What a run of the level `several` says: in other words, so that nothing takes it for a claim about one."""
+PASSES = (Outcome.VERIFIED, Outcome.TOGETHER)
 
 _SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
 
@@ -72,7 +75,7 @@ def spread(report: GpuReport, days: int) -> int:
 
 
 def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Signed:
-    """Makes a verdict of a report, good for `days` days. Its outcome may be any of SIGNABLE.
+    """Makes a verdict of a report, good for `days` days. Its outcome must be `signable`.
 
     Raises StatementError for a rehearsal, for a report that contradicts itself or leaves a check out, where
     no run on a GPU is behind it, and where the host's evidence of that GPU is missing or does not fit it.
@@ -95,21 +98,44 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     return Signed(verdict=verdict, envelope=envelope, test_result=test_result)
 
 
+def signable(report: GpuReport) -> bool:
+    """Whether its outcome says anything of the image. Of several GPUs a run that took too long does not."""
+    return report.outcome in (SIGNABLE_OF_SEVERAL if report.level == SEVERAL else SIGNABLE)
+
+
 def contradiction(report: GpuReport) -> str:
     """Why the report does not hold together; empty where it does."""
     states = {check.name: check.state for check in report.checks}
     if report.rehearsal:
         return "it is a rehearsal on the CPU"
-    if report.outcome not in SIGNABLE:
-        return f"its outcome '{report.outcome}' is not that of a run on a GPU"
+    if not signable(report):
+        return f"its outcome '{report.outcome}' is not that of a run on {_met(report)}"
+    if report.level == SEVERAL and (why := _miscounted(report)):
+        return why
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
         return "it waives a check that ran, or that it does not have"
-    if report.outcome is not Outcome.VERIFIED:
+    if report.outcome not in PASSES:
         return ""
     for name, state in states.items():
         if state is CheckState.FAILED or (state is CheckState.NOT_RUN and name not in report.waived):
-            return f"it says verified, and '{name}' is {state}"
-    return "" if CheckState.PASSED in states.values() else "it says verified, and no check passed"
+            return f"it says {report.outcome}, and '{name}' is {state}"
+    if CheckState.PASSED not in states.values():
+        return f"it says {report.outcome}, and no check passed"
+    return ""
+
+
+def _met(report: GpuReport) -> str:
+    return "several GPUs" if report.level == SEVERAL else "a GPU"
+
+
+def _miscounted(report: GpuReport) -> str:
+    """Why it does not speak of as many GPUs as its host has, or waives a part of what it says of them."""
+    device, hardware = report.device, report.hardware
+    there = hardware.count_of(device.capability) if hardware and device else 0
+    least = 2 if report.outcome is Outcome.TOGETHER else 0
+    if not least <= report.gpus <= there:
+        return f"it says {report.outcome} of {report.gpus} GPUs, and its host has {there} of that capability"
+    return "it waives a check of several GPUs" if report.waived else ""
 
 
 def missing_evidence(report: GpuReport) -> str:
@@ -175,10 +201,11 @@ def format_test_result(verdict: Verdict) -> bytes:
     report = verdict.report
     device, driver = report.device, report.hardware.driver if report.hardware else ""
     where = {"capability": device.capability, "gpu": device.name} if device else {}
+    where |= {"gpus": str(report.gpus)} if report.level == SEVERAL else {}
     named = {state: [check.name for check in report.checks if check.state is state] for state in CheckState}
     passed = "WARNED" if report.waived else "PASSED"
     predicate = {
-        "result": passed if report.outcome is Outcome.VERIFIED else "FAILED",
+        "result": passed if report.outcome in PASSES else "FAILED",
         "configuration": [
             {
                 "name": f"gpu-suite-{report.level}",

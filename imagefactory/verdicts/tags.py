@@ -20,6 +20,7 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import older
 from imagefactory.model import Outcome
 from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.verify.model import SEVERAL
 
 DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
 """Outcomes that speak against the image itself, not against the machine that ran it."""
@@ -95,12 +96,15 @@ def capability_of(verdict: Verdict) -> str:
 def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:
     """How the verdicts of one image stand with a capability, and why in a few words.
 
-    A verdict that says `verified` holds until a later one, on that driver or a newer one, says no.
+    A verdict that says `verified` holds until a later one, on that driver or a newer one, says no. One of
+    several GPUs says nothing of one.
     """
     about = [
         (judgement, judgement.verdict)
         for judgement in judged
-        if judgement.verdict and capability_of(judgement.verdict) == capability
+        if judgement.verdict
+        and capability_of(judgement.verdict) == capability
+        and judgement.verdict.report.level != SEVERAL
     ]
     good = [verdict for judgement, verdict in about if judgement.standing is Standing.GOOD]
     denials = [verdict for verdict in good if verdict.report.outcome in DENIALS]

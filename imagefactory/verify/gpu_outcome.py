@@ -15,7 +15,16 @@ from imagefactory.documents import CAPABILITY
 from imagefactory.model import CheckResult, CheckState, Completed, Outcome
 from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
-from imagefactory.verify.model import UUID, GpuIdentity, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.model import (
+    GPUS,
+    SEVERAL,
+    UUID,
+    GpuIdentity,
+    GpuReport,
+    Hardware,
+    Subject,
+    digits_of,
+)
 from imagefactory.verify.suite_report import (
     ReportFault,
     SuiteCheck,
@@ -26,10 +35,21 @@ from imagefactory.verify.suite_report import (
 )
 
 MOST_NUMBERS = 256
-MEASURED = ("vector-add", "matmul", "reduction", "convolution", "transfers")
+MEASURED = (
+    *("vector-add", "matmul", "reduction", "convolution", "transfers"),
+    *("peer-to-peer", "all-reduce", "data-parallel"),
+)
 """Checks that measure: one that passed without a number did nothing."""
 CONTRADICTION = "contradiction"
 """The number by which a coverage check says that it found what was not predicted."""
+
+OF_SEVERAL = {
+    Outcome.VERIFIED: Outcome.TOGETHER,
+    **dict.fromkeys(
+        (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED), Outcome.APART
+    ),
+}
+"""The words for several GPUs: none of those that tables take for a claim about one."""
 
 _FIELDS = ("format", "nonce", "target", "python", "level", "rehearsal", "cuda", "device", "running", "checks")
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
@@ -188,7 +208,17 @@ def _check_outcome(
         return _failed(check, "claims not to apply, but it does"), Outcome.LOAD_FAILED
     if state is CheckState.PASSED and name in MEASURED and not check.numbers:
         return _failed(check, "says it passed and has measured nothing"), Outcome.LOAD_FAILED
+    if state is CheckState.PASSED and name == GPUS and not run.asked["rehearsal"] and not _several(row):
+        return _failed(check, "says it passed and has not counted two GPUs"), Outcome.LOAD_FAILED
     return check, None
+
+
+def _counted(row: SuiteCheck | None) -> float:
+    return dict(row.result.numbers).get(GPUS, 0.0) if row else 0.0
+
+
+def _several(row: SuiteCheck | None) -> bool:
+    return _counted(row) >= 2 and _counted(row).is_integer()
 
 
 def _failed(check: CheckResult, detail: str) -> CheckResult:
@@ -208,7 +238,9 @@ def _one_that_ended(
 
 
 def _waived(check: CheckResult, run: GpuRun) -> bool:
-    return check.state is CheckState.NOT_RUN and check.name in run.waive
+    """What is said of several GPUs is said whole."""
+    named = check.name in run.waive and run.asked["level"] != SEVERAL
+    return check.state is CheckState.NOT_RUN and named
 
 
 def _outcome(
@@ -219,7 +251,7 @@ def _outcome(
 ) -> tuple[Outcome, str]:
     """The first that holds: another GPU than the host's, than was asked for; a failure; what is missing."""
     rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
-    if stranger := _stranger(suite_report.device, run):
+    if stranger := _stranger(suite_report, run):
         return Outcome.INFRASTRUCTURE, stranger
     failed = next(((check, word) for check, word in judged if word is not None), None)
     if suite_report.device and capability and suite_report.device.capability != capability:
@@ -228,7 +260,8 @@ def _outcome(
             f"asked for {capability}, met {suite_report.device.name} ({suite_report.device.capability})",
         )
     if failed:
-        return failed[1], f"{failed[0].name}: {failed[0].detail}"
+        word = f"{failed[1]}: " if run.asked["level"] == SEVERAL else ""
+        return failed[1], f"{failed[0].name}: {word}{failed[0].detail}"
     left = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
     if completed.timed_out:
         return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
@@ -242,14 +275,18 @@ def _outcome(
     if open_ones:
         return Outcome.NOT_TESTED, f"{open_ones[0].name} did not run: {open_ones[0].detail}"
     passed = sum(check.state is CheckState.PASSED for check, _ in judged)
-    return (
-        Outcome.VERIFIED,
-        f"{passed} checks passed on {suite_report.device.name} ({suite_report.device.capability})",
-    )
+    device = suite_report.device
+    number = f"{_gpus(suite_report):.0f} x " if run.asked["level"] == SEVERAL else ""
+    return Outcome.VERIFIED, f"{passed} checks passed on {number}{device.name} ({device.capability})"
 
 
-def _stranger(device: GpuIdentity | None, run: GpuRun) -> str:
-    """Why the GPU that the suite met is none that the host knows; empty where it is."""
+def _gpus(suite_report: GpuSuiteReport) -> float:
+    return _counted(next((row for row in suite_report.rows if row.result.name == GPUS), None))
+
+
+def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
+    """Why a GPU that the suite met is none that the host knows; empty where all are."""
+    device = suite_report.device
     if device is None:
         return ""
     if run.asked["rehearsal"]:
@@ -261,6 +298,9 @@ def _stranger(device: GpuIdentity | None, run: GpuRun) -> str:
         return f"the suite met the GPU {device.uuid}, which is none of this host's"
     if known.capability != device.capability:
         return f"the suite says {device.uuid} has capability {device.capability}, the host {known.capability}"
+    counted, there = _gpus(suite_report), run.hardware.count_of(device.capability)
+    if counted > there:
+        return f"the suite counts {counted:.0f} GPUs of capability {device.capability}, the host {there}"
     return ""
 
 
@@ -317,7 +357,7 @@ def _whole(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, reaso
         device=None,
         cuda="",
         checks=checks,
-        outcome=outcome,
+        outcome=OF_SEVERAL.get(outcome, outcome) if run.asked["level"] == SEVERAL else outcome,
         reason=clean(reason),
         rehearsal=run.asked["rehearsal"],
     )

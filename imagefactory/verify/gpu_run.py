@@ -13,17 +13,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import FactoryError, UsageError
 from imagefactory.files import folder_for_a_while
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.runners.protocol import Runner
+from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, not_started, outcome_of
-from imagefactory.verify.model import FULL, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.model import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
     EXPECTATIONS_NAME,
@@ -72,8 +73,22 @@ class GpuTrial:
     hardware: Hardware | None
 
 
+def refuse_level(definition: Definition, level: str) -> None:
+    """Raises UsageError where the level would ask an image about several GPUs that the suite cannot."""
+    target = definition.target
+    framework = frameworks.FRAMEWORKS.get(target.framework, frameworks.OTHER)
+    locked = {package.name: package.version for package in definition.lock.packages}
+    checks = table.PARTS[table.SEVERAL] if level == SEVERAL else ()
+    if why := next((why for check in checks if (why := table.not_applicable(framework, check, locked))), ""):
+        raise UsageError(
+            f"{target.name}: --suite {SEVERAL} is for PyTorch on NVIDIA's GPUs: {why}",
+            hint="verify it on one GPU: --suite full",
+        )
+
+
 def ask_gpu(definition: Definition, ask: GpuAsk) -> dict[str, Any]:
     """The expectations that the suite reads. Pure. Raises UsageError as the smoke test's do."""
+    refuse_level(definition, ask.level)
     common = expectations(definition)
     return {
         **{key: common[key] for key in ("target", "framework", "version", "cuda", "python")},
@@ -109,8 +124,8 @@ def suite_argv(definition: Definition) -> tuple[str, ...]:
 def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -> GpuReport:
     """Runs the suite in the image on a GPU of this machine. Every way it can end is a report.
 
-    Without a GPU of the capability that is asked for nothing is started; a runner that could not start it is
-    `infrastructure`.
+    Without a GPU of the capability that is asked for, or several of them, nothing is started; a runner that
+    could not start it is `infrastructure`.
     """
     files, started = read_suite(), clock()
     run = GpuRun(
@@ -128,14 +143,15 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
         if trial.hardware is None:
             return not_started(run, Outcome.NO_GPU, "the host saw no GPU")
         amd = bool(rocm_of(trial.definition.target.cuda))
-        gpu = choose_gpu(trial.hardware, trial.ask.capability, amd=amd)
-        if gpu is None:
+        several = trial.ask.level == SEVERAL
+        gpus = choose_gpus(trial.hardware, trial.ask.capability, amd=amd, several=several)
+        if not gpus:
             there = ", ".join(f"{one.name} ({one.capability})" for one in trial.hardware.gpus)
             kind = f" of capability {trial.ask.capability}" if trial.ask.capability else ""
-            kind = kind or f" of {'AMD' if amd else 'NVIDIA'}'s"
-            reason = f"asked for a GPU{kind}, this machine has {there}"
+            kind = kind or (" of one capability" if several else f" of {'AMD' if amd else 'NVIDIA'}'s")
+            reason = f"asked for {'several GPUs' if several else 'a GPU'}{kind}, this machine has {there}"
             return not_started(run, Outcome.WRONG_GPU, reason)
-        environment = visible_gpus(trial.hardware, gpu, trial.ask.visible)
+        environment = visible_gpus(trial.hardware, gpus, trial.ask.visible)
     with folder_for_a_while("imagefactory-verify-") as folder:
         spec = _prepare(folder, files, run.asked, trial)
         try:
@@ -153,18 +169,29 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
     return outcome_of(replace(run, ended=clock()), brought)
 
 
-def choose_gpu(hardware: Hardware, capability: str, *, amd: bool = False) -> GpuIdentity | None:
-    """The first of that maker's GPUs of this capability, or the first at all where none is asked for."""
+def choose_gpus(
+    hardware: Hardware, capability: str, *, amd: bool = False, several: bool = False
+) -> tuple[GpuIdentity, ...]:
+    """The first of that maker's GPUs of this capability, or the first at all where none is asked for.
+
+    Of `several` all of the first capability that two of them have. Empty where there is no such GPU.
+    """
     its = [gpu for gpu in hardware.gpus if gpu.capability.startswith("gfx") == amd]
-    return next((gpu for gpu in its if capability in ("", gpu.capability)), None)
+    for gpu in its:
+        alike = tuple(one for one in its if one.capability == gpu.capability)
+        if capability in ("", gpu.capability) and (len(alike) > 1 or not several):
+            return alike if several else (gpu,)
+    return ()
 
 
-def visible_gpus(hardware: Hardware, gpu: GpuIdentity, visible: str) -> tuple[tuple[str, str], ...]:
-    """What the image's environment says of GPUs: the batch system's word, else one GPU of several."""
-    name = VISIBLE_AMD if gpu.capability.startswith("gfx") else VISIBLE
+def visible_gpus(
+    hardware: Hardware, gpus: tuple[GpuIdentity, ...], visible: str
+) -> tuple[tuple[str, str], ...]:
+    """What the image's environment says of GPUs: the batch system's word, else `gpus` of more."""
+    name = VISIBLE_AMD if gpus[0].capability.startswith("gfx") else VISIBLE
     if visible:
         return ((name, visible),)
-    return ((name, gpu.uuid),) if len(hardware.gpus) > 1 else ()
+    return ((name, ",".join(gpu.uuid for gpu in gpus)),) if len(hardware.gpus) > len(gpus) else ()
 
 
 def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any], trial: GpuTrial) -> RunSpec:

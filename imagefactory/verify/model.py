@@ -18,8 +18,10 @@ from imagefactory.model import CheckResult, Definition, Outcome
 from imagefactory.oci.model import Image, Sif
 from imagefactory.settings.choices import POOLS
 
-QUICK, FULL = "quick", "full"
-LEVELS = (QUICK, FULL)
+QUICK, FULL, SEVERAL = "quick", "full", "several"
+LEVELS = (QUICK, FULL, SEVERAL)
+GPUS = "gpus"
+"""The check of the level `several` that counts, and its number."""
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
 """NVIDIA's, or the `unique_id` of one of AMD's."""
@@ -81,6 +83,10 @@ class Hardware:
         whole = digits_of(part_of.get(digits_of(uuid), uuid))
         return next((gpu for gpu in self.gpus if digits_of(gpu.uuid) == whole), None)
 
+    def count_of(self, capability: str) -> int:
+        """How many GPUs of it NVML and the driver itself both tell."""
+        return sum(gpu.capability == capability and gpu.uuid in self.known for gpu in self.gpus)
+
 
 def evidence_kinds() -> tuple[str, ...]:
     """All that this imagefactory knows."""
@@ -103,12 +109,12 @@ class Evidence(Protocol):
 class GpuReport:
     """What one run of the GPU suite said of one image on one GPU. Unsigned.
 
-    `suite` is the suite's digest, `level` quick or full. `device` is the GPU that the suite met inside, None
-    where it met none, and `cuda` the newest CUDA that its driver takes, as libcuda tells it (`12.4`).
-    `hardware` is what the host saw, None where it saw none. `outcome` is VERIFIED only where every check that
-    applies passed on a GPU; `reason` is one line. `waived` are checks that did not run and that the recipe
-    waives. `contradictions` say where the run and the prediction differ, either way. A `rehearsal` ran on the
-    CPU for the project's own tests: nothing can be signed of it.
+    `suite` is the suite's digest, `level` quick, full or several. `device` is the GPU that the suite met
+    inside, None where it met none, and `cuda` the newest CUDA that its driver takes, as libcuda tells it
+    (`12.4`). `hardware` is what the host saw, None where it saw none. `outcome` is VERIFIED only where every
+    check that applies passed on a GPU, TOGETHER on several; `reason` is one line. `waived` are checks that
+    did not run and that the recipe waives. `contradictions` say where the run and the prediction differ,
+    either way. A `rehearsal` ran on the CPU for the project's own tests: nothing can be signed of it.
     """
 
     subject: Subject
@@ -127,6 +133,12 @@ class GpuReport:
     waived: tuple[Name, ...] = ()
     contradictions: tuple[str, ...] = ()
     rehearsal: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it speaks of: one, and of the level `several` as many as its check counted."""
+        counted = (dict(check.numbers) for check in self.checks if check.name == GPUS)
+        return 1 if self.level != SEVERAL else int(next(counted, {}).get(GPUS, 0))
 
 
 TIMEOUT_SECONDS = 900.0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Outcome
 from imagefactory.progress import Progress
 from imagefactory.stages.candidates import Promoting
 from imagefactory.stages.choose import Chosen, check_name, choose_image
@@ -16,6 +15,7 @@ from imagefactory.stages.sign import SignedReport, sign_report, signing_key
 from imagefactory.stages.statements import attach_signed
 from imagefactory.stages.verdicts import local_place, place_of
 from imagefactory.stages.verify import VerifyBench, VerifyOptions, check_output, keep_report, verify_image
+from imagefactory.verdicts.statement import PASSES
 from imagefactory.verify.model import GpuReport
 
 
@@ -31,8 +31,8 @@ class Verified:
     promotion: Promotion | None = None
 
     @property
-    def verified(self) -> bool:
-        return self.report.outcome is Outcome.VERIFIED
+    def passed(self) -> bool:
+        return self.report.outcome in PASSES
 
 
 def prove_image(

@@ -426,9 +426,9 @@ def test_another_gpu_than_asked_for_is_told_before_anything_is_started(tmp_path:
 
 def test_a_batch_systems_choice_of_gpus_holds_inside(bench: Bench) -> None:
     one, two = {"uuid": "GPU-1", "capability": "8.0"}, {"uuid": "GPU-2", "capability": "9.0"}
-    assert visible_gpus({"gpus": [one]}, one, {}) == ""
-    assert visible_gpus({"gpus": [one, two]}, two, {}) == "GPU-2"
-    assert visible_gpus({"gpus": [one, two]}, two, {"CUDA_VISIBLE_DEVICES": "3"}) == "3"
+    assert visible_gpus({"gpus": [one]}, [one], {}) == ""
+    assert visible_gpus({"gpus": [one, two]}, [two], {}) == "GPU-2"
+    assert visible_gpus({"gpus": [one, two]}, [two], {"CUDA_VISIBLE_DEVICES": "3"}) == "3"
     docker(bench, GOOD)
     apptainer(bench, GOOD)
     assert bench.run(CUDA_VISIBLE_DEVICES="1") == 0

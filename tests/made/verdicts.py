@@ -46,6 +46,10 @@ HOST = Hardware(
 )
 
 
+SECOND = replace(MADE_UP, uuid="GPU-76543210-89ab-cdef-0123-456789abcdef")
+HOST_OF_TWO = replace(HOST, gpus=(MADE_UP, SECOND), known=(MADE_UP.uuid, SECOND.uuid))
+
+
 def whole_report(**changes: Any) -> GpuReport:
     """A report in which every check of the quick level passed. No GPU is behind it."""
     report = GpuReport(
@@ -69,6 +73,28 @@ def whole_report(**changes: Any) -> GpuReport:
         reason="all that applies passed",
     )
     return replace(report, **changes)
+
+
+def together_report(**changes: Any) -> GpuReport:
+    """A report in which every check of the level several passed, on two. No GPU is behind it."""
+    return whole_report(
+        **{
+            "level": "several",
+            "hardware": HOST_OF_TWO,
+            "checks": tuple(
+                CheckResult(
+                    name=name,
+                    state=CheckState.PASSED,
+                    detail="it held",
+                    seconds=0.5,
+                    numbers=(("gpus", 2.0),),
+                )
+                for name in table.checks_of("several")
+            ),
+            "outcome": Outcome.TOGETHER,
+            **changes,
+        }
+    )
 
 
 def make_signing_key(seed: str) -> SigningKey:

@@ -34,6 +34,14 @@ DOCUMENTED, HALF_DOCUMENTED, UNDOCUMENTED = "documented", "documented-partly", "
 
 _ROWS = (
     (Outcome.VERIFIED, "v", "✓", GOOD, "the suite passed in that image, on that GPU and driver; signed"),
+    (
+        Outcome.TOGETHER,
+        "tg",
+        "⇉",
+        OPEN,
+        "the suite passed on several GPUs at once, which says nothing of one; signed",
+    ),
+    (Outcome.APART, "ap", "⇹", OPEN, "the suite failed on several GPUs at once, which says nothing of one"),
     (Outcome.WRONG_NUMBERS, "wn", "≠", BAD, "the suite ran there and computed wrongly"),
     (Outcome.NO_KERNEL, "nk", "∅", BAD, "the suite ran there and met no code for that GPU"),
     (Outcome.DRIVER_TOO_OLD, "do", "↓", BAD, "the suite ran there and the driver was too old"),

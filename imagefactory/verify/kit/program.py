@@ -34,6 +34,7 @@ EXPECTATIONS = "expectations.json"
 KIT, RUN, EVIDENCE, RESULT = "kit.json", "run.json", "evidence.json", "result"
 LARGEST_REPORT = 1 << 20
 MOST_SAID = 3
+SEVERAL = "several"
 VISIBLE = re.compile(r"[A-Za-z0-9,/-]{1,2000}")
 DESCRIPTION = "Run the GPU suite of this kit inside its image, on a GPU of this machine."
 EPILOG = (
@@ -72,24 +73,30 @@ def suite_digest(folder: Path) -> str:
 # --- which GPU -----------------------------------------------------------------------------
 
 
-def choose_gpu(hardware: Mapping[str, Any], capability: str) -> Mapping[str, Any]:
-    """The first GPU of this capability, the first at all where none is asked for. Raises Stop."""
-    for gpu in hardware["gpus"]:
-        if capability in ("", gpu["capability"]):
-            found: Mapping[str, Any] = gpu
-            return found
-    there = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in hardware["gpus"])
-    raise Stop(
-        f"this kit is for a GPU of capability {capability}, this machine has {there}", EXIT_CHECK, "wrong-gpu"
-    )
+def choose_gpus(hardware: Mapping[str, Any], capability: str, level: str) -> Sequence[Mapping[str, Any]]:
+    """The first GPU of this capability, the first at all where none is asked for. Raises Stop.
+
+    Of the level `several` all of the first capability that two of them have.
+    """
+    gpus = hardware["gpus"]
+    for gpu in gpus:
+        alike = [one for one in gpus if one["capability"] == gpu["capability"]]
+        if capability in ("", gpu["capability"]) and (level != SEVERAL or len(alike) > 1):
+            return alike if level == SEVERAL else [gpu]
+    there = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in gpus)
+    kind = f"capability {capability}" if capability else "one capability"
+    number = "several GPUs" if level == SEVERAL else "a GPU"
+    raise Stop(f"this kit is for {number} of {kind}, this machine has {there}", EXIT_CHECK, "wrong-gpu")
 
 
-def visible_gpus(hardware: Mapping[str, Any], gpu: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """CUDA_VISIBLE_DEVICES inside: a batch system's word on which GPUs are its job's, else one of several."""
+def visible_gpus(
+    hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]
+) -> str:
+    """CUDA_VISIBLE_DEVICES inside: a batch system's word on which are its job's, else `gpus` of more."""
     given = environ.get("CUDA_VISIBLE_DEVICES", "")
     if given and VISIBLE.fullmatch(given):
         return given
-    return str(gpu["uuid"]) if len(hardware["gpus"]) > 1 else ""
+    return ",".join(str(gpu["uuid"]) for gpu in gpus) if len(hardware["gpus"]) > len(gpus) else ""
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -186,14 +193,14 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
         seen = hardware.read_hardware(job.places)
     except hardware.NoGpu as error:
         raise Stop(str(error), EXIT_CHECK, "no-gpu") from error
-    gpu = choose_gpu(seen, kit.capability)
+    gpus = choose_gpus(seen, kit.capability, kit.level)
     runner = choose_runner(job.runner, kit, job.environ, keep=job.keep)
     facts["runner"] = runner.name
     try:
         image = runner.fetch(job.image, work)
         _lay_out(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible_gpus(seen, gpu, job.environ))
+        ended = runner.run(image, work, visible_gpus(seen, gpus, job.environ))
     finally:
         runner.clear()
     facts.update(

@@ -60,6 +60,7 @@ class Kit(NamedTuple):
     sifs: Sequence[str]
     plain_http: bool
     suite: str
+    level: str
     capability: str
     argv: Sequence[str]
     timeout: float

@@ -107,7 +107,7 @@ def other_factory(site: Site, tmp_path: Path) -> Factory:
 def test_a_kit_becomes_a_verdict_that_can_be_relied_on(site: Site) -> None:
     site.runs()
     done = site.collects(promote=True)
-    assert (done.verified, done.again) == (True, False)
+    assert (done.passed, done.again) == (True, False)
     assert done.attached == (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
     (judged,) = site.judged()
     assert (judged.standing, judged.proves) == (Standing.GOOD, True)
@@ -140,7 +140,7 @@ def test_a_run_that_says_no_is_signed_too_and_proves_nothing(site: Site) -> None
     rows[2] = {**rows[2], "state": "failed", "outcome": "wrong-numbers", "detail": "1 is wrong"}
     site.runs(checks=rows)
     done = site.collects(promote=True)
-    assert (done.verified, done.report.outcome) == (False, Outcome.WRONG_NUMBERS)
+    assert (done.passed, done.report.outcome) == (False, Outcome.WRONG_NUMBERS)
     (judged,) = site.judged()
     assert (judged.standing, judged.proves) == (Standing.GOOD, False)
     assert done.promotion is not None
@@ -154,7 +154,7 @@ def test_a_run_that_says_nothing_of_the_image_is_not_signed(site: Site, changes:
         site.collects()
     assert site.judged() == ()
     site.runs()
-    assert site.collects().verified
+    assert site.collects().passed
 
 
 def test_without_a_gpu_there_nothing_is_signed_here(site: Site) -> None:
@@ -208,7 +208,7 @@ def test_a_copy_of_a_ledger_makes_nobody_sign_a_second_time(site: Site, tmp_path
         shutil.copytree(site.bench.ledger.folder, copy)
         options = CollectOptions(ledger=copy, registry=site.registry.host, promote=True)
         done = collect(fresh, site.bench.kit, options, now, Quiet())
-        assert (done.verified, done.again) == (True, number > 0)
+        assert (done.passed, done.again) == (True, number > 0)
         assert done.attached == (f"{site.registry.host}/pytorch",)
         assert done.promotion is not None
         assert done.promotion.proven
@@ -265,7 +265,7 @@ def test_a_factory_without_the_target_says_where_to_collect(site: Site, options:
     with pytest.raises(UsageError, match=f"no target '{NAME}'") as raised:
         replace(site, factory=replace(key, targets=())).collects(**options)
     assert "-C DIR" in raised.value.hint
-    assert site.collects(promote=True).verified  # nothing is lost by it
+    assert site.collects(promote=True).passed  # nothing is lost by it
 
 
 def test_an_image_in_no_registry_is_attached_to_in_the_store(

@@ -35,6 +35,7 @@ from imagefactory.stages import choose, sign, verify
 from imagefactory.stages.kits import KitPlace, write_kit
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.suite import table as frameworks
 from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.trust import Grant, add_key
@@ -47,7 +48,7 @@ from tests.made.factory import NAME, put_image
 from tests.made.gpu_run import never, well_behaved
 from tests.made.registry import registry_made_here
 from tests.made.trial import ScriptedRunner
-from tests.made.verdicts import HOST
+from tests.made.verdicts import HOST, HOST_OF_TWO
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -489,3 +490,68 @@ def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Ta
     _, err = call("verify", NAME, "--kit", str(tmp_path / "link"), code=2)
     assert f"{tmp_path / 'link'} cannot become a kit" in err
     assert not list(tmp_path.glob(".link-*"))
+
+
+# --- several GPUs --------------------------------------------------------------------------------
+
+
+def test_several_gpus_by_the_command(call: Call, factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    call("keys", "new", "throwaway", code=0)
+    call("keys", "trust", "throwaway", code=0)
+    two = make_bench(evidence=MadeUp(HOST_OF_TWO))
+    out, err = call("verify", NAME, "--suite", "several", code=0, bench=two)
+    assert "several suite on 2 x A GPU of the tests" in out
+    assert "outcome   together: 9 checks passed on 2 x A GPU of the tests (8.0)" in out
+    assert "verdict   signed by 'throwaway'" in out
+    assert f"verdicts {NAME}" in err
+    shown, _ = call("verdicts", NAME, code=0)
+    assert "together" in shown
+    assert "2 x A GPU of the tests" in shown
+    call("verdicts", NAME, "--capability", "8.0", code=9)
+
+
+def test_what_fails_on_several_ends_as_what_fails_on_one(
+    call: Call, factory: Factory, target: Target
+) -> None:
+    def apart(report: dict[str, Any]) -> None:
+        report["checks"][-2].update(state="failed", outcome="wrong-numbers", detail="wrong sums")
+
+    put_image(factory, target)
+    two = make_bench(well_behaved(apart), evidence=MadeUp(HOST_OF_TWO))
+    _, err = call("verify", NAME, "--suite", "several", code=9, bench=two)
+    assert f"error: {NAME}: apart: all-reduce: wrong-numbers: wrong sums" in err
+
+
+def test_several_gpus_are_not_there(call: Call, factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    never_run = make_bench(ScriptedRunner(write=never))
+    out, _ = call("verify", NAME, "--suite", "several", code=9, bench=never_run)
+    assert "wrong-gpu: asked for several GPUs of one capability, this machine has A GPU" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--pool", "htcondor"), "a pool's jobs have one GPU each"),
+        (("--promote",), "tags follow what is verified on one GPU"),
+    ],
+)
+def test_what_goes_with_one_gpu_alone(call: Call, options: tuple[str, ...], said: str) -> None:
+    _, err = call("verify", NAME, "--suite", "several", *options, code=2, bench=make_bench())
+    assert said in err
+
+
+def test_an_image_that_several_gpus_cannot_be_asked_of(
+    factory: Factory, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its nonce is issued, here or in a kit."""
+    put_image(factory, target)
+    monkeypatch.delitem(frameworks.FRAMEWORKS, target.framework)
+    options = verify.VerifyOptions(level="several", runner="unshare")
+    with pytest.raises(UsageError, match="is for PyTorch on NVIDIA's GPUs"):
+        prove.prove_image(factory, NAME, options, make_bench(ScriptedRunner(write=never)), Quiet())
+    with pytest.raises(UsageError, match="is for PyTorch on NVIDIA's GPUs"):
+        write_kit(factory, NAME, options, KitPlace(folder=tmp_path / "kit"), Quiet())
+    assert not (factory.layout.path / "nonces").exists()
+    assert not (tmp_path / "kit").exists()

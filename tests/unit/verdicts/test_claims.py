@@ -65,6 +65,14 @@ def test_every_outcome_says_yes_or_no_or_nothing(outcome: Outcome) -> None:
         assert found == {}
 
 
+@pytest.mark.parametrize("outcome", [Outcome.TOGETHER, Outcome.APART])
+def test_what_several_gpus_say_is_no_claim_about_one(outcome: Outcome) -> None:
+    assert last_proofs([judged(outcome)]) == {}
+    assert states(judged(outcome), driver="535") is states(driver="535") is CellState.VERIFY
+    assert states(judged(days=1), judged(outcome), driver="535") is CellState.UNCHANGED
+    assert outcome not in PRUNING
+
+
 def test_a_rehearsal_and_a_run_that_no_host_saw_say_nothing() -> None:
     whole = judged()
     assert whole.verdict is not None

@@ -27,7 +27,17 @@ from imagefactory.verdicts.statement import (
     sign,
     spread,
 )
-from tests.made.verdicts import HOST, LAB, MADE_UP, NOW, SUBJECT, payload_of, whole_report
+from tests.made.verdicts import (
+    HOST,
+    HOST_OF_TWO,
+    LAB,
+    MADE_UP,
+    NOW,
+    SUBJECT,
+    payload_of,
+    together_report,
+    whole_report,
+)
 
 PART = "MIG-11111111-2222-3333-4444-555555555555"
 
@@ -239,3 +249,89 @@ def test_a_predicate_is_of_the_kind_that_was_asked_for() -> None:
         parse_predicate(payload.replace(b"Statement/v1", b"Statement/v2"), "x", VERDICT)
     with pytest.raises(StatementError, match="predicate: that is no object"):
         parse_predicate(payload.replace(b'{"a":1}', b"[1]"), "x", VERDICT)
+
+
+# --- several GPUs --------------------------------------------------------------------------------
+
+GPUS_FAILED = tuple(
+    replace(check, state=CheckState.FAILED, numbers=()) if check.name == "gpus" else check
+    for check in together_report().checks
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "result"),
+    [
+        ({}, ("PASSED", "2")),
+        ({"outcome": Outcome.APART}, ("FAILED", "2")),
+        ({"outcome": Outcome.APART, "checks": GPUS_FAILED}, ("FAILED", "0")),
+    ],
+)
+def test_what_several_gpus_say_is_signed_with_their_number(
+    changes: dict[str, Any], result: tuple[str, str]
+) -> None:
+    report = together_report(**changes)
+    signed = sign(report, LAB, now=NOW, days=90)
+    assert parse_verdict(parse_envelope(signed.envelope, "x").payload, "x", LAB.keyid).report == report
+    predicate = payload_of(signed.test_result)["predicate"]
+    (configuration,) = predicate["configuration"]
+    assert configuration["name"] == "gpu-suite-several"
+    assert (predicate["result"], configuration["annotations"]["gpus"]) == result
+    assert "gpus" not in json.dumps(payload_of(sign(whole_report(), LAB, now=NOW, days=90).test_result))
+
+
+DRIVER_FAILED = tuple(
+    replace(check, state=CheckState.FAILED) if check.name == "driver" else check
+    for check in together_report().checks
+)
+
+
+def _counting(number: float) -> dict[str, Any]:
+    checks = together_report().checks
+    return {"checks": tuple(replace(check, numbers=(("gpus", number),)) for check in checks)}
+
+
+REFUSED_OF_SEVERAL: dict[str, tuple[dict[str, Any], str]] = {
+    "more than its host has": (_counting(3), "of 3 GPUs, and its host has 2"),
+    "one": (_counting(1), "of 1 GPUs"),
+    "none": ({"checks": GPUS_FAILED}, "of 0 GPUs"),
+    "apart of more": ({**_counting(3), "outcome": Outcome.APART}, "of 3 GPUs"),
+    "a host of one": ({"hardware": HOST}, "its host has 1"),
+    "one that the driver does not know": ({"hardware": replace(HOST_OF_TWO, known=HOST.known)}, "has 1"),
+    "a failed check": ({"checks": DRIVER_FAILED}, "it says together, and 'driver' is failed"),
+    "the words of one GPU": ({"outcome": Outcome.VERIFIED}, "'verified' is not that of a run on several"),
+    "a denial of one GPU": ({"outcome": Outcome.WRONG_NUMBERS}, "is not that of a run on several"),
+    "too long": ({"outcome": Outcome.TIMEOUT}, "'timeout' is not that of a run on several GPUs"),
+    "another level": ({"level": "quick"}, "'together' is not that of a run on a GPU"),
+    "a rehearsal": ({"rehearsal": True}, "rehearsal"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_OF_SEVERAL)
+def test_what_several_gpus_did_not_say_is_not_signed(name: str) -> None:
+    changes, message = REFUSED_OF_SEVERAL[name]
+    with pytest.raises(StatementError, match=message):
+        sign(together_report(**changes), LAB, now=NOW, days=90)
+
+
+def test_a_waiver_of_several_is_refused() -> None:
+    checks = together_report().checks
+    last = replace(checks[-1], state=CheckState.NOT_RUN)
+    with pytest.raises(StatementError, match="waives a check of several"):
+        sign(
+            together_report(checks=(*checks[:-1], last), waived=(last.name,), outcome=Outcome.APART),
+            LAB,
+            now=NOW,
+            days=90,
+        )
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TOGETHER, Outcome.VERIFIED])
+def test_a_statement_of_another_level_is_no_verdict(outcome: Outcome) -> None:
+    """Whoever holds a key may sign what he likes; nobody reads it."""
+    level = "quick" if outcome is Outcome.TOGETHER else "several"
+    report = together_report(level=level, outcome=outcome)
+    signed = sign(together_report(), LAB, now=NOW, days=90)
+    payload = format_verdict(replace(signed.verdict, report=report))
+    with pytest.raises(StatementError, match="is not that of a run on"):
+        parse_verdict(payload, "x", LAB.keyid)

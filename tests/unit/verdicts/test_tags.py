@@ -20,7 +20,7 @@ from imagefactory.verdicts.tags import (
     pointer,
     stand,
 )
-from tests.made.verdicts import DAY, HOST, LAB, MADE_UP, NOW, digest, whole_report
+from tests.made.verdicts import DAY, HOST, LAB, MADE_UP, NOW, digest, together_report, whole_report
 from tests.services.tier import many
 
 RULE = PromotionRule(plain="2.3-cu121", capabilities=("8.0", "9.0"))
@@ -61,6 +61,26 @@ def after(tags: dict[str, str], *candidates: TagCandidate, rule: PromotionRule =
 
 
 BOTH = (judged("8.0"), judged("9.0"))
+
+
+def of_several(outcome: Outcome) -> Judged:
+    verdict = Verdict(
+        report=together_report(outcome=outcome, ended=NOW + DAY),
+        issued=NOW,
+        expires=NOW + 90 * DAY,
+        keyid=LAB.keyid,
+    )
+    return Judged(digest=digest("e"), standing=Standing.GOOD, why="", verdict=verdict)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TOGETHER, Outcome.APART])
+def test_what_several_gpus_say_moves_and_holds_up_no_tag(outcome: Outcome) -> None:
+    assert not of_several(outcome).proves
+    assert stand([of_several(outcome)], "8.0") == (Stand.OPEN, "not-tested")
+    assert stand([judged("8.0"), of_several(outcome)], "8.0") == (Stand.PROVEN, "verified")
+    no = judged("8.0", outcome=Outcome.WRONG_NUMBERS)
+    assert stand([no, of_several(outcome)], "8.0") == (Stand.DENIED, "wrong-numbers")
+    assert after({}, candidate(A, 1, of_several(outcome))) == {}
 
 
 def test_names() -> None:

@@ -10,7 +10,7 @@ import pytest
 from imagefactory.errors import NoGpuError
 from imagefactory.verify.amd_evidence import AmdPlaces, read_amd
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.gpu_run import choose_gpu, visible_gpus
+from imagefactory.verify.gpu_run import choose_gpus, visible_gpus
 from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.model import SEEN_HERE
 from tests.made.amd import MINOR, UNIQUE, make_amd_machine
@@ -66,10 +66,9 @@ def test_each_image_gets_the_gpus_it_is_for(places: AmdPlaces) -> None:
     amd = read_amd(places)
     assert amd is not None
     both = replace(amd, gpus=(*HOST.gpus, *amd.gpus))
-    chosen = choose_gpu(both, "", amd=True)
-    assert chosen is not None
-    assert chosen.uuid == UUID
+    chosen = choose_gpus(both, "", amd=True)
+    assert [gpu.uuid for gpu in chosen] == [UUID]
     assert visible_gpus(both, chosen, "") == (("ROCR_VISIBLE_DEVICES", UUID),)
     assert visible_gpus(both, chosen, "1") == (("ROCR_VISIBLE_DEVICES", "1"),)
-    assert choose_gpu(both, "gfx942", amd=True) is None
-    assert choose_gpu(amd, "") is None  # of NVIDIA's it has none
+    assert choose_gpus(both, "gfx942", amd=True) == ()
+    assert choose_gpus(amd, "") == ()  # of NVIDIA's it has none

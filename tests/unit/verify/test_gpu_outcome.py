@@ -15,7 +15,7 @@ from imagefactory.verify.gpu_outcome import MEASURED, Brought, GpuRun, not_start
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from tests.made.gpu_run import DEVICE, make_run, whole
-from tests.made.verdicts import HOST, MADE_UP, SUITE
+from tests.made.verdicts import HOST, HOST_OF_TWO, MADE_UP, SUITE
 
 UUID = MADE_UP.uuid
 PART = "MIG-aaaaaaaa-89ab-cdef-0123-456789abcdef"
@@ -118,9 +118,12 @@ def test_no_report_at_all_after_a_time_out() -> None:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_pass_without_a_number_is_none(name: str) -> None:
-    report = judge(lambda document: row(document, name).update(numbers={}))
-    assert report.outcome is Outcome.LOAD_FAILED
-    assert report.reason == f"{name}: says it passed and has measured nothing"
+    level = next(level for level, parts in table.LEVELS.items() if table.part_of(name) in parts)
+    run = replace(make_run(level=level), hardware=HOST_OF_TWO)
+    report = judge(lambda document: row(document, name).update(numbers={}), run)
+    assert f"{name}: " in report.reason
+    assert report.reason.endswith("says it passed and has measured nothing")
+    assert report.outcome in (Outcome.LOAD_FAILED, Outcome.APART)
 
 
 def test_names_of_numbers_that_look_alike_are_one() -> None:
@@ -271,6 +274,83 @@ def test_an_instance_of_a_gpu_is_its_gpu() -> None:
         assert report.device is not None
         assert report.device.uuid == PART
     assert judge(lambda document: document["device"].update(uuid=PART)).outcome is Outcome.INFRASTRUCTURE
+
+
+# --- several GPUs --------------------------------------------------------------------------------
+
+
+def judge_several(
+    change: Change = lambda report: None, completed: Completed = GOOD, **changes: Any
+) -> GpuReport:
+    run = replace(make_run(level="several", **changes), hardware=HOST_OF_TWO, waive=("all-reduce",))
+    return judge(change, run, completed)
+
+
+def test_what_holds_on_several_is_not_called_verified() -> None:
+    report = judge_several()
+    assert (report.outcome, report.gpus) == (Outcome.TOGETHER, 2)
+    assert report.reason == "9 checks passed on 2 x A GPU of the tests (8.0)"
+    assert report.device == HOST.gpus[0]
+    assert judge().gpus == 1
+
+
+def failed(name: str, outcome: str) -> Change:
+    return lambda document: row(document, name).update(state="failed", outcome=outcome)
+
+
+@pytest.mark.parametrize("name", ["vector-add", "all-reduce"])
+@pytest.mark.parametrize("word", ["wrong-numbers", "no-kernel", "driver-too-old", "load-failed"])
+def test_what_fails_on_several_says_nothing_in_the_words_of_one(name: str, word: str) -> None:
+    report = judge_several(failed(name, word), replace(GOOD, returncode=1))
+    assert report.outcome is Outcome.APART
+    assert report.reason == f"{name}: {word}: {name} held"
+
+
+@pytest.mark.parametrize("word", ["no-gpu", "wrong-gpu", "timeout", "infrastructure"])
+def test_the_machines_faults_keep_their_words(word: str) -> None:
+    assert judge_several(failed("gpus", word), replace(GOOD, returncode=1)).outcome is Outcome(word)
+    hung = judge_several(
+        lambda document: document.update(running="all-reduce"), replace(GOOD, timed_out=True)
+    )
+    assert hung.outcome is Outcome.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("numbers", "outcome"),
+    [
+        ({"gpus": 3}, Outcome.INFRASTRUCTURE),
+        ({"gpus": 1e300}, Outcome.INFRASTRUCTURE),
+        ({"gpus": 1}, Outcome.APART),
+        ({"gpus": 1.5}, Outcome.APART),
+        ({"gpus": -2}, Outcome.APART),
+        ({}, Outcome.APART),
+    ],
+)
+def test_no_image_counts_more_gpus_than_its_host_has_or_fewer_than_two(
+    numbers: dict[str, float], outcome: Outcome
+) -> None:
+    report = judge_several(lambda document: row(document, "gpus").update(numbers=numbers))
+    assert report.outcome is outcome
+
+
+def test_only_gpus_that_the_driver_knows_too_and_of_that_capability_are_counted() -> None:
+    first, second = HOST_OF_TWO.gpus
+    for host in (
+        replace(HOST_OF_TWO, known=(first.uuid,)),
+        replace(HOST_OF_TWO, gpus=(first, replace(second, capability="9.0"))),
+    ):
+        run = replace(make_run(level="several"), hardware=host)
+        assert judge(run=run).outcome is Outcome.INFRASTRUCTURE
+
+
+def test_of_several_nothing_is_waived() -> None:
+    report = judge_several(not_run("all-reduce"), replace(GOOD, returncode=1))
+    assert (report.outcome, report.waived) == (Outcome.NOT_TESTED, ())
+
+
+def test_a_rehearsal_of_several_is_not_together() -> None:
+    run = replace(make_run(level="several", rehearsal=True), hardware=None)
+    assert judge(lambda document: row(document, "gpus").update(numbers={}), run).outcome is Outcome.NOT_TESTED
 
 
 # --- predictions, waivers, rehearsals ------------------------------------------------------------

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagefactory.errors import NoGpuError, StatementError, ToolError
+from imagefactory.errors import NoGpuError, StatementError, ToolError, UsageError
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Contents, Library, Modules
 from imagefactory.model import Completed, Outcome, RunSpec
@@ -30,11 +30,13 @@ from imagefactory.verify.gpu_run import (
     GpuAsk,
     GpuTrial,
     ask_gpu,
-    choose_gpu,
+    choose_gpus,
     timeout_of,
     verify_gpu,
     visible_gpus,
 )
+from imagefactory.verify.kit.processes import Stop
+from imagefactory.verify.kit.program import choose_gpus as choose_by_kit
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
@@ -42,7 +44,7 @@ from imagefactory.verify.suite_files import suite_digest
 from tests.made.deep import MakeDeep
 from tests.made.gpu_run import make_run, never, well_behaved, whole
 from tests.made.trial import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
-from tests.made.verdicts import HOST, digest
+from tests.made.verdicts import HOST, HOST_OF_TWO, digest
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
 
@@ -135,9 +137,67 @@ def test_which_gpu_the_image_gets_to_see(
     gpus: tuple[GpuIdentity, ...], capability: str, visible: str, environment: tuple[tuple[str, str], ...]
 ) -> None:
     host = replace(HOST, gpus=gpus)
-    gpu = choose_gpu(host, capability)
-    assert gpu is not None
-    assert visible_gpus(host, gpu, visible) == environment
+    assert visible_gpus(host, choose_gpus(host, capability), visible) == environment
+
+
+@pytest.mark.parametrize(
+    ("gpus", "capability", "chosen"),
+    [
+        (HOST_OF_TWO.gpus, "", HOST_OF_TWO.gpus),
+        (HOST_OF_TWO.gpus, "9.0", ()),
+        (HOST.gpus, "", ()),
+        ((OTHER_GPU, *HOST_OF_TWO.gpus), "", HOST_OF_TWO.gpus),
+        ((OTHER_GPU, *HOST_OF_TWO.gpus), "9.0", ()),
+        ((OTHER_GPU, *HOST.gpus), "", ()),
+    ],
+)
+def test_several_are_all_of_the_first_capability_that_two_have(
+    gpus: tuple[GpuIdentity, ...], capability: str, chosen: tuple[GpuIdentity, ...]
+) -> None:
+    host = replace(HOST, gpus=gpus)
+    assert choose_gpus(host, capability, several=True) == chosen
+    told = {"gpus": [asdict(gpu) for gpu in gpus]}
+    if chosen:
+        by_kit = [gpu["uuid"] for gpu in choose_by_kit(told, capability, "several")]
+        assert by_kit == [gpu.uuid for gpu in chosen]
+        return
+    with pytest.raises(Stop, match="this kit is for several GPUs of") as caught:
+        choose_by_kit(told, capability, "several")
+    assert caught.value.outcome == "wrong-gpu"
+
+
+def test_the_image_sees_all_of_them_or_what_the_batch_system_says() -> None:
+    three = replace(HOST_OF_TWO, gpus=(OTHER_GPU, *HOST_OF_TWO.gpus))
+    both = ",".join(gpu.uuid for gpu in HOST_OF_TWO.gpus)
+    assert visible_gpus(HOST_OF_TWO, HOST_OF_TWO.gpus, "") == ()
+    assert visible_gpus(three, HOST_OF_TWO.gpus, "") == (("CUDA_VISIBLE_DEVICES", both),)
+    assert visible_gpus(three, HOST_OF_TWO.gpus, "0,2") == (("CUDA_VISIBLE_DEVICES", "0,2"),)
+
+
+def test_several_gpus_through_the_runner() -> None:
+    report = verify_gpu(gpu_trial(hardware=HOST_OF_TWO, level="several"), well_behaved(), clock())
+    assert (report.outcome, report.gpus) == (Outcome.TOGETHER, 2)
+    assert "several suite on 2 x A GPU of the tests (8.0, 16 GiB)" in format_gpu_run(report)
+    assert "holds for" not in format_gpu_run(report)
+
+
+def test_without_several_gpus_nothing_is_started() -> None:
+    report = verify_gpu(gpu_trial(level="several"), ScriptedRunner(write=never), clock())
+    assert report.outcome is Outcome.WRONG_GPU
+    assert report.reason == (
+        "asked for several GPUs of one capability, this machine has A GPU of the tests (8.0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "why"), [("jax", "knows PyTorch alone"), ("nvidia-cuda-runtime-cu12", "no framework")]
+)
+def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> None:
+    definition = make_definition(framework=framework)
+    ask = GpuAsk(nonce=NONCE, level="several", predicted={})
+    with pytest.raises(UsageError, match=f"is for PyTorch on NVIDIA's GPUs: .*{why}") as caught:
+        ask_gpu(definition, ask)
+    assert "--suite full" in caught.value.hint
 
 
 # --- images and hosts of which nothing can be verified -------------------------------------------
