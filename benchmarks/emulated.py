@@ -36,6 +36,7 @@ from imagefactory.verdicts.recorded import (
     curves_of,
     find_recorded,
     numbers_of,
+    without_units,
 )
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
 from imagefactory.verify.model import FULL
@@ -81,8 +82,7 @@ def rehearse(factory: Factory, target: Target, made: Image | Sif, folder: Path) 
     (row,) = json.loads((out / "report.json").read_text())["checks"]
     if row["state"] != "passed":
         raise SystemExit(f"the rehearsal failed: {row['detail']}")
-    numbers: dict[str, float] = row["numbers"]
-    return numbers
+    return without_units(row["numbers"])
 
 
 def of_this_cpu(numbers: Mapping[str, float]) -> Recorded:

@@ -1,19 +1,19 @@
 """How fast a GPU was seen to be: what verdicts of the full suite hold of it, for emulating one. Pure.
 
 The numbers of the check `profile` are times by the operations or the bytes of one call:
-`product-fp16-2147483648`, `move-3145728`.
+`product-fp16-2147483648-s`, `move-3145728-s`. Those of `all-reduce`, of several GPUs, are by bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from imagefactory.model import CheckState
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 
-PROFILE = "profile"
+PROFILE, ALL_REDUCE, PEER = "profile", "all-reduce", "peer"
 NEEDED = ("product-fp32", "convolution-fp32", "backward-fp32", "move")
 COPIES = ("up-pinned", "up-pageable", "down-pinned", "down-pageable")
 SINGLE = ("processors", "context", "kernel", "launch")
@@ -36,18 +36,31 @@ class Recorded:
 
 
 def find_recorded(judged: Iterable[Judged], device: str) -> Recorded | None:
-    """The newest that can be relied on, of a GPU that its driver calls `device`; None without one."""
-    found = (
-        recorded
-        for one in judged
-        if one.verdict and one.standing is Standing.GOOD and (recorded := _recorded(one.verdict, device))
+    """The newest that can be relied on, of a GPU that its driver calls `device`; None without one.
+
+    What several of them sent each other is the newest verdict's on those.
+    """
+    its = sorted(
+        (one.verdict for one in judged if one.verdict and one.standing is Standing.GOOD),
+        key=lambda verdict: verdict.issued,
+        reverse=True,
     )
-    return max(found, key=lambda one: one.when, default=None)
+    its = [verdict for verdict in its if verdict.report.device and verdict.report.device.name == device]
+    found = next((recorded for verdict in its if (recorded := _recorded(verdict))), None)
+    peers = next((peers for verdict in its if (peers := _peers(verdict))), ())
+    return replace(found, curves={**found.curves, PEER: peers}) if found and peers else found
 
 
-def _recorded(verdict: Verdict, device: str) -> Recorded | None:
+def _peers(verdict: Verdict) -> tuple[tuple[float, float], ...]:
+    """Seconds by the bytes that each GPU of an all-reduce sends: in a ring of n, 2 (n - 1) / n of its own."""
+    count = verdict.report.gpus
+    sums = curves_of(numbers_of(verdict, ALL_REDUCE)).get(ALL_REDUCE, ())
+    return tuple((size * 2 * (count - 1) / count, took) for size, took in sums) if count > 1 else ()
+
+
+def _recorded(verdict: Verdict) -> Recorded | None:
     report = verdict.report
-    if report.device is None or report.hardware is None or report.device.name != device:
+    if report.device is None or report.hardware is None:
         return None
     numbers = numbers_of(verdict, PROFILE)
     curves = curves_of(numbers)
@@ -66,9 +79,15 @@ def _recorded(verdict: Verdict, device: str) -> Recorded | None:
 
 
 def numbers_of(verdict: Verdict, name: str) -> dict[str, float]:
-    """Those of a check that passed; none of another."""
+    """Those of a check that passed, without the units in their names; none of another."""
     checks = (check for check in verdict.report.checks if check.name == name)
-    return next((dict(check.numbers) for check in checks if check.state is CheckState.PASSED), {})
+    passed = (check for check in checks if check.state is CheckState.PASSED)
+    return next((without_units(dict(check.numbers)) for check in passed), {})
+
+
+def without_units(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Seconds and bytes by the names of what they are of."""
+    return {name.removesuffix("-s").removesuffix("-bytes"): value for name, value in numbers.items()}
 
 
 def curves_of(numbers: Mapping[str, float]) -> dict[str, tuple[tuple[float, float], ...]]:

@@ -37,7 +37,7 @@ from imagefactory.verify.suite_report import (
 MOST_NUMBERS = 256
 MEASURED = (
     *("vector-add", "matmul", "reduction", "convolution", "transfers"),
-    *("peer-to-peer", "all-reduce", "data-parallel"),
+    *("profile", "peer-to-peer", "all-reduce", "data-parallel"),
 )
 """Checks that measure: one that passed without a number did nothing."""
 CONTRADICTION = "contradiction"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.suite.gpu.part import DEVICE_VARIABLE
-from imagefactory.verdicts.recorded import PROFILE, SINGLE, curves_of
+from imagefactory.verdicts.recorded import PROFILE, SINGLE, curves_of, without_units
 
 STEPS = """
 import importlib, json, runpy, sys
@@ -25,13 +25,13 @@ print(json.dumps(steps.record_steps("cuda", tuple(sys.argv[3:]), few=sys.argv[2]
 
 
 def record(python: str, suite: Path, expectations: Path, device: Mapping[str, Any], limit: float) -> Any:
-    """The row of the check `profile`. Raises subprocess.TimeoutExpired."""
+    """The row of the check `profile`, its numbers without their units. Raises subprocess.TimeoutExpired."""
     report = expectations.with_name("profile.json")
     command = [python, "-I", "-B", suite / "verify.py", "--part", PROFILE, expectations, report]
     environ = {**os.environ, DEVICE_VARIABLE: json.dumps(device)}
     subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, timeout=limit)
     (row,) = json.loads(report.read_text())["checks"]
-    return row
+    return {**row, "numbers": without_units(row["numbers"])}
 
 
 def emulate(

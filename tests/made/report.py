@@ -139,9 +139,9 @@ def recorded_numbers() -> tuple[tuple[str, float], ...]:
         "move": ((1 << 14, 3e-6), (1 << 28, 2e-3)),
         **{f"{way}-{how}": ((1 << 12, 1e-5), (1 << 27, 2e-2)) for way in ("up", "down") for how in MEMORY},
     }
-    numbers = {f"{name}-{work}": took for name, points in curves.items() for work, took in points}
-    single = {"processors": 30.0, "context": float(300 << 20), "kernel": 4e-6, "launch": 7e-6}
-    steps = {"step-bert-fp32-8-whole": 0.02, "pin-4096": 1e-6}
+    numbers = {f"{name}-{work}-s": took for name, points in curves.items() for work, took in points}
+    single = {"processors": 30.0, "context-bytes": float(300 << 20), "kernel-s": 4e-6, "launch-s": 7e-6}
+    steps = {"step-bert-fp32-8-whole-s": 0.02, "pin-4096-s": 1e-6}
     return tuple(sorted({**numbers, **single, **steps}.items()))
 
 

@@ -12,7 +12,7 @@ from imagefactory.verdicts.model import Judged, Standing, Verdict
 from imagefactory.verdicts.recorded import curves_of, find_recorded
 from imagefactory.verify.model import FULL
 from tests.made.report import gpu_report
-from tests.made.verdicts import DAY, LAB, NOW, SUBJECT
+from tests.made.verdicts import DAY, LAB, NOW, SUBJECT, together_report
 
 NAME = "Tesla T4"
 REPORT = gpu_report(SUBJECT, ("7.5", NAME), 0)
@@ -50,6 +50,23 @@ def test_the_newest_counts() -> None:
     assert found.when == NOW
 
 
+def test_several_of_them_tell_what_they_send_each_other() -> None:
+    whole = together_report(subject=SUBJECT)
+    gpus = tuple(replace(one, name=NAME) for one in whole.hardware.gpus) if whole.hardware else ()
+    numbers = (("all-reduce-1024-s", 2e-5), ("all-reduce-1048576-s", 4e-4), ("processes", 2.0))
+    checks = tuple(
+        replace(check, numbers=numbers) if check.name == "all-reduce" else check for check in whole.checks
+    )
+    report = replace(whole, device=gpus[0], checks=checks)
+    assert report.gpus == 2
+    verdict = replace(VERDICT, report=report)
+    found = find_recorded([judged(verdict), judged()], NAME)
+    assert found is not None
+    assert found.curves["peer"] == ((1024.0, 2e-5), (1048576.0, 4e-4))
+    assert find_recorded([judged(verdict)], NAME) is None  # how fast one is nobody measured
+    assert "peer" not in (find_recorded([judged()], NAME) or found).curves
+
+
 @pytest.mark.parametrize(
     ("one", "device"),
     [
@@ -57,7 +74,7 @@ def test_the_newest_counts() -> None:
         (judged(standing=Standing.REVOKED), NAME),
         (judged(standing=Standing.UNSIGNED), NAME),
         (judged(with_profile(CheckState.FAILED)), NAME),
-        (judged(with_profile(without="launch")), NAME),
+        (judged(with_profile(without="launch-s")), NAME),
         (judged(replace(VERDICT, report=replace(REPORT, checks=()))), NAME),
     ],
 )
@@ -66,7 +83,7 @@ def test_what_says_nothing_of_such_a_gpu(one: Judged, device: str) -> None:
 
 
 def test_a_profile_without_a_way_is_none() -> None:
-    rows = {f"up-pinned-{size}" for size in (1 << 12, 1 << 27)}
+    rows = {f"up-pinned-{size}-s" for size in (1 << 12, 1 << 27)}
     verdict = VERDICT
     for name in rows:
         report = verdict.report

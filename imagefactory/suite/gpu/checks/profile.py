@@ -28,7 +28,14 @@ def check_profile(context: GpuContext) -> Finding:
     numbers.update(torch_steps.record_steps(device, kinds, few=rehearsal))
     if wrong := sorted(name for name, value in numbers.items() if value <= 0 and name != "launch"):
         raise Failure(f"{', '.join(wrong)} took no time at all")
-    return Finding(describe(numbers), numbers)
+    return Finding(describe(numbers), {with_unit(name): value for name, value in numbers.items()})
+
+
+def with_unit(name: str) -> str:
+    """Numbers name their units: seconds, and bytes of two of them."""
+    if name == "processors":
+        return name
+    return f"{name}-bytes" if name.endswith(("context", "peak")) else f"{name}-s"
 
 
 def describe(numbers: Mapping[str, float]) -> str:
