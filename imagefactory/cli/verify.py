@@ -114,7 +114,8 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                     done = prove_image(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
-                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name} --kit DIR"
+                    level = "" if given["level"] == FULL else f" --suite {given['level']}"
+                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{level} --kit DIR"
                     raise NoGpuError(f"{name}: no-gpu: {error.message}", hint=hint) from error
                 results.append(_as_json(name, done))
                 say(_as_text(done), unless=as_json)
