@@ -257,6 +257,9 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
         lines.append(f"  GPUs   {one.capability}{least}: {one.claim.basis}, {one.claim.reason}")
     if not made.run.gpus:
         lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
+    if made.run.gpus > 1:
+        where = f"verified on {', '.join(made.together)}" if made.together else "no verdict says so"
+        lines.append(f"  GPUs   {made.run.gpus} of a machine work together: {where}")
     lines += [f"  not    {capability}: {why}" for capability, why in made.taken.form.grounds.refused]
     if not all(one.proven for one in made.taken.classes):
         lines.append("  WARNING: some of it is predicted, not verified")

@@ -35,6 +35,7 @@ from imagefactory.submit.submit_file import (
     format_submit,
 )
 from imagefactory.submit.trial import first_trial, without_gpus
+from imagefactory.verdicts.claims import work_together
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Trust
 
@@ -68,7 +69,8 @@ class SubmitMade:
     """A submit file not yet written, and the DAG of a sweep, empty for one job and where the file has it.
 
     `gather` is the file of the job that gathers a sweep's results, empty where none does. `suffix` is the
-    files', `request` what a batch script asks Slurm for, None of HTCondor's files.
+    files', `request` what a batch script asks Slurm for, None of HTCondor's files. `together` are the
+    capabilities of which as many GPUs as a job asks for were verified to work together.
     """
 
     taken: SubmittedImage
@@ -79,6 +81,7 @@ class SubmitMade:
     request: SlurmRequest | None = None
     suffix: str = ".sub"
     gather: str = ""
+    together: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
@@ -102,7 +105,9 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
 
     Raises NothingSelectedError for a target that is not offered, and as `submit_offer`.
     """
-    return submit_offer(find_offer(catalogue, ask.target, trust, now), ask, trust, now)
+    offer = find_offer(catalogue, ask.target, trust, now)
+    made = submit_offer(offer, ask, trust, now)
+    return replace(made, together=work_together(offer.judged, made.run.gpus))
 
 
 def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:

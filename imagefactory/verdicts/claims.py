@@ -47,6 +47,17 @@ def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capab
     return {capability: _claim(verdict) for capability, verdict in sorted(by_capability.items())}
 
 
+def work_together(judged: Iterable[Judged], count: int) -> tuple[str, ...]:
+    """The capabilities of which so many GPUs at least worked together, by verdicts that can be relied on."""
+    reports = (one.verdict.report for one in judged if one.verdict and one.standing is Standing.GOOD)
+    found = {
+        report.device.capability
+        for report in reports
+        if report.outcome is Outcome.TOGETHER and report.device and report.gpus >= count
+    }
+    return tuple(sorted(found, key=parse_capability))
+
+
 Proof = tuple[datetime, datetime]
 """When something was verified, and until when that holds."""
 

@@ -72,3 +72,13 @@ def test_the_time_of_a_run_that_ended(
     assert "#SBATCH --time=0-01:28:00" in Path(f"{NAME}.sbatch").read_text()
     call(*words, "--time", "3h", "--force")
     assert "#SBATCH --time=0-03:00:00" in Path(f"{NAME}.sbatch").read_text()
+
+
+def test_of_several_gpus_it_is_told_whether_a_verdict_speaks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    Path("told.json").write_text(json.dumps({**TOLD, "ranks": 2}))
+    said = call("submit", NAME, "--emulated", "told.json")
+    assert "  GPUs   2 of a machine work together: no verdict says so" in said.out

@@ -41,6 +41,7 @@ from tests.made.verdicts import (
     SUITE,
     TRUST,
     digest,
+    together_report,
     whole_report,
 )
 
@@ -79,6 +80,18 @@ def test_the_image_that_is_proven_by_its_digest() -> None:
             "source": f"verdict {digest('1')} of key {LAB.keyid[:12]}",
         }
     ]
+
+
+@pytest.mark.parametrize(("gpus", "together"), [(2, ("8.0",)), (3, ())])
+def test_whether_several_gpus_work_together_is_a_verdicts_own_word(
+    gpus: int, together: tuple[str, ...]
+) -> None:
+    two = signed(together_report(nonce="7" * 32), "7")
+    image = make_image()
+    catalogue = make_catalogue(replace(image, envelopes=(*image.envelopes, two)))
+    made = make(catalogue, run=replace(WANTED.run, gpus=gpus))
+    assert made.together == together
+    assert make(run=replace(WANTED.run, gpus=gpus)).together == ()
 
 
 def test_predictions_are_taken_only_where_somebody_accepts_them() -> None:
