@@ -114,7 +114,7 @@ def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tup
     suite = folder / "suite"
     shutil.copytree(SUITE_FOLDER, suite, ignore=shutil.ignore_patterns("__pycache__"))
     (suite / "gpu/frameworks/torch.py").write_text(FAKE_FRAMEWORK)
-    for name in ("numbers", "jit", "portability", "several"):
+    for name in ("numbers", "jit", "portability", "profile", "several"):
         (suite / f"gpu/checks/{name}.py").write_text(FAKE_NUMBERS)
     times = (
         "SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0}",
