@@ -13,6 +13,7 @@ import pytest
 
 from tests.services import PodmanService
 from tests.services.factory import Factory
+from tests.services.tier import many
 
 TARGET = "tiny-12.1-cu121"
 CODECS = {
@@ -134,6 +135,7 @@ def test_skopeo_pulls_every_byte_and_podman_runs_what_it_wrote(
     assert json.loads(out) == published.expected
 
 
+@pytest.mark.parametrize("published", many(("zstd",), tuple(CODECS)), indirect=True)
 def test_apptainer_pulls_and_runs_it(published: Published, apptainer: str) -> None:
     command = (apptainer, "exec", "--containall", "--no-https", f"docker://{published.reference}")
     assert json.loads(run(*command, "python", "-c", LOOK)) == published.expected
