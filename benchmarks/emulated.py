@@ -13,10 +13,9 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.knowledge import DataSheet, find_data_sheet
@@ -41,17 +40,11 @@ from imagefactory.verdicts.recorded import (
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
 from imagefactory.verify.model import FULL
 from imagefactory.verify.suite_files import read_suite, write_suite
+from tests.gpu.emulated import STEPS, compare
 
 ROOT = Path(__file__).parents[1]
 STAND_IN = "T4"
 """What a CPU is called while it is emulated: as it, it has no tf32 and no bf16."""
-STEPS = """
-import importlib, json, runpy, sys
-runpy.run_path("/suite/smoke.py")["load_suite"]("/suite")
-steps = importlib.import_module("imagefactory_suite.gpu.frameworks.torch_steps")
-kinds = tuple(sys.argv[2:])
-print(json.dumps(steps.record_steps("cuda", kinds, few=sys.argv[1] == "few")))
-"""
 
 
 def run_inside(factory: Factory, made: Image | Sif, spec: RunSpec) -> str:
@@ -114,17 +107,6 @@ def recorded_steps(
     return found, numbers_of(whose, PROFILE)
 
 
-def compare(recorded: Mapping[str, float], emulated: Mapping[str, float]) -> Iterator[str]:
-    """Rows of a table: milliseconds, or MiB of memory, as recorded and as emulated, and their ratio."""
-    yield "| step | recorded | emulated | of it |\n|---|---|---|---|"
-    for name, value in emulated.items():
-        met = recorded.get(name)
-        if met:
-            unit, factor = ("MiB", 1 / (1 << 20)) if name.endswith("-peak") else ("ms", 1e3)
-            words = name.removeprefix("step-").replace("-", " ")
-            yield f"| {words} | {met * factor:.3g} {unit} | {value * factor:.3g} {unit} | {value / met:.0%} |"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("target")
@@ -144,11 +126,12 @@ def main() -> None:
             recorded = rehearse(factory, target, made, folder)
             profile = of_this_cpu(recorded)
         kinds = sorted({name.split("-")[2] for name in recorded if name.startswith("step-")})
-        argv: tuple[Any, ...] = ("python", "-c", STEPS, "many" if asked.gpu else "few", *kinds)
+        argv = ("python", "-c", STEPS, "/suite", "many" if asked.gpu else "few", *kinds)
         spec = RunSpec(argv=argv, mounts=(Mount(source=folder / "suite", target="/suite"),))
         with emulating(sheet, 1, spec, profile) as (shown, _):
             emulated = json.loads(run_inside(factory, made, shown).splitlines()[-1])
-    print("\n".join(compare(recorded, emulated)))
+    for whose, detail, _ in compare(recorded, emulated):
+        print(f"{whose:18} {detail}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def emulating(
 ) -> Iterator[tuple[RunSpec, Path]]:
     """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
 
-    Raises UsageError where real GPUs were asked for as well.
+    Times are those of `recorded`, without it those of the data sheet. Raises UsageError where real GPUs were
+    asked for as well.
     """
     if spec.gpus:
         raise UsageError("--emulate is for a machine without a GPU, --nv for one with", hint="leave one out")

@@ -22,12 +22,13 @@ def check_profile(context: GpuContext) -> Finding:
     rates = Rates(device, (major, minor))
     numbers: dict[str, float] = {}
     kernels = (rates.small, rates.products, rates.convolutions, rates.attention, rates.moves)
-    for measure in (*kernels, rates.copies, rates.room):
+    for measure in (*kernels, rates.copies):
         numbers.update(measure())
     kinds = ("fp32",) if rehearsal else ("fp32", torch_steps.AMP)
     numbers.update(torch_steps.record_steps(device, kinds, few=rehearsal))
     if wrong := sorted(name for name, value in numbers.items() if value <= 0 and name != "launch"):
         raise Failure(f"{', '.join(wrong)} took no time at all")
+    numbers.update(rates.room())
     return Finding(describe(numbers), {with_unit(name): value for name, value in numbers.items()})
 
 

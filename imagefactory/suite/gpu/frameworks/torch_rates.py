@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .torch_steps import marks, wait
+from .torch_steps import marks, wait, where_room
 
 # Kind -> torch's type. tf32 and bf16 are computed by tensor cores from capability 8.0 on.
 TYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -123,22 +123,23 @@ class Rates:
     def attention(self) -> dict[str, float]:
         """Scaled dot-product attention, there and back, which is two and a half times the arithmetic."""
         found: dict[str, float] = {}
-        functional = self.torch.nn.functional
-        if not hasattr(functional, "scaled_dot_product_attention"):  # before torch 2.0
+        if not hasattr(self.torch.nn.functional, "scaled_dot_product_attention"):  # before torch 2.0
             return found
         for kind in self.kinds:
             if kind not in ("fp64", "tf32"):  # which kernels of attention do not compute in
                 for texts, words in TEXTS[self.cpu]:
-                    parts = [
-                        self._random(kind, texts, HEADS, words, WIDTH).requires_grad_() for _ in range(3)
-                    ]
-                    flops = 4 * texts * HEADS * words * words * WIDTH
-                    there = partial(functional.scaled_dot_product_attention, *parts)
-                    found[f"attention-{kind}-{flops}"] = self.timed(there)
-                    found[f"attention_backward-{kind}-{5 * flops // 2}"] = self.timed(
-                        self._back(there, *parts)
-                    )
+                    with where_room():
+                        found.update(self._attention(kind, texts, words))
         return found
+
+    def _attention(self, kind: str, texts: int, words: int) -> dict[str, float]:
+        parts = [self._random(kind, texts, HEADS, words, WIDTH).requires_grad_() for _ in range(3)]
+        flops = 4 * texts * HEADS * words * words * WIDTH
+        there = partial(self.torch.nn.functional.scaled_dot_product_attention, *parts)
+        return {
+            f"attention-{kind}-{flops}": self.timed(there),
+            f"attention_backward-{kind}-{5 * flops // 2}": self.timed(self._back(there, *parts)),
+        }
 
     def _back(self, there: Callable[[], Any], *leaves: Any) -> Callable[[], Any]:
         """The way back of one call."""
@@ -176,4 +177,4 @@ class Rates:
         cuda = self.torch.cuda
         free, total = cuda.mem_get_info()
         processors = cuda.get_device_properties(0).multi_processor_count
-        return {"processors": processors, "context": total - free - cuda.memory_reserved()}
+        return {"processors": processors, "context": max(0, total - free - cuda.memory_reserved())}

@@ -5,6 +5,7 @@ A profile records them. An emulated GPU that runs this very file is held against
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import statistics
@@ -31,7 +32,7 @@ def record_steps(device: str, kinds: tuple[str, ...], *, few: bool) -> dict[str,
     batches `few` as a CPU can do.
 
     `whole` is a step from one to the next, which hides the program's time behind the GPU's; `forward`,
-    `backward` and `optimizer` are the GPU's. What a small GPU has no room for is left out.
+    `backward` and `optimizer` are the GPU's.
     """
     torch: Any = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # as torch begins
@@ -39,15 +40,21 @@ def record_steps(device: str, kinds: tuple[str, ...], *, few: bool) -> dict[str,
     for name, batches in BATCHES.items():
         for batch in batches[few]:
             for kind in kinds:
-                try:
+                with where_room():
                     took = dict(train(name, batch, kind, device))
-                except RuntimeError as error:
-                    if FULL not in str(error):
-                        raise
-                    took = {}
-                found.update({f"step-{name}-{kind}-{batch}-{what}": value for what, value in took.items()})
-                gc.collect()
+                    found.update({f"step-{name}-{kind}-{batch}-{what}": took[what] for what in took})
     return found
+
+
+@contextlib.contextmanager
+def where_room() -> Iterator[None]:
+    """What a small GPU has no room for is left out of its profile, and fails nothing."""
+    gc.collect()  # of what was there before, the networks hold themselves
+    try:
+        yield
+    except RuntimeError as error:
+        if FULL not in str(error):
+            raise
 
 
 def train(name: str, batch: int, kind: str, device: str) -> Iterator[tuple[str, float]]:
