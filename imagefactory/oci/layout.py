@@ -60,6 +60,7 @@ from imagefactory.oci.manifests import (
     media_type_of,
     parse_config,
     parse_descriptor,
+    read_json,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.oci.store import DIGEST
@@ -154,7 +155,7 @@ class Layout:
             raise StoreError(f"{digest} in {self.path} is no manifest: it has {size} bytes")
         data = self.read(Descriptor(media_type="", digest=digest, size=size))
         try:
-            media_type = media_type_of(json.loads(data))
+            media_type = media_type_of(read_json(data))
         except MALFORMED:
             raise StoreError(f"{digest} in {self.path} is no manifest") from None
         return Descriptor(media_type=media_type, digest=digest, size=size), data
@@ -276,10 +277,10 @@ class Layout:
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
-        manifest_descriptor, value = descriptor, json.loads(self.read(descriptor))
+        manifest_descriptor, value = descriptor, read_json(self.read(descriptor))
         if media_type_of(value) in INDEX_TYPES:
             manifest_descriptor = choose_image(name, value["manifests"])
-            value = json.loads(self.read(manifest_descriptor))
+            value = read_json(self.read(manifest_descriptor))
         manifest: dict[str, Any] = value
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:

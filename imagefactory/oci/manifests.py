@@ -60,12 +60,51 @@ def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
     return plain
 
 
+def read_json(data: bytes) -> Any:
+    """The value of a manifest's or config's bytes. Raises ValueError where another tool may read another one.
+
+    Docker, Podman and Apptainer match names without regard to case and take the last one (Go's
+    encoding/json), so an object that spells one name in two ways is rejected. The keys of maps, such as
+    labels, are exempt.
+    """
+    value = json.loads(data, object_pairs_hook=_object)
+    _check_names(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it names a key twice")
+    return found
+
+
+def _check_names(value: Any) -> None:
+    if isinstance(value, list):
+        for one in value:
+            _check_names(one)
+    if isinstance(value, dict):
+        folded = {name.casefold() for name in value}
+        if len(folded) != len(value):
+            raise ValueError("it spells a key in two ways")
+        for name, one in value.items():
+            if name.casefold() not in _MAPS:
+                _check_names(one)
+
+
+_MAPS = {"annotations", "labels", "exposedports", "volumes"}
+"""Fields of manifests and configs whose keys are a person's, not the specification's."""
+
+
 def media_type_of(value: Mapping[str, Any]) -> str:
     """What kind of manifest `value` is. The field is optional in OCI's: then its contents tell.
 
-    Raises ValueError for what is no manifest.
+    Raises ValueError for what is no manifest, and for what is an index and an image at once: image-spec
+    1.0.2 forbids that, since tools would disagree on which (CVE-2021-41190).
     """
     told = value.get("mediaType")
+    if "manifests" in value and ("config" in value or "layers" in value):
+        raise ValueError("an image index and an image manifest at once")
     if told:
         return str(told)
     if isinstance(value.get("manifests"), list):
@@ -101,7 +140,7 @@ class ImageConfig:
 
 def parse_config(data: bytes, layers: int) -> ImageConfig:
     """The config of an image of so many layers. Raises one of MALFORMED for what is none."""
-    value = json.loads(data)
+    value = read_json(data)
     diff_ids, run = value["rootfs"]["diff_ids"], value.get("config") or {}
     variables, entrypoint, command = (run.get(key) or [] for key in ("Env", "Entrypoint", "Cmd"))
     single = (run.get("WorkingDir") or "", run.get("User") or "")

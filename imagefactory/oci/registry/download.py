@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 
@@ -14,6 +13,7 @@ from imagefactory.oci.manifests import (
     MANIFEST_TYPES,
     digest_of,
     media_type_of,
+    read_json,
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.exchange import SMALL, Ask, short_of
@@ -87,6 +87,7 @@ class Download:
             with self.session.answer(ask) as response:
                 data = read_some(response.raw, MANIFEST_LIMIT)
                 told = wanted if ":" in wanted else response.headers.get("Docker-Content-Digest", "")
+                header = response.headers.get("Content-Type", "").partition(";")[0].strip()
         except RefusedError as error:
             if error.status == 404:
                 return None
@@ -95,9 +96,12 @@ class Download:
         if told.startswith("sha256:") and told != digest:
             raise TransientError(f"a manifest came that is {digest[:19]}, not {told[:19]}")
         try:
-            media_type = media_type_of(json.loads(data))
+            media_type = media_type_of(read_json(data))
         except MALFORMED:
             raise TransientError(f"what came for {wanted} is no manifest") from None
+        # Docker and Podman go by the header, whatever the bytes say.
+        if header in (*INDEX_TYPES, *MANIFEST_TYPES) and header != media_type:
+            raise RefusedError(f"the manifest {digest} says that it is {media_type}, its header {header}")
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
 
