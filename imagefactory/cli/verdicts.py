@@ -158,7 +158,8 @@ def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
     from imagefactory.verify.report import format_gpu_report
 
     row: dict[str, object] = {
-        "digest": judged.digest,
+        "digest": judged.name,
+        "artifact": judged.digest,
         "standing": judged.standing.value,
         "why": judged.why,
         "proves": judged.proves,

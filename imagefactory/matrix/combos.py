@@ -72,7 +72,8 @@ class ComboEntry:
 class Told:
     """What became of one node of a sweep. `sweep` is the sweep's id.
 
-    `images` are the digests that it was for; empty for what speaks of the pool alone (`no-match`).
+    `images` are the digests of the manifests that it was for; empty for what speaks of the pool alone
+    (`no-match`).
     """
 
     target: str

@@ -20,8 +20,10 @@ from imagefactory.oci.manifests import (
     canonical_json,
     digest_of,
     format_descriptor,
+    media_type_of,
     parse_config,
     parse_descriptor,
+    read_json,
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Store
@@ -134,7 +136,9 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
     """The manifests and the blobs a manifest names. Raises RegistryError for what is malformed."""
     kind, digest = manifest.descriptor.media_type, manifest.descriptor.digest
     try:
-        value = json.loads(manifest.data)
+        value = read_json(manifest.data)
+        if kind in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != kind:
+            raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {kind}")
         if kind in INDEX_TYPES:
             children, blobs = [parse_descriptor(entry) for entry in value["manifests"]], []
         elif kind in MANIFEST_TYPES:
@@ -204,6 +208,34 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
     # amd64/v3 and the like need newer processors: the plain one runs everywhere.
     fitting.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
     return Choice(digest=str(fitting[0]["digest"]), whole=False)
+
+
+def check_unambiguous(manifest: Manifest) -> None:
+    """Raises RegistryError for an index of which two tools could take different images for one platform.
+
+    They differ on variants, on compression, on other spellings of a processor (containerd's `x86_64`), on an
+    image without a platform, and on one that calls itself an attestation: BuildKit's have the platform
+    unknown/unknown. So each platform stands there once, whatever its variant.
+    """
+    if manifest.descriptor.media_type not in INDEX_TYPES:
+        return
+    parse_parts(manifest)  # well-formed from here on
+    digest, seen = manifest.descriptor.digest, set[tuple[str, str]]()
+    entries = json.loads(manifest.data)["manifests"]
+    for entry in entries:
+        named = tuple(str(part).lower() for part in _platform_of(entry)) if "platform" in entry else ("", "")
+        platform = (named[0], _PROCESSORS.get(named[1], named[1]))
+        if ATTESTATION in (entry.get("annotations") or {}):
+            if platform != ("unknown", "unknown"):
+                raise RegistryError(f"{digest} has an attestation for {'/'.join(platform)[:80]}")
+            continue
+        if platform in seen or ("" in platform and len(entries) > 1):
+            raise RegistryError(f"{digest} has two images that may be meant for {'/'.join(platform)[:80]!r}")
+        seen.add(platform)
+
+
+_PROCESSORS = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
+"""What containerd takes for the same processor (its `platforms` module, normalizeArch)."""
 
 
 def _platforms(images: Iterable[Mapping[str, Any]]) -> list[str]:

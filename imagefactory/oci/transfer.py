@@ -62,19 +62,26 @@ def remember(
 
     It has a repository by the digest of each blob and, by repository and root, what was `told` of it there.
     """
-    fresh = {blob.digest: repository for blob in graph.blobs} | {_root_key(repository, graph): told}
+    fresh = {blob.digest: repository for blob in graph.blobs} | {
+        _root_key(repository, graph.root.descriptor.digest): told
+    }
     old = [(digest, where) for digest, where in memory.items() if digest not in fresh]
     return {**dict(old[: max(0, MOST_REMEMBERED - len(fresh))]), **fresh}
 
 
 def told_of(memory: Mapping[str, object], repository: str, graph: Graph) -> str | None:
     """What `remember` was told of a root that it saw arrive whole in `repository`, None for another."""
-    told = memory.get(_root_key(repository, graph))
+    told = memory.get(_root_key(repository, graph.root.descriptor.digest))
     return told if isinstance(told, str) else None
 
 
-def _root_key(repository: str, graph: Graph) -> str:
-    return f"{repository}@{graph.root.descriptor.digest}"
+def was_sent(memory: Mapping[str, object], repository: str, digest: str) -> bool:
+    """Whether `remember` saw the root `digest` arrive whole in `repository`."""
+    return _root_key(repository, digest) in memory
+
+
+def _root_key(repository: str, digest: str) -> str:
+    return f"{repository}@{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
     else:
         lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged], width, _DROP))
     lines += [
-        f"{short(judged.digest)} {judged.standing}: {judged.why}"
+        f"{short(judged.name)} {judged.standing}: {judged.why}"
         for judged in image.judged
         if judged.standing is not Standing.GOOD
     ]
@@ -64,7 +64,7 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
 def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
     verdict = judged.verdict
     if verdict is None:
-        return (judged.standing.value, *["-"] * (len(_HEADER) - 2), short(judged.digest))
+        return (judged.standing.value, *["-"] * (len(_HEADER) - 2), short(judged.name))
     report = verdict.report
     device, hardware = report.device, report.hardware
     return (
@@ -79,7 +79,7 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
         hardware.kind if hardware else "-",
         f"{verdict.issued:%Y-%m-%d}",
         f"{verdict.expires:%Y-%m-%d}",
-        short(judged.digest),
+        short(judged.name),
     )
 
 
@@ -105,7 +105,7 @@ def _checks(judged: Judged, width: int | None) -> list[str]:
     ]
     table = format_table(("CHECK", "STATE", "TIME", "NUMBERS"), rows, width, ("TIME",))
     said = [f"contradicts the prediction: {one}" for one in report.contradictions]
-    return ["", f"{short(judged.digest)}: {report.reason or report.outcome.value}", *said, table]
+    return ["", f"{short(judged.name)}: {report.reason or report.outcome.value}", *said, table]
 
 
 def short(digest: str) -> str:

@@ -13,7 +13,7 @@ from imagefactory.factory import Factory
 from imagefactory.gpu.platforms import architecture
 from imagefactory.model import Target
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
-from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
+from imagefactory.oci.graph import ATTESTATION, Manifest, Place, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
@@ -108,6 +108,9 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         return f"{root.name} is not whole in {place}: left out"
     index = read_manifest(place, root.digest)
     others = [one for one in platforms_in(index) if one[0] != target.platform]
+    images = sum(ATTESTATION not in dict(part.annotations) for part in parse_parts(index)[0])
+    if images > 1 + len(others):
+        return f"{root.name} in {place} is left out: it has images for platforms that no target is for"
     for platform, manifest in others:
         tag = f"{plain_tag(target)}-{architecture(platform)}"
         there = place.store.manifest(place.repository, tag)

@@ -201,14 +201,14 @@ def _verdicts(
     for image in images:
         for judged in image.judged:
             if judged.standing is Standing.REVOKED or _of_another(judged, subject):
-                bad.add(judged.digest)
+                bad.add(judged.name)
             elif judged.standing is Standing.GOOD:
-                good[judged.digest] = (judged, image.envelopes[judged.digest])
+                good[judged.name] = (judged, image.envelopes[judged.digest])
     kept = {digest: good[digest] for digest in sorted(good) if digest not in bad}
     revocations = {digest: data for image in images for digest, data in image.revocations.items() if data}
     return (
         tuple(judged for judged, _ in kept.values()),
-        tuple((digest, data) for digest, (_, data) in kept.items()),
+        tuple((judged.digest, data) for judged, data in kept.values()),
         tuple(sorted(_readable(revocations))),
     )
 

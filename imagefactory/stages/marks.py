@@ -9,6 +9,7 @@ from imagefactory.access import Access, registry_place, repository_of
 from imagefactory.errors import StoreError
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
+from imagefactory.oci.transfer import was_sent
 from imagefactory.stages.verdicts import Judge
 from imagefactory.verdicts.model import Marks
 from imagefactory.versions import natural
@@ -35,7 +36,7 @@ def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict
             }
         except StoreError:
             return Marks(built=True)
-        pushed = sent.get(image.config) == repository_of(path, target.family)
+        pushed = was_sent(sent, repository_of(path, target.family), image.digest)
         return Marks(built=True, pushed=pushed, verified=tuple(sorted(proven, key=natural)))
 
     return {target.name: marks(target) for target in targets}

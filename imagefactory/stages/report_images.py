@@ -172,7 +172,7 @@ def _before(surveyed: Surveyed, shown: Found) -> Manifest | None:
     """The manifest of the image before the one that is shown: the next older of other content."""
     images = list(surveyed.images)
     at = next((i for i, (_, found) in enumerate(images) if found is shown), len(images))
-    older = (one for one in images[at + 1 :] if one[1].subject.config != shown.subject.config)
+    older = (one for one in images[at + 1 :] if one[1].subject.manifest != shown.subject.manifest)
     found = next(older, None)
     return read_manifest(found[0], found[1].subject.manifest) if found else None
 
@@ -289,18 +289,18 @@ def _history(artifacts: Sequence[tuple[Place, Found]]) -> tuple[tuple[Subject, J
 
 
 def _newest_first(rows: Iterable[tuple[Subject, Judged]]) -> tuple[tuple[Subject, Judged], ...]:
-    """Each artifact once, though it lies in store and registry; taken back where one of them knows that."""
+    """Each verdict once, though it lies in store and registry; taken back where one of them knows that."""
     by_digest: dict[str, tuple[Subject, Judged]] = {}
     for subject, judged in rows:
-        known = by_digest.get(judged.digest)
+        known = by_digest.get(judged.name)
         if known is None or judged.standing is Standing.REVOKED:
-            by_digest[judged.digest] = (subject, judged)
+            by_digest[judged.name] = (subject, judged)
     return tuple(sorted(by_digest.values(), key=_when, reverse=True))
 
 
 def _when(row: tuple[Subject, Judged]) -> tuple[float, str]:
     verdict = row[1].verdict
-    return (verdict.issued.timestamp() if verdict else 0.0), row[1].digest
+    return (verdict.issued.timestamp() if verdict else 0.0), row[1].name
 
 
 def _weightiest(claims: Iterable[tuple[str, Claim]]) -> Mapping[Capability, Claim]:

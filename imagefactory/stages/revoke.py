@@ -68,7 +68,7 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
     subject = read_subject(place, revoking.wanted)
     judged = find_in(access, place, subject, court).judged
     good = [judgement for judgement in judged if judgement.standing is Standing.GOOD]
-    before = {judgement.digest for judgement in good}
+    before = {judgement.name for judgement in good}
     # A clock that goes before this one dated some of them ahead, and those are meant as well.
     until = max((judgement.verdict.issued for judgement in good if judgement.verdict), default=revoking.now)
     withdrawal = Withdrawal(
@@ -81,9 +81,9 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
     known = judge_revocations({"": envelope}, subject, court).heeded
     after = find_verdicts(place, subject, replace(court, revocations=known)).judged
     taken = tuple(
-        judgement.digest
+        judgement.name
         for judgement in after
-        if judgement.standing is Standing.REVOKED and judgement.digest in before
+        if judgement.standing is Standing.REVOKED and judgement.name in before
     )
     if not taken:
         raise CheckFailedError(
@@ -103,7 +103,8 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
 
 def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
     digits = text.removeprefix("sha256:")
-    digests = [one.digest for one in judged if digits and one.digest[len("sha256:") :].startswith(digits)]
+    names = {one.name for one in judged if one.verdict}
+    digests = [one for one in names if digits and one.removeprefix("sha256:").startswith(digits)]
     if len(digests) != 1:
         raise UsageError(
             f"'{text[:80]}' is the beginning of {len(digests)} verdicts of this image",

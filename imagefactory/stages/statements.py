@@ -49,7 +49,7 @@ def places_of(access: Access, own: Subject, where: Reference | None) -> tuple[tu
     if where is not None:
         place = place_of(access, where)
         subject = read_subject(place, where.wanted)
-        if own.manifest != subject.manifest and own.config != subject.config:
+        if own.manifest != subject.manifest:
             raise UsageError(
                 f"{where} is {subject.manifest}, and the verdict speaks of {own.manifest}",
                 hint="name the image that was verified, by its digest",

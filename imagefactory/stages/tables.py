@@ -36,10 +36,8 @@ from imagefactory.stages.verdicts import find_in, local_place, read_court, regis
 from imagefactory.sweeps.cells import NO_MATCH
 from imagefactory.sweeps.sweep_file import read_collected, read_sweep
 from imagefactory.verdicts.found import Found
-from imagefactory.verdicts.judgement import EMPTY_CONFIG
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.model import Subject
 
 FORMAT = "imagefactory.tables/1"
 MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
@@ -168,7 +166,7 @@ def _entry(surveyed: Surveyed) -> ComboEntry:
         framework=target.framework,
         version=target.version,
         cuda=target.cuda,
-        images=_digests(*(artifact.subject for artifact in artifacts)),
+        images=frozenset(artifact.subject.manifest for artifact in artifacts),
         judged=tuple(artifact.judged for artifact in artifacts),
         required=tuple(parse_capability(capability) for capability in target.capabilities),
         block=stage.block or ("" if artifacts else stage.missing),
@@ -233,7 +231,7 @@ def read_told(folder: Path) -> tuple[Told, ...]:
             reason=node.why or node.result.reason,
             sweep=sweep.id,
             made=sweep.made,
-            images=_digests(nodes[node.result.node].image.subject),
+            images=frozenset({nodes[node.result.node].image.subject.manifest}),
         )
         for node in read_collected(folder)
         if node.result.outcome is not None and node.result.node in nodes
@@ -299,13 +297,12 @@ def _offered(offer: Offer) -> ComboEntry:
     claims: dict[Capability, Claim] = {}
     for capability, claim in image.predicted:  # the weightiest of a capability comes first
         claims.setdefault(parse_capability(capability), claim)
-    subjects = (image.subject, *(offered.sif.subject for offered in offer.sifs))
     return ComboEntry(
         target=image.target,
         framework=image.framework,
         version=image.target.removeprefix(f"{image.family}-").partition("-")[0],
         cuda=image.cuda,
-        images=frozenset().union(*(_digests(subject) for subject in subjects)),
+        images=frozenset({image.subject.manifest, *(one.sif.subject.manifest for one in offer.sifs)}),
         judged=(offer.judged, *(offered.judged for offered in offer.sifs)),
         rulings={
             capability: Ruling(claim=claim, against=(claim,) if claim.answer is Answer.NO else ())
@@ -313,12 +310,6 @@ def _offered(offer: Offer) -> ComboEntry:
         },
         required=tuple(parse_capability(capability) for capability in image.required),
     )
-
-
-def _digests(*subjects: Subject) -> frozenset[str]:
-    """What a verdict or sweep may call these images by."""
-    found = {one for each in subjects for one in (each.index, each.manifest, each.config)}
-    return frozenset(found - {EMPTY_CONFIG})
 
 
 def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False) -> tuple[Path, ...]:

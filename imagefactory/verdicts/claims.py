@@ -131,6 +131,6 @@ def _claim(verdict: Verdict) -> Claim:
         answer=Answer.YES if passed else Answer.NO,
         rule=SUITE if passed else report.outcome.value,
         reason=said,
-        source=f"verdict {verdict.digest or 'not attached'} of key {verdict.keyid[:12]}",
+        source=f"verdict {verdict.digest} of key {verdict.keyid[:12]}",
         driver=driver if passed else "",
     )

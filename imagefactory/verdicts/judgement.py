@@ -20,9 +20,6 @@ from imagefactory.verdicts.statement import SKEW, missing_evidence, parse_verdic
 from imagefactory.verdicts.trust import Trust, TrustedKey
 from imagefactory.verify.model import Subject
 
-# Digest of `{}`, the empty descriptor of the OCI image specification.
-EMPTY_CONFIG = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Court:
@@ -76,7 +73,7 @@ def out_of_period(key: TrustedKey, issued: datetime) -> tuple[Standing, str] | N
 
 
 def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> Judged:
-    """One word for one envelope. `digest` is that of the artifact that carries it.
+    """One word for one envelope. `digest` is that of the artifact that carries it, and decides nothing.
 
     The first that fails decides: envelope, key, signature, statement, the key's period, subject, suite,
     evidence, revocation, time. `replayed` needs the others beside it: `judge_verdicts`.
@@ -89,7 +86,6 @@ def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> J
     except StatementError as error:
         standing, why = (Standing.MALFORMED, error.message) if opened.key else (opened.standing, opened.why)
         return Judged(digest=digest, standing=standing, why=why, verdict=None)
-    verdict = replace(verdict, digest=digest)
     standing, why = opened.standing, opened.why
     if opened.key is not None:
         standing, why = _judge(verdict, opened.key, subject, court) or (standing, why)
@@ -99,7 +95,8 @@ def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> J
 def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> tuple[Judged, ...]:
     """All envelopes of a subject, by the digest of their artifact, the earliest issued first.
 
-    A nonce is spent once: of two statements that bring the same one, the later is `replayed`.
+    A nonce is spent once: of two statements that bring the same one, the later is `replayed`. A verdict that
+    several artifacts carry is one row.
     """
     judged = [judge_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
     judged.sort(key=_order)
@@ -108,11 +105,15 @@ def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Cour
     for judgement in judged:
         if judgement.standing is Standing.GOOD and judgement.verdict is not None:
             known = first.setdefault(judgement.verdict.report.nonce, judgement.verdict)
-            if replace(known, digest="") != replace(judgement.verdict, digest=""):
+            if known != judgement.verdict:
                 why = f"its nonce is that of {known.digest}"
                 judgement = replace(judgement, standing=Standing.REPLAYED, why=why)
         result.append(judgement)
-    return tuple(result)
+    rows = {
+        (row.standing, row.verdict.keyid, row.verdict.digest) if row.verdict else row.digest: row
+        for row in reversed(result)
+    }
+    return tuple(reversed(rows.values()))
 
 
 def expires(verdict: Verdict, trust: Trust) -> datetime:
@@ -130,20 +131,13 @@ def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tup
     return tuple((capability, end) for capability, end in sorted(last.items()) if end <= until)
 
 
-def concerns(own: Subject, subject: Subject) -> bool:
-    """Whether what speaks of `own` does of this subject: the manifest or the config, which fixes the content.
-
-    Artifacts share the empty config, which fixes nothing.
-    """
-    return own.manifest == subject.manifest or own.config == subject.config != EMPTY_CONFIG
-
-
 def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) -> tuple[Standing, str] | None:
     late = out_of_period(key, verdict.issued)
     if late:
         return late
     report = verdict.report
-    if not concerns(report.subject, subject):
+    # The manifest alone: podman and apptainer unpack layers that do not match the config's diff IDs.
+    if report.subject.manifest != subject.manifest:
         return Standing.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
     if report.suite not in court.suites:
         return (

@@ -14,9 +14,9 @@ from imagefactory.verify.model import GpuReport
 class Verdict:
     """A signed statement about one run. `report` is what it says; its outcome may be any word.
 
-    `keyid` is that of the key that signed it, `digest` that of the artifact that carries it in a store, empty
-    before it is attached. It holds from `issued` until `expires`, for its GPU's capability and for drivers
-    from its own on.
+    `keyid` is that of the key that signed it, `digest` that of the signed payload: it stays the same whatever
+    artifact carries the envelope, and is empty before the verdict is signed. It is valid from `issued` until
+    `expires`, for its GPU's capability and for drivers from its own on.
     """
 
     report: GpuReport
@@ -30,12 +30,12 @@ class Verdict:
 class Revocation:
     """A signed statement that verdicts of a subject hold no longer, signed by the key `keyid`.
 
-    It speaks of verdicts of `subjects` (manifest and config digests): of those whose artifacts are
-    `verdicts`, where that is empty of all that were issued up to `before`; of one `capability`, all where
-    that is empty.
+    It speaks of verdicts about the manifest `subject`: of those in `verdicts` (digests of signed payloads, as
+    Verdict.digest), where that is empty of all that were issued up to `before`; of one `capability`, all
+    where that is empty.
     """
 
-    subjects: tuple[str, ...]
+    subject: str
     verdicts: tuple[str, ...]
     capability: str
     before: datetime
@@ -47,7 +47,7 @@ class Revocation:
         report = verdict.report
         capability = report.device.capability if report.device else ""
         return (
-            bool({report.subject.manifest, report.subject.config} & set(self.subjects))
+            report.subject.manifest == self.subject
             and (verdict.digest in self.verdicts if self.verdicts else verdict.issued <= self.before)
             and self.capability in ("", capability)
         )
@@ -73,12 +73,21 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict as found in a store, None where it cannot be read, and whether it can be relied on."""
+    """A verdict as found in a store, None where it cannot be read, and whether it can be relied on.
+
+    `digest` is that of the artifact that carries it. Anyone who may push can carry it by another one, so
+    nothing but the artifact itself is known by it: `name` is the verdict's.
+    """
 
     digest: str
     standing: Standing
     why: str
     verdict: Verdict | None
+
+    @property
+    def name(self) -> str:
+        """The digest that people name it by: the signed payload's, the artifact's where that is not read."""
+        return self.verdict.digest if self.verdict else self.digest
 
     @property
     def proves(self) -> bool:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from imagefactory.documents import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.verdicts.envelope import parse_envelope, seal
-from imagefactory.verdicts.judgement import concerns, open_signed, out_of_period
+from imagefactory.verdicts.judgement import open_signed, out_of_period
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.statement import LONGEST_LIFE, SKEW, format_statement, parse_predicate
@@ -107,7 +107,7 @@ def judge_portable(data: bytes, digest: str, subject: Subject, trust: Trust, now
         own, late = made.report.subject, out_of_period(opened.key, made.issued)
         if late:
             standing, why = late
-        elif not concerns(own, subject):
+        elif own.manifest != subject.manifest:
             standing, why = Standing.OTHER_SUBJECT, f"it speaks of {own.manifest}"
         elif made.issued - now > SKEW:
             standing, why = Standing.NOT_YET, f"it is issued at {format_time(made.issued)}"

@@ -3,8 +3,8 @@
     format_revocation() -> seal() -> envelope          envelope -> read_revocation() -> Revocation
 
 A revocation speaks of the verdicts of one image that it names, or of all that were signed until then, so a
-later run can verify the image again. It is an in-toto statement like a verdict, about the same two digests,
-attached to the same manifest, and read as strictly.
+later run can verify the image again. It is an in-toto statement like a verdict, about the same manifest,
+attached to it, and read as strictly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_VERDICTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
-    """What is taken back, and why (one line): verdicts of `subject` by their artifacts' digests.
+    """What is taken back, and why (one line): verdicts of `subject` by the digests of their signed payloads.
 
     Without `verdicts` all of them that were signed until now, on one `capability` or, where that is empty, on
     any.
@@ -76,7 +76,7 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
     if format_revocation(withdrawal, issued) != payload:
         raise fault(where, "its subjects are not what it says, or it is spelt in another way")
     return Revocation(
-        subjects=(subject.manifest, subject.config),
+        subject=subject.manifest,
         verdicts=withdrawal.verdicts,
         capability=withdrawal.capability,
         before=issued,
@@ -97,7 +97,7 @@ class Revoked:
 
 
 def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> Revoked:
-    """Of the envelopes about `subject`, by their artifacts' digests, those of keys trusted at that time.
+    """Of the envelopes about `subject`, by the digest of the artifact, those of keys trusted at that time.
 
     A revocation never expires. Any trusted key may take back what another signed.
     """
@@ -115,8 +115,8 @@ def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: C
         late = out_of_period(opened.key, revocation.before)
         if late is None and revocation.before > court.now + SKEW:
             late = Standing.NOT_YET, "it is of a time that is still to come"
-        if late is None and not {subject.manifest, subject.config} & set(revocation.subjects):
-            late = Standing.OTHER_SUBJECT, f"it speaks of {revocation.subjects[0]}"
+        if late is None and revocation.subject != subject.manifest:
+            late = Standing.OTHER_SUBJECT, f"it speaks of {revocation.subject}"
         if late:
             ignored.append(f"revocation {digest}: {late[0]}, {late[1]}")
         else:

@@ -2,7 +2,7 @@
 
     GpuReport -> sign() -> Signed          payload -> parse_verdict() -> Verdict
 
-A statement is an in-toto Statement v1 about two digests, the image's manifest and its config. Its predicate
+A statement is an in-toto Statement v1 about one digest, that of the image's manifest. Its predicate
 is the report, as report.py writes it, with `issued` and `expires` (verdict.schema.json).
 
 The names of predicate types look like addresses and are none: nothing is ever fetched from there.
@@ -20,6 +20,7 @@ from typing import Any
 from imagefactory.documents import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
+from imagefactory.oci.manifests import digest_of
 from imagefactory.settings.choices import POOLS
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_json, seal
@@ -91,7 +92,8 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     issued = now.replace(microsecond=0)
     verdict = Verdict(report=report, issued=issued, expires=issued + timedelta(days=days), keyid=key.keyid)
     payload = format_verdict(verdict)
-    parse_verdict(payload, "the statement to sign", key.keyid)  # nothing is signed that nobody would read
+    # Nothing is signed that nobody would read.
+    verdict = parse_verdict(payload, "the statement to sign", key.keyid)
     envelope, test_result = seal(payload, key), seal(format_test_result(verdict), key)
     for data in (envelope, test_result):
         parse_envelope(data, "the statement to sign")  # base64 is a third longer
@@ -221,17 +223,15 @@ def format_test_result(verdict: Verdict) -> bytes:
 
 
 def format_statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> bytes:
-    """An in-toto Statement v1 about the manifest and the config of `subject`."""
-    digests = (("manifest", subject.manifest), ("config", subject.config))
+    """An in-toto Statement v1 about the manifest of `subject`, which alone fixes what tools unpack."""
     return format_json(
         {
             "_type": STATEMENT,
             "subject": [
                 {
-                    "name": f"{subject.target or 'image'}/{part}",
-                    "digest": {"sha256": digest[len("sha256:") :]},
+                    "name": f"{subject.target or 'image'}/manifest",
+                    "digest": {"sha256": subject.manifest.removeprefix("sha256:")},
                 }
-                for part, digest in digests
             ],
             "predicateType": kind,
             "predicate": predicate,
@@ -251,7 +251,7 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     own = ("issued", "expires")
     report = parse_gpu_report({key: value for key, value in predicate.items() if key not in own}, where)
     period = _PERIOD.parse({key: value for key, value in predicate.items() if key in own}, where)
-    verdict = Verdict(report=report, keyid=keyid, **period)
+    verdict = Verdict(report=report, keyid=keyid, digest=digest_of(payload), **period)
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
         raise fault(f"{where}: expires", f"that is not within {LONGEST_LIFE.days} days after it was issued")
     if report.ended - verdict.issued > SKEW:

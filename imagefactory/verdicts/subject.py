@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from imagefactory.errors import NoImageError, RegistryError
-from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, parse_parts, read_manifest
+from imagefactory.oci.graph import (
+    ATTESTATION,
+    Manifest,
+    Place,
+    check_unambiguous,
+    choose_platform,
+    parse_parts,
+    read_manifest,
+)
 from imagefactory.oci.manifests import INDEX_TYPES
 from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.verify.model import Subject
@@ -18,15 +26,17 @@ def read_subject(place: Place, wanted: str, platform: str = "") -> Subject:
 
     Without a platform the only one, of several linux/amd64.
 
-    Raises RegistryError or StoreError where `place` has no such image, NoImageError for what is none.
+    Raises RegistryError or StoreError where `place` has no such image, NoImageError for what is not one, or
+    is an index of which other tools may take another image.
     """
     root = read_manifest(place, wanted)
     with _an_image(root):
+        check_unambiguous(root)
         chosen = choose_platform(root, platform).digest
     manifest = read_manifest(place, chosen)
     if manifest.descriptor.media_type in INDEX_TYPES:  # one image and what is attested of it
         with _an_image(root):
-            parse_parts(manifest)
+            check_unambiguous(manifest)
             entries = json.loads(manifest.data)["manifests"]
             (image,) = (one for one in entries if ATTESTATION not in (one.get("annotations") or {}))
         manifest = read_manifest(place, str(image["digest"]))

@@ -36,10 +36,11 @@ Nonce = Annotated[str, Matching(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is verified. `manifest` is the platform manifest, `config` its config, which fixes the content.
+    """What is verified: the platform manifest `manifest`, or the artifact's own of a .sif.
 
-    Of a .sif `manifest` is the artifact's own and `config` the sha256 of the file. `index` is what tags point
-    to, the same as `manifest` where there is none above. `target` is its name, empty where nobody knows it.
+    The other fields describe it and decide nothing: `config` is the digest of its config, or the sha256 of a
+    .sif file; `index` is what tags point to, the same as `manifest` where there is none above; `target` is
+    its name, empty where nobody knows it. Equal configs say nothing of equal content.
     """
 
     target: Annotated[str, Matching(NAME, empty=True)]

@@ -81,7 +81,7 @@ def recall_smoke(trial: Trial, records: Path) -> Report | None:
     """The report of an earlier pass, None where there is none.
 
     A record is a file in `records`, made only when everything passed, named by the digests of the
-    image's config, the suite and the expectations; a record that cannot be read is as good as none.
+    image, the suite and the expectations; a record that cannot be read is as good as none.
     """
     suite = digest_of(read_suite())
     return read_record(_record_of(trial, records, suite), trial, suite)
@@ -89,7 +89,7 @@ def recall_smoke(trial: Trial, records: Path) -> Report | None:
 
 def _record_of(trial: Trial, records: Path, suite: str) -> Path:
     asked = {**expectations(trial.definition), "runner": trial.runner}
-    return records / record_name(trial.image.config, suite, asked)
+    return records / record_name(trial.image.digest, suite, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

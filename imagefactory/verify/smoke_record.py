@@ -18,10 +18,10 @@ from imagefactory.verify.suite_report import format_row
 RECORD_FORMAT = REPORT_FORMAT = 1
 
 
-def record_name(config: str, suite: str, asked: Mapping[str, Any]) -> str:
-    """File name of a record: it changes with the image's content, the suite and what is expected."""
+def record_name(image: str, suite: str, asked: Mapping[str, Any]) -> str:
+    """File name of a record: it changes with the image's digest, the suite and what is expected."""
     expected = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    return f"{config.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
+    return f"{image.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
 
 
 def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
@@ -31,7 +31,7 @@ def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
         kept = document["report"]
         whole = (
             document["format"] == RECORD_FORMAT
-            and kept["config"] == trial.image.config
+            and kept["image"] == trial.image.digest
             and kept["suite"] == suite
             and kept["passed"] is True
             and {row["name"] for row in kept["checks"]} == set(required_checks(trial.definition))

@@ -74,16 +74,17 @@ class Bench:
         return sign(replace(report, **changes), read_signing_key(key), now=now, days=90)
 
     def verify(self, digest: str, capability: str = "8.0", **changes: Any) -> str:
-        """Signs and attaches in the registry (and here, where the image is); gives the verdict's digest."""
+        """Signs and attaches in the registry (and here, where the image is); returns the verdict's digest."""
         place = Place(store=Registry(self.registry.host), repository="one")
         signed = self.sign(place, digest, capability, **changes)
         where = Reference(registry=self.registry.host, repository="one", digest=digest)
-        before = {one.digest for one in place.store.referrers("one", self.manifest(digest), VERDICT_TYPE)}
         attach_signed(self.factory, signed, where, QUIET)
-        (made,) = {
-            one.digest for one in place.store.referrers("one", self.manifest(digest), VERDICT_TYPE)
-        } - before
-        return made
+        return signed.verdict.digest
+
+    def artifacts(self, digest: str) -> tuple[str, ...]:
+        """The artifacts that carry the verdicts of an image in the registry, by digest."""
+        client = Registry(self.registry.host)
+        return tuple(one.digest for one in client.referrers("one", self.manifest(digest), VERDICT_TYPE))
 
     def manifest(self, digest: str) -> str:
         return read_subject(Place(store=Registry(self.registry.host), repository="one"), digest).manifest

@@ -46,13 +46,13 @@ def make_definition(**changes: Any) -> Definition:
 
 
 def make_trial(
-    nonce: str = "5eed", *, timeout: float = 60.0, config: str = "c", **changes: Any
+    nonce: str = "5eed", *, timeout: float = 60.0, digest: str = "a", **changes: Any
 ) -> model.Trial:
     image = Image(
         name="pytorch-1.13-cu117",
-        digest="sha256:" + "a" * 64,
+        digest="sha256:" + digest * 64,
         manifest="sha256:" + "b" * 64,
-        config="sha256:" + config * 64,
+        config="sha256:" + "c" * 64,
         size=1,
         layers=(),
         environment=(),

@@ -19,14 +19,23 @@ from typing import Any
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag
+from imagefactory.oci.artifacts import put_artifact
+from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag, pushed_record
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.manifests import (
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+)
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
 from imagefactory.stages import promote
 from imagefactory.stages.statements import attach_signed
+from imagefactory.verdicts.attached import Statement, put_statement, read_verdicts
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.tags import PromotionRule, TagCandidate, TagFate, decide_tags
 from tests.made.command import json_of
@@ -261,7 +270,9 @@ def test_what_was_revoked_stays_so_when_its_candidate_was_pruned_and_pushed_agai
 @pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)
 def test_reconcile_mends_a_list_that_lost_rows(bench: Bench) -> None:
     first = bench.push(b"a", 1)
-    made = [bench.verify(first), bench.verify(first, "9.0")]
+    bench.verify(first)
+    bench.verify(first, "9.0")
+    made = bench.artifacts(first)
     host, there = bench.registry.host, bench.registry.find("one")
     manifest = bench.manifest(first)
     if not bench.registry.ways.referrers:
@@ -374,22 +385,89 @@ def test_another_promoter_at_the_same_tags(bench: Bench, monkeypatch: pytest.Mon
         assert "others keep moving the tags" in said.err
 
 
-def test_the_same_content_packed_anew_keeps_its_verdicts_and_loses_them(bench: Bench) -> None:
-    first = bench.push(b"a", 1)
-    past = datetime.now(UTC) - timedelta(minutes=5)
-    client = Registry(bench.registry.host)
+def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench: Bench) -> None:
+    """Anyone who may push can make it a candidate, say when it was pushed, and copy the verdict to it."""
+    first, host = bench.push(b"a", 1), bench.registry.host
+    bench.verify(first)
+    client = Registry(host)
     place = Place(store=client, repository="one")
     there = client.manifest("one", bench.manifest(first))
     assert there is not None
-    packed = client.put_manifest("one", there[1] + b"\n", MANIFEST_TYPE, "packed")
-    signed = bench.sign(place, first, now=past)
-    for digest in (first, packed.digest):
-        where = Reference(registry=bench.registry.host, repository="one", digest=digest)
-        attach_signed(bench.factory, signed, where, QUIET)
-    name = f"{bench.registry.host}/one:packed"
-    bench.call("verdicts", name, "--capability", "8.0")
-    bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no")
-    assert "revoked" in bench.call("verdicts", name, "--capability", "8.0", code=9).out
+    value = json.loads(there[1])
+    layer = b"other content"
+    client.write(
+        "one",
+        Descriptor(media_type="", digest=digest_of(layer), size=len(layer)),
+        lambda at: iter([layer[at:]]),
+    )
+    value["layers"] = [
+        {"mediaType": value["layers"][0]["mediaType"], "digest": digest_of(layer), "size": len(layer)}
+    ]
+    data = canonical_json(value)
+    forged = client.put_manifest("one", data, MANIFEST_TYPE, f"12.1-cu121-{digest_of(data)[7:19]}")
+    assert read_subject(place, forged.digest).config == read_subject(place, first).config
+    put_artifact(place, pushed_record(forged, datetime(2026, 11, 9, tzinfo=UTC)))
+    (copied,) = read_verdicts(place, bench.manifest(first))
+    put_statement(place, Statement(kind=VERDICT_TYPE, subject=forged, envelope=copied.envelope))
+
+    (image,) = json_of(bench.call("verdicts", f"{host}/one@{forged.digest}", "--json"), "verdicts")["images"]
+    assert [(one["standing"], one["proves"]) for one in image["verdicts"]] == [("other-subject", False)]
+    bench.promote()
+    assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
+
+
+def test_a_revoked_verdict_stays_so_in_another_artifact(bench: Bench) -> None:
+    """One more annotation makes another artifact of the same envelope."""
+    first, host = bench.push(b"a", 1), bench.registry.host
+    verdict = bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
+    name, client = f"{host}/one@{first}", Registry(host)
+    bench.call("revoke", name, "--why", "no", "--verdict", verdict[7:19])
+    (artifact,) = bench.artifacts(first)
+    there = client.manifest("one", artifact)
+    assert there is not None
+    data = canonical_json({**json.loads(there[1]), "annotations": {"again": "1"}})
+    client.put_manifest("one", data, MANIFEST_TYPE)
+    assert len(bench.artifacts(first)) == 2
+    (image,) = json_of(bench.call("verdicts", name, "--json"), "verdicts")["images"]
+    assert [(one["digest"], one["standing"]) for one in image["verdicts"]] == [(verdict, "revoked")]
+    bench.promote(code=9)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"platform": {"os": "linux", "architecture": "amd64", "variant": "v3"}},
+        {"platform": {"os": "Linux", "architecture": "x86_64"}},
+        {
+            "platform": {"os": "linux", "architecture": "amd64"},
+            "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+        },
+        {
+            "platform": {"os": "linux", "architecture": "amd64"},
+            "annotations": {"io.github.containers.compression.zstd": "true"},
+        },
+        {"platform": {"os": "linux", "architecture": "s390x"}},
+    ],
+    ids=str,
+)
+def test_an_index_with_a_verified_image_and_another_gets_no_tag(bench: Bench, more: dict[str, Any]) -> None:
+    """Which of the two a tool takes is its own business: containerd, podman and apptainer differ."""
+    first, host, client = bench.push(b"a", 1), bench.registry.host, Registry(bench.registry.host)
+    other = bench.push(b"b", 2)
+    bench.verify(first)
+    entries = []
+    for digest, fields in ((other, more), (first, {"platform": {"os": "linux", "architecture": "amd64"}})):
+        there = client.manifest("one", bench.manifest(digest))
+        assert there is not None
+        entries.append({**format_descriptor(there[0]), **fields})
+    data = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
+    forged = client.put_manifest("one", data, INDEX_TYPE, f"12.1-cu121-{digest_of(data)[7:19]}")
+    put_artifact(
+        Place(store=client, repository="one"), pushed_record(forged, datetime(2026, 11, 9, tzinfo=UTC))
+    )
+    assert forged.digest[7:19] in bench.call("promote", "one-12.1-cu121", "--registry", host).err
+    assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
 
 
 def test_what_was_verified_as_another_target_moves_no_tag(bench: Bench) -> None:

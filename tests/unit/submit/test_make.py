@@ -15,6 +15,7 @@ from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.model import Outcome
+from imagefactory.oci.manifests import digest_of
 from imagefactory.pools.inventory import write_inventory
 from imagefactory.pools.model import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.sites import find_site
@@ -27,6 +28,7 @@ from imagefactory.submit.make import (
 )
 from imagefactory.submit.submit_file import SubmitRun
 from imagefactory.submit.write import check_files, write_made
+from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Policy, Trust
 from imagefactory.verify.model import Hardware
@@ -71,13 +73,15 @@ def test_the_image_that_is_proven_by_its_digest() -> None:
     assert "gpus_maximum_capability = 8.0" in lines(made)
     assert "gpus_minimum_runtime = 12.4" in lines(made)
     assert "WARNING" not in made.text
+    ((_, envelope),) = make_catalogue().images[0].envelopes
+    verdict = digest_of(parse_envelope(envelope, "").payload)
     assert summary(made)["gpus"] == [
         {
             "capability": "8.0",
             "cuda": "12.4",
             "basis": "verified",
             "reason": "passed the quick suite on A GPU of the tests, driver 550.54.15, 2026-11-22",
-            "source": f"verdict {digest('1')} of key {LAB.keyid[:12]}",
+            "source": f"verdict {verdict} of key {LAB.keyid[:12]}",
         }
     ]
 

@@ -358,9 +358,9 @@ def test_a_revocation_takes_back_what_was_signed_before_it() -> None:
     assert standing(sign_revocation(WITHDRAWAL, LAB, NOW - timedelta(minutes=1))) is Standing.GOOD
     assert standing(sign_revocation(replace(WITHDRAWAL, capability=""), LAB, LATER)) is Standing.REVOKED
     assert standing(sign_revocation(replace(WITHDRAWAL, capability="9.0"), LAB, LATER)) is Standing.GOOD
-    one = replace(WITHDRAWAL, verdicts=(digest("8"),))
+    one = replace(WITHDRAWAL, verdicts=(SIGNED.verdict.digest,))
     assert standing(sign_revocation(one, LAB, LATER)) is Standing.REVOKED
-    other = replace(WITHDRAWAL, verdicts=(digest("7"),))
+    other = replace(WITHDRAWAL, verdicts=(digest("8"),))  # the artifact's, which anyone can make anew
     assert standing(sign_revocation(other, LAB, LATER)) is Standing.GOOD
 
 
@@ -403,7 +403,8 @@ def test_forged_and_changed_revocations_count_for_nothing() -> None:
                 changed.append({**payload, "predicate": {**payload["predicate"], key: value}})
     changed.append({**payload, "predicate": {**payload["predicate"], "more": 1}})
     changed.append({**payload, "predicateType": "https://imagefactory.dev/verdict/v1"})
-    changed.append({**payload, "subject": payload["subject"][:1]})
+    changed.append({**payload, "subject": []})
+    changed.append({**payload, "subject": payload["subject"] * 2})
     changed.append({**payload, "subject": [{**payload["subject"][0], "digest": {"sha256": "0" * 64}}]})
     edited = 0
     for statement in changed:

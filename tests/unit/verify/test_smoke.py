@@ -419,7 +419,7 @@ def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.parametrize(
-    "other", [make_trial(config="d"), make_trial(cuda="11.8"), make_trial(checks=("packages",))]
+    "other", [make_trial(digest="d"), make_trial(cuda="11.8"), make_trial(checks=("packages",))]
 )
 def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: model.Trial) -> None:
     runner = scripted()
@@ -452,7 +452,7 @@ def test_a_record_of_a_failure_or_another_image_is_not_taken(tmp_path: Path) -> 
     (record,) = tmp_path.glob("*.json")
     good = json.loads(unseal(record) or b"")
     assert run(make_trial(), runner, tmp_path).from_record
-    for key, value in (("passed", False), ("config", "sha256:" + "9" * 64), ("suite", "x"), ("checks", [])):
+    for key, value in (("passed", False), ("image", "sha256:" + "9" * 64), ("suite", "x"), ("checks", [])):
         changed = json.dumps({**good, "report": {**good["report"], key: value}})
         record.write_bytes(seal(record, changed.encode()))
         assert not run(make_trial(), runner, tmp_path).from_record
