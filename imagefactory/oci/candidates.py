@@ -4,11 +4,13 @@ A push writes `<version>-cu121-<12 hex of the digest>`, a tag that never moves. 
 (`<version>-cu121`, `<version>-cu121-sm80`) are moved by promotion alone.
 
 An image carries no clock and a registry tells no time of a push, so a push attaches a record: an
-artifact whose subject is the candidate, with the time as its annotation.
+artifact whose subject is the candidate, with the time as its annotation. Anyone who may push can attach one,
+so a record counts only with a MAC by a key that pusher and reader share; the store knows its own pushes.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +30,7 @@ from imagefactory.oci.graph import (
     read_manifest,
 )
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPES
+from imagefactory.oci.manifests import CONFIG_TYPES, canonical_json
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import TAG
 from imagefactory.oci.transfer import WORKERS
@@ -52,6 +54,8 @@ GONE_WITH_IMAGE = (
 CREATED = "org.opencontainers.image.created"
 MADE_FROM = "imagefactory.made-from"
 """Annotation of a record: the digest of all that decided the image (publish.made_from)."""
+RECORD_MAC = "imagefactory.mac"
+"""Annotation of a record: the HMAC-SHA256 of the candidate's digest and the other two, in hex."""
 
 CANDIDATE = re.compile(r"(?P<plain>.+)-(?P<hex>[0-9a-f]{12})(?P<suffix>\.sif)?")
 CAPABILITY = re.compile(r"(?P<plain>.+)-(?:sm[0-9]{2,3}[a-z]?|gfx[0-9a-f]{3,5})")
@@ -99,30 +103,47 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
 # --- when it was pushed --------------------------------------------------------------------------
 
 
-def pushed_record(candidate: Descriptor, now: datetime, made_from: str = "") -> Artifact:
-    """The record of a push at `now`, to be attached to the candidate; `made_from` is left out where empty."""
-    text = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return make_artifact(
-        PUSHED_TYPE, candidate, {CREATED: text, **({MADE_FROM: made_from} if made_from else {})}
-    )
+def pushed_record(candidate: Descriptor, now: datetime, made_from: str = "", *, key: str = "") -> Artifact:
+    """The record of a push at `now`, to be attached to the candidate; `made_from` is left out where empty.
+
+    Without a `key` it has no MAC, and is a hint to people.
+    """
+    row = {CREATED: now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    if made_from:
+        row[MADE_FROM] = made_from
+    if key:
+        row[RECORD_MAC] = _mac(candidate.digest, row, key)
+    return make_artifact(PUSHED_TYPE, candidate, row)
 
 
-def read_records(place: Place, digest: str) -> tuple[Mapping[str, str], ...]:
-    """The annotations of a candidate's records of pushes."""
+def read_records(place: Place, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
+    """The annotations of a candidate's records of pushes; with a `key` of those alone that have its MAC."""
     found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
-    return tuple(_annotations(place, record) for record in found)
+    rows = (_annotations(place, record) for record in found)
+    return tuple(row for row in rows if not key or _has_mac(digest, row, key))
 
 
-def find_made(place: Place, plain: str, made_from: str) -> Descriptor | None:
+def _mac(candidate: str, row: Mapping[str, str], key: str) -> str:
+    said = canonical_json(["pushed", candidate, row.get(CREATED), row.get(MADE_FROM)])
+    return hmac.new(key.encode(), said, "sha256").hexdigest()
+
+
+def _has_mac(candidate: str, row: Mapping[str, str], key: str) -> bool:
+    return hmac.compare_digest(str(row.get(RECORD_MAC, "")).encode(), _mac(candidate, row, key).encode())
+
+
+def find_made(place: Place, plain: str, made_from: str, key: str) -> Descriptor | None:
     """The candidate of a target (by its plain tag) that was made of what `made_from` says, None for none.
 
-    Of several the one that was pushed last. Records are not signed: they spare a build, they prove nothing.
+    Of several the one that was pushed last. Records without the MAC of `key` do not count, none without one.
     """
+    if not key:
+        return None
     tags = [tag for tag in place.store.tags(place.repository) if _is_candidate(tag, plain)]
 
     def look(tag: str) -> tuple[datetime, str, Descriptor] | None:
         there = place.store.manifest(place.repository, tag)
-        records = read_records(place, there[0].digest) if there else ()
+        records = read_records(place, there[0].digest, key=key) if there else ()
         pushed = read_pushed([row for row in records if row.get(MADE_FROM) == made_from])
         return (pushed, tag, there[0]) if there and pushed else None
 

@@ -75,6 +75,12 @@ def told_of(memory: Mapping[str, object], repository: str, graph: Graph) -> str 
     return told if isinstance(told, str) else None
 
 
+def sent_as(memory: Mapping[str, object], repository: str, told: str) -> tuple[str, ...]:
+    """The digests of the roots of which `remember` was told this in `repository`."""
+    keys = [key for key, value in memory.items() if value == told and key.startswith(f"{repository}@")]
+    return tuple(key.removeprefix(f"{repository}@") for key in keys)
+
+
 def was_sent(memory: Mapping[str, object], repository: str, digest: str) -> bool:
     """Whether `remember` saw the root `digest` arrive whole in `repository`."""
     return _root_key(repository, digest) in memory

@@ -15,8 +15,9 @@ from imagefactory.model import Target
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
 from imagefactory.oci.graph import ATTESTATION, Manifest, Place, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.transfer import WORKERS
+from imagefactory.oci.transfer import WORKERS, was_sent
 from imagefactory.progress import Progress
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.found import Found, find_verdicts
 from imagefactory.verdicts.judgement import Court
@@ -120,14 +121,19 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
     image = find_in(access, place, subject, court)
     # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
     judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
+    own = True
     if isinstance(place.store, LayoutStore):
         # The store tells no times: what was built last is the newest, others are as old as their last run.
         times = [one.verdict.report.ended for one in judged if one.verdict]
         pushed = promoting.now if root.built else max(times, default=None)
     else:
-        pushed = read_pushed(read_records(place, root.digest))
+        key = access.environ.get(LEDGER_KEY, "")
+        records = read_records(place, root.digest, key=key)
+        memory = access.layout.recall("pushed", place.store.name) or {}
+        own = was_sent(memory, place.repository, root.digest) or bool(key and records)
+        pushed = read_pushed(records)
     candidate = TagCandidate(
-        name=root.name, digest=root.digest, pushed=pushed, judged=judged, platforms=1 + len(others)
+        name=root.name, digest=root.digest, pushed=pushed, judged=judged, platforms=1 + len(others), own=own
     )
     return _Read(candidate=candidate, found=replace(image, tags=root.tags))
 

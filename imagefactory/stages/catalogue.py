@@ -30,7 +30,7 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory
 from imagefactory.model import Lock, Target
-from imagefactory.oci.candidates import find_made, plain_tag
+from imagefactory.oci.candidates import plain_tag
 from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image
@@ -41,7 +41,7 @@ from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
 from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.locked import require_lock
-from imagefactory.stages.push import made_from
+from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.found import find_verdicts
@@ -167,7 +167,7 @@ def _made(factory: Factory, target: Target, place: Place) -> str:
     if isinstance(place.store, LayoutStore):
         built = find_built(factory, target)
         return built.digest if built else ""
-    found = find_made(place, plain_tag(target), made_from(factory, target))
+    found = find_candidate(factory, target, place)
     return found.digest if found else ""
 
 

@@ -25,7 +25,6 @@ from imagefactory.matrix.gpus import read_gpus
 from imagefactory.matrix.plan import PlanGpu, TargetStatus
 from imagefactory.matrix.rows import SpaceRow, parse_rows
 from imagefactory.model import Target
-from imagefactory.oci.candidates import find_made, plain_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image
@@ -37,7 +36,7 @@ from imagefactory.scan.layers import merge_layers
 from imagefactory.scan.records import recall_scan
 from imagefactory.stages.build import find_built
 from imagefactory.stages.locked import base_state, require_lock
-from imagefactory.stages.push import made_from
+from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import Judge
 from imagefactory.versions import natural
 
@@ -119,7 +118,7 @@ def _look_in_registry(factory: Factory, asking: Asking) -> Look:
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
         place = Place(store=registry, repository=repository_of(path, target.family))
-        candidate = find_made(place, plain_tag(target), made_from(factory, target))
+        candidate = find_candidate(factory, target, place)
         if candidate is None:
             return replace(stage, missing=f"{place} has no candidate of what the lock gives")
         where = Reference(registry=host, repository=place.repository, digest=candidate.digest)

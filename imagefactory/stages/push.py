@@ -6,7 +6,7 @@ Every push writes a candidate first, a tag named after its content that never mo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, LockError, StaleError, StoreError
@@ -18,6 +18,7 @@ from imagefactory.oci.candidates import (
     MADE_FROM,
     candidate_tag,
     check_tag,
+    find_made,
     plain_tag,
     pushed_record,
     read_pushed,
@@ -35,15 +36,19 @@ from imagefactory.oci.transfer import (
     origins_from,
     remember,
     send,
+    sent_as,
     told_of,
 )
 from imagefactory.progress import Progress
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
 from imagefactory.stages.layers import promised_image
 from imagefactory.stages.locked import base_locks
 from imagefactory.stages.platforms import Joined, join_platforms
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
+
+NO_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +175,7 @@ def _push(
     layout, family = factory.layout, root.target.family
     repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
     made = made_from(factory, root.target, "" if root.unmade else root.digest)
-    layers = root.unmade.layers if root.unmade else ()
+    layers, key = root.unmade.layers if root.unmade else (), factory.environ.get(LEDGER_KEY, "")
     lacks = {one.descriptor.digest: one.title for one in layers if not layout.has(one.descriptor)}
     with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
         graph = read_graph(source, root.digest)
@@ -182,7 +187,7 @@ def _push(
             repository=repository,
             candidate=root.candidate,
             tags=options.tags,
-            attach=(pushed_record(graph.root.descriptor, options.now, made),),
+            attach=(pushed_record(graph.root.descriptor, options.now, made, key=key),),
             origins=origins_from(memory, families, lacks),
             known=known is not None or bool(lacks),
             lacks=lacks,
@@ -199,7 +204,7 @@ def _push(
         if known != made:
             place = Place(store=registry, repository=repository)
             if not lacks:
-                _tell_made_from(place, graph.root.descriptor, options.now, made)
+                _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
             # Read again: another push may have learned something meanwhile.
             memory = layout.recall("pushed", host) or {}
             layout.record("pushed", host, remember(memory, repository, graph, made))
@@ -230,10 +235,28 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
     return f"sha256:{hash_key('made-from', settings.engine.value, settings.codec.value, *texts, *base)}"
 
 
-def _tell_made_from(place: Place, candidate: Descriptor, now: datetime, made: str) -> None:
+def _tell_made_from(place: Place, candidate: Descriptor, record: tuple[datetime, str, str]) -> None:
     """Lets a candidate that was there already say what it is made of, without making it any younger."""
+    now, made, key = record
     if not made:
         return
-    records = read_records(place, candidate.digest)
+    records = read_records(place, candidate.digest, key=key)
     if all(row.get(MADE_FROM) != made for row in records):
-        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made))
+        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made, key=key))
+
+
+def find_candidate(factory: Factory, target: Target, place: Place) -> Descriptor | None:
+    """The candidate in a registry of what the present lock gives, None where nobody trusted says so.
+
+    Trusted are this store's memory of its pushes, and records with the MAC of IMAGEFACTORY_LEDGER_KEY.
+    Raises LockError and StaleError as `define_target` does.
+    """
+    made = made_from(factory, target)
+    memory = factory.layout.recall("pushed", place.store.name) or {}
+    sent = (place.store.manifest(place.repository, one) for one in sent_as(memory, place.repository, made))
+    there = [one[0] for one in sent if one is not None]
+    if len(there) == 1:
+        return there[0]
+    if there:  # an engine that does not give the same bytes twice
+        return max(there, key=lambda one: read_pushed(read_records(place, one.digest)) or NO_TIME)
+    return find_made(place, plain_tag(target), made, factory.environ.get(LEDGER_KEY, ""))

@@ -33,6 +33,7 @@ class TagCandidate:
 
     `name` is what a person calls it (its candidate's tag), `pushed` when it came, None where nobody knows:
     then it counts as older than all others. Of two of one time the one for more `platforms` is the newer.
+    `own`: this store pushed it, or its record has the MAC of the ledger's key.
     """
 
     name: str
@@ -40,15 +41,16 @@ class TagCandidate:
     pushed: datetime | None
     judged: tuple[Judged, ...]
     platforms: int = 1
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRule:
     """What a target asks: its plain tag, and the capabilities on which that must be verified.
 
-    Where none is required, as of an image for CPUs, the newest candidate has the plain tag: no verdict speaks
-    of it, and what was built to be pushed has passed its smoke test. With `pointers_only` the plain tag stays
-    as it is: in the store on this machine a build sets it.
+    Where none is required, as of an image for CPUs, the newest of our `own` candidates has the plain tag: no
+    verdict speaks of it, and what was built to be pushed has passed its smoke test. With `pointers_only` the
+    plain tag stays as it is: in the store on this machine a build sets it.
     """
 
     plain: str
@@ -163,10 +165,14 @@ def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
 
 
 def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagFate:
+    if not needs:  # no verdict tells ours from those of others
+        newest = [candidate for candidate in newest if candidate.own] or newest
     at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
     taken = "" if at is None else _taken_back(newest[at], needs)
     for i, candidate in enumerate(newest):
         if any(stand(candidate.judged, need)[0] is not Stand.PROVEN for need in needs):
+            continue
+        if not needs and not candidate.own:
             continue
         why = f"{candidate.name} is verified for {_list(needs)}"
         if not needs:
@@ -196,6 +202,8 @@ def _why_not(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str
     if not newest:
         return "no candidate"
     candidate = newest[at or 0]
+    if not needs:
+        return f"{candidate.name} was not pushed by this store, and its record has no MAC of the ledger's key"
     lacks = [
         f"{need} ({word})"
         for need, (how, word) in ((need, stand(candidate.judged, need)) for need in needs)

@@ -17,6 +17,7 @@ from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Quiet
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages import build, define
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.verdicts.attached import Statement, attach
@@ -29,6 +30,8 @@ from tests.made.factory import NAME
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import LAB, NOW, whole_report
+
+SHARED_KEY = "a long random text"
 
 
 def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None:
@@ -61,13 +64,18 @@ def put_built(
 
 def push(factory: Factory, target: Target, registry: RegistryMadeHere, now: datetime = NOW) -> str:
     options = PushOptions(now=now, registry=registry.host)
-    return push_target(factory, target, options, Quiet()).reference.digest
+    return push_target(with_ledger_key(factory), target, options, Quiet()).reference.digest
+
+
+def with_ledger_key(factory: Factory) -> Factory:
+    """With the key that the machines of a center share."""
+    return replace(factory, environ={**factory.environ, LEDGER_KEY: SHARED_KEY})
 
 
 def elsewhere(factory: Factory, folder: Path) -> Factory:
     """The same recipes on a machine whose store is empty."""
     store = replace(factory.settings.store, value=str(folder / "empty"))
-    return replace(factory, settings=replace(factory.settings, store=store))
+    return with_ledger_key(replace(factory, settings=replace(factory.settings, store=store)))
 
 
 def verdict_on(factory: Factory, place: Place, index: str, now: datetime = NOW) -> None:

@@ -17,18 +17,27 @@ from imagefactory.gpu.model import Package
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.matrix.plan import CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Target
-from imagefactory.oci.candidates import CREATED, read_pushed, read_records
-from imagefactory.oci.graph import Place
+from imagefactory.oci.artifacts import put_artifact
+from imagefactory.oci.candidates import (
+    CREATED,
+    MADE_FROM,
+    PUSHED_TYPE,
+    RECORD_MAC,
+    read_pushed,
+    read_records,
+)
+from imagefactory.oci.graph import Place, make_artifact
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry.client import Registry
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages.plan import Asking, read_stages
 from tests.made.command import Call
 from tests.made.factory import NAME
 from tests.made.layout import add_image
-from tests.made.pushed import elsewhere, push, put_base, put_built, verdict_on
+from tests.made.pushed import SHARED_KEY, elsewhere, push, put_base, put_built, verdict_on
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import NOW
 
@@ -150,6 +159,27 @@ def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
     assert (found.missing, found.image, found.verdicts) == ("", pushed, ())
     assert found.reference == f"{registry.host}/pytorch@{pushed}"
     assert not bare.layout.path.exists()
+    for key in ("", "another key"):  # anyone who may push can write a record
+        other = replace(bare, environ={**bare.environ, LEDGER_KEY: key})
+        assert stage(other, target, registry.host).missing
+    assert stage(factory, target, registry.host).image == pushed  # this store knows what it pushed
+
+
+def test_a_record_that_speaks_of_another_image_counts_for_nothing(
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+) -> None:
+    """The MAC of a true record is public."""
+    put_base(factory, target)
+    place = Place(store=Registry(registry.host), repository="pytorch")
+    forged = add_image(factory.layout, reference(target), [b"made by someone else"])
+    index = push(factory, target, registry)
+    assert index == forged.digest != pushed
+    (row,) = read_records(place, pushed)
+    for change in ({}, {CREATED: "2027-01-01T00:00:00Z"}):
+        put_artifact(place, make_artifact(PUSHED_TYPE, forged, {**row, **change}))
+    assert stage(elsewhere(factory, tmp_path), target, registry.host).image == pushed
+    assert len(read_records(place, index)) == 3
+    assert all(MADE_FROM not in one for one in read_records(place, index, key=SHARED_KEY))
 
 
 def test_a_registry_without_that_candidate_has_it_built(
@@ -172,7 +202,7 @@ def test_an_image_that_is_not_of_the_lock_says_of_none(
     add_image(factory.layout, reference(target), [b"another"])
     index = push(factory, target, registry)
     place = Place(store=Registry(registry.host), repository="pytorch")
-    assert [sorted(row) for row in read_records(place, index)] == [[CREATED]]
+    assert [sorted(row) for row in read_records(place, index)] == [[RECORD_MAC, CREATED]]
     assert stage(factory, target, registry.host).missing
 
 
@@ -268,6 +298,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "empty"))
+    monkeypatch.setenv(LEDGER_KEY, SHARED_KEY)
     gpus = tmp_path / "gpus.yaml"
     gpus.write_text('- {name: A100, driver: "535.54.03"}\n- capability: "7.0"\n')
     said = call(

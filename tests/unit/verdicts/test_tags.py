@@ -254,3 +254,13 @@ def test_where_no_gpu_is_required_the_newest_candidate_has_the_plain_tag() -> No
     assert {tag: (fate.after, fate.proven) for tag, fate in made.items()} == {"2.3-cpu": (B, True)}
     assert made["2.3-cpu"].why.endswith("is the newest, and no GPU is required")
     assert not fates({}, rule=rule)["2.3-cpu"].proven
+
+
+def test_where_no_gpu_is_required_only_our_own_candidates_get_the_plain_tag() -> None:
+    """Anyone who may push can tag a candidate and say that it is the newest."""
+    rule = PromotionRule(plain="2.3-cpu", capabilities=())
+    foreign = replace(candidate(B, 2), own=False)
+    assert after({}, foreign, rule=rule) == {}
+    assert after({}, candidate(A, 1), foreign, rule=rule) == {"2.3-cpu": A}
+    assert after({"2.3-cpu": A}, candidate(A, 1), foreign, rule=rule) == {"2.3-cpu": A}
+    assert after({"2.3-cpu": B}, candidate(A, 1), foreign, rule=rule) == {"2.3-cpu": A}
