@@ -1,0 +1,192 @@
+"""Subjects, wrappers, replays, indexes and manifests made up at random: nothing else becomes verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import RegistryError
+from imagefactory.oci.graph import ATTESTATION, Manifest, check_unambiguous, choose_platform, parse_parts
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.model import Descriptor
+from imagefactory.verdicts.envelope import parse_envelope
+from imagefactory.verdicts.judgement import judge_verdict, judge_verdicts
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.revocation import Withdrawal, judge_revocations, sign_revocation
+from imagefactory.verdicts.statement import sign
+from imagefactory.verify.model import Subject
+from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, whole_report
+
+DIGESTS = st.sampled_from([SUBJECT.index, SUBJECT.manifest, SUBJECT.config, digest("1"), digest("2")])
+LATER = replace(COURT, now=NOW + timedelta(hours=2))
+
+
+# --- subjects, wrappers and replays -------------------------------------------------------------------
+
+SIGNED = [
+    sign(
+        whole_report(nonce=nonce * 32, subject=subject), key, now=NOW + timedelta(minutes=minutes), days=90
+    ).envelope
+    for nonce in "ab"
+    for minutes in (0, 1)
+    for subject in (SUBJECT, replace(SUBJECT, manifest=digest("1")))
+    for key in (LAB, STRANGER)
+]
+
+
+@given(st.builds(Subject, target=st.just(""), index=DIGESTS, manifest=DIGESTS, config=DIGESTS))
+def test_a_verdict_is_about_its_manifest_alone(subject: Subject) -> None:
+    envelope = SIGNED[0]
+    good = judge_verdict(envelope, digest("9"), subject, COURT).standing is Standing.GOOD
+    assert good is (subject.manifest == SUBJECT.manifest)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(SIGNED)), min_size=1, max_size=12),
+    st.lists(st.sampled_from(SIGNED), max_size=3),
+    st.sampled_from([LAB, STRANGER]),
+)
+def test_wrappers_and_replays_add_nothing(
+    carried: list[tuple[int, bytes]], revoked: list[bytes], key: Any
+) -> None:
+    """However often and by whatever artifacts verdicts are carried, in whatever order they are listed."""
+    names = tuple({digest_of(json_payload(one)) for one in revoked})
+    revocations = {}
+    if names:
+        withdrawal = Withdrawal(subject=SUBJECT, why="no", verdicts=names)
+        revocations[digest("r")] = sign_revocation(withdrawal, key, NOW + timedelta(hours=1))
+    heeded = judge_revocations(revocations, SUBJECT, LATER).heeded
+    envelopes = {f"sha256:{number:064x}": envelope for number, envelope in carried}
+    found = judge_verdicts(envelopes, SUBJECT, replace(LATER, revocations=heeded))
+    good = [one.verdict for one in found if one.standing is Standing.GOOD and one.verdict]
+    assert len({one.report.nonce for one in good}) == len(good)
+    assert all(one.keyid == LAB.keyid and one.report.subject.manifest == SUBJECT.manifest for one in good)
+    assert key is STRANGER or not {one.digest for one in good} & set(names)
+    other = judge_verdicts(dict(reversed(envelopes.items())), SUBJECT, replace(LATER, revocations=heeded))
+    assert other == found
+
+
+def json_payload(envelope: bytes) -> bytes:
+    return parse_envelope(envelope, "x").payload
+
+
+# --- which image of an index a tool takes -------------------------------------------------------------
+
+ZSTD = "io.github.containers.compression.zstd"
+PLATFORMS = st.fixed_dictionaries(
+    {
+        "os": st.sampled_from(["linux", "linux", "linux", "Linux", "windows", "unknown"]),
+        "architecture": st.sampled_from(["amd64", "amd64", "amd64", "x86_64", "arm64", "unknown"]),
+    },
+    optional={"variant": st.sampled_from(["", "v2", "v3", "v8"])},
+)
+ENTRIES = st.fixed_dictionaries(
+    {"platform": PLATFORMS | st.none()},
+    optional={
+        "annotations": st.dictionaries(st.sampled_from([ATTESTATION, ZSTD]), st.just("true")),
+    },
+)
+Entry = Mapping[str, Any]
+
+
+def normalized(entry: Entry) -> tuple[str, str]:
+    """As containerd does."""
+    platform = entry.get("platform") or {}
+    processor = str(platform.get("architecture", "")).lower()
+    alias = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
+    return str(platform.get("os", "")).lower(), alias.get(processor, processor)
+
+
+def exact(entry: Entry) -> tuple[str, str]:
+    platform = entry.get("platform") or {}
+    return str(platform.get("os", "")), str(platform.get("architecture", ""))
+
+
+def zstd_first(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda one: ZSTD not in one.get("annotations", {}))
+
+
+def variants_first(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda one: (one.get("platform") or {}).get("variant", ""), reverse=True)
+
+
+TOOLS: list[tuple[Callable[[Entry], tuple[str, str]], Callable[[list[Entry]], list[Entry]]]] = [
+    (platform_of, order)
+    for platform_of in (normalized, exact)
+    for order in (list, zstd_first, variants_first, lambda found: found[::-1])
+]
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=4))
+def test_every_tool_takes_the_same_image_of_an_index_that_counts(entries: list[Entry]) -> None:
+    rows = [
+        {
+            "mediaType": MANIFEST_TYPE,
+            "size": 1,
+            "digest": digest(f"{number}"),
+            **{key: value for key, value in entry.items() if value is not None},
+        }
+        for number, entry in enumerate(entries)
+    ]
+    root = manifest({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}, INDEX_TYPE)
+    try:
+        check_unambiguous(root)
+        ours = choose_platform(root, "linux/amd64").digest
+    except RegistryError:
+        return
+    ours = rows[0]["digest"] if ours == root.descriptor.digest else ours
+    for platform_of, order in TOOLS:
+        fitting = order([row for row in rows if platform_of(row) == ("linux", "amd64")])
+        taken = fitting or order([row for row in rows if "platform" not in row])
+        assert not taken or taken[0]["digest"] == ours
+
+
+def manifest(value: object, kind: str) -> Manifest:
+    data = json.dumps(value).encode() if not isinstance(value, bytes) else value
+    descriptor = Descriptor(media_type=kind, digest=digest_of(data), size=len(data))
+    return Manifest(descriptor=descriptor, data=data)
+
+
+# --- how Go reads the bytes ---------------------------------------------------------------------------
+
+NAMES = st.sampled_from(
+    ["config", "Config", "layers", "LAYERS", "layer\u017f", "mediaType", "mediatype", "manifests"]
+)
+A, B = digest("a"), digest("b")
+GOOD = f'{{"mediaType": "a", "digest": "{A}", "size": 1}}'
+VALUES = st.sampled_from([
+    f'{{"mediaType": "a", "digest": "{A}", "size": 1}}',
+    f'{{"mediaType": "a", "digest": "{A}", "Digest": "{B}", "size": 1}}',
+    f'[{{"mediaType": "a", "digest": "{A}", "size": 1}}]',
+    f'[{{"mediaType": "a", "digest": "{B}", "size": 1}}]',
+    "[]",
+    json.dumps(MANIFEST_TYPE),
+    json.dumps(INDEX_TYPE),
+])  # fmt: skip
+
+
+def read_as_go_does(text: str) -> Any:
+    """Names without regard to case, and the last one counts (encoding/json)."""
+    return json.loads(text, object_pairs_hook=lambda pairs: {name.casefold(): value for name, value in pairs})
+
+
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=2), st.randoms())
+def test_what_is_read_is_what_go_reads(more: list[tuple[str, str]], order: Random) -> None:
+    pairs = [("config", GOOD), ("layers", f"[{GOOD}]"), *more]
+    order.shuffle(pairs)
+    text = "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in pairs) + "}"
+    with suppress(RegistryError):
+        children, blobs = parse_parts(manifest(text.encode(), MANIFEST_TYPE))
+        theirs = read_as_go_does(text)
+        assert not children
+        assert "manifests" not in theirs
+        rows = (theirs["config"], *theirs["layers"])
+        assert [blob.digest for blob in blobs] == [row["digest"] for row in rows]
