@@ -37,6 +37,7 @@ from tests.made.kit import (
 )
 from tests.services.gpu_host import UUID
 
+RUN_7 = {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1"}
 STRANGER = "GPU-99999999-2222-3333-4444-555555555555"
 
 
@@ -108,7 +109,7 @@ def test_nothing_is_spent_by_looking(bench: Bench) -> None:
 def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     docker(bench, {"report": suite_report()})
-    job = {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"}
+    job = {"GITHUB_ACTIONS": "true", **RUN_7}
     bench.run(**job)
     hardware = collect_kit(bench.kit, bench.ledger, now(), job).report.hardware
     assert hardware is not None
@@ -121,9 +122,11 @@ def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     [
         {},
         {"GITHUB_ACTIONS": "true"},
-        {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "8"},
-        {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"},
-        {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "", "GITHUB_RUN_ID": ""},
+        {"GITHUB_ACTIONS": "true", **RUN_7, "GITHUB_RUN_ID": "8"},
+        {"GITHUB_ACTIONS": "true", **RUN_7, "GITHUB_RUN_ATTEMPT": "2"},
+        {"GITHUB_ACTIONS": "true", **RUN_7, "GITHUB_REPOSITORY": "fork/images"},
+        RUN_7,
+        {"GITHUB_ACTIONS": "true", **dict.fromkeys(RUN_7, "")},
     ],
 )
 def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str, str]) -> None:
@@ -131,7 +134,7 @@ def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str,
     names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
     told = dict.fromkeys(names, "")
     if here.get("GITHUB_RUN_ID") != "":
-        told |= {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"}
+        told |= RUN_7
     edit(bench, "result/run.json", lambda run: run.update(actions=told))
     hardware = collect_kit(bench.kit, bench.ledger, now(), here).report.hardware
     assert hardware is not None
