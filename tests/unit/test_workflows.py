@@ -429,3 +429,56 @@ def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: P
         "ledger/spent/c.json",
     ]
     assert not (tmp_path / "signing-key.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("event", "workflow", "code"),
+    [
+        ("schedule", "lab/images/.github/workflows/nightly.yml@refs/heads/main", 0),
+        ("workflow_dispatch", "lab/images/.github/workflows/nightly.yml@refs/heads/main", 0),
+        ("pull_request", "lab/images/.github/workflows/nightly.yml@refs/heads/main", 1),
+        ("pull_request", "lab/images/.github/workflows/nightly.yml@refs/pull/7/merge", 1),
+        ("schedule", "lab/images/.github/workflows/evil.yml@refs/heads/main", 1),
+        ("workflow_dispatch", "lab/images/.github/workflows/nightly.yml@refs/heads/topic", 1),
+        ("workflow_dispatch", "lab/images/.github/workflows/nightly.yml@refs/tags/main", 1),
+        ("schedule", "mallory/images/.github/workflows/nightly.yml@refs/heads/main", 1),
+        ("", "", 1),
+    ],
+)
+def test_a_gpu_runner_takes_the_night_alone(tmp_path: Path, event: str, workflow: str, code: int) -> None:
+    text = (FOLDER.parent / "runner_hook.sh").read_text()
+    hook = tmp_path / "hook.sh"
+    environ = {"GITHUB_EVENT_NAME": event, "GITHUB_WORKFLOW_REF": workflow}
+    for content, expected in ((text.replace("OWNER/NAME", "lab/images"), code), (text, 1)):
+        hook.write_text(content)
+        ran = subprocess.run(["/bin/bash", "-e", hook], env=environ if event else {}, capture_output=True)
+        assert ran.returncode == expected
+
+
+def test_a_pull_request_that_updates_locks_is_opened_against_the_default_branch(tmp_path: Path) -> None:
+    """The event of a schedule has no repository: the default branch is asked for."""
+    program = tmp_path / "bin" / "gh"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$*" >> "$SAID"\ncase "$*" in *default_branch) echo trunk ;; esac\n')
+    program.chmod(0o755)
+    (tmp_path / "bin" / "git").write_text('#!/bin/sh\n[ "$1" != log ] || echo title\n')
+    (tmp_path / "bin" / "git").chmod(0o755)
+    (tmp_path / "message.txt").write_text("title\n")
+    environ = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_WORKSPACE": str(tmp_path),
+        "SAID": str(tmp_path / "said"),
+        "REPOSITORY": "o/r",
+        "OWNER": "o",
+        "SERVER": "https://example.org",
+        "BRANCH": "relock/tiny",
+    }
+    (step,) = (step for step in read(RELOCK)["jobs"]["relock"]["steps"] if "gh api" in step.get("run", ""))
+    command = ["bash", "-e", "-o", "pipefail", "-u", "-c", step["run"]]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert any(
+        line.startswith("api repos/o/r/pulls -f base=trunk -f head=relock/tiny")
+        for line in (tmp_path / "said").read_text().splitlines()
+    )
