@@ -35,6 +35,7 @@ from imagefactory.verdicts.keys import read_signing_key
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
+from imagefactory.verify.kit_make import program_sum
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.verdicts import HOST, whole_report
 from tests.services.factory import ROOT, Factory, copy_store
@@ -226,7 +227,7 @@ def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> 
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imagefactory -C "$PWD" "$@"\n')
     program.chmod(0o755)
     (root / ".github").mkdir()
-    for name in ("login.sh", "night_run.py"):
+    for name in ("login.sh", "mac.py", "night_run.py"):
         shutil.copy(ROOT / ".github" / name, root / ".github")
     keys = Factory(
         store=factory.store, cache=factory.cache, root=root, extra={"XDG_CONFIG_HOME": str(scratch / "keys")}
@@ -262,6 +263,7 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
                 "token": "no-token",
                 "repository": "somebody/images",
                 "run_attempt": 1,
+                "run_id": "7",
                 "server_url": "https://example.org",
                 "event": {"repository": {"default_branch": "main"}},
             },
@@ -367,6 +369,7 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
     assert third.contexts["needs"]["plan"]["outputs"] == {
         "targets": '{"include":[]}',
         "matrix": '{"include":[]}',
+        "program": program_sum(),
     }
     assert "1 unchanged" in third.said["plan"]
     assert [third.run(name) for name in ("candidates", "verify", "promote")] == [{}, {}, {"promote": 0}]

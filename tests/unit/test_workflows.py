@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,10 @@ from imagefactory import __version__
 from imagefactory.errors import DISTRIBUTION
 from imagefactory.factory import read_factory
 from imagefactory.settings.load import load_settings
+from imagefactory.verify import kit_make
+from imagefactory.verify.kit_make import program_files
 from imagefactory.verify.nonces import LIFETIME
+from imagefactory.verify.suite_files import write_suite
 
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
@@ -55,7 +60,7 @@ def test_zizmor_finds_what_is_wrong(tmp_path: Path) -> None:
     """Else finding nothing would say nothing."""
     spoilt = tmp_path / ".github" / "workflows" / "spoilt.yml"
     spoilt.parent.mkdir(parents=True)
-    text = NIGHTLY.read_text().replace('"$RUNNER_TEMP/kits/$KIT/run.py"', '"${{ github.head_ref }}"')
+    text = NIGHTLY.read_text().replace('cd "$RUNNER_TEMP/kits/$KIT"', 'cd "${{ github.head_ref }}"')
     spoilt.write_text(re.sub(r"(actions/checkout)@\w+", r"\1@main", text))
     done = zizmor(spoilt)
     assert done.returncode != 0
@@ -143,14 +148,13 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     nightly, later = read(NIGHTLY)["jobs"], read(PROMOTE)["jobs"]
     verify, jobs = nightly["verify"], {**nightly, **later}
     assert len(jobs) == len(nightly) + len(later)
-    assert (
-        nightly["candidates"]["environment"] == "candidates"
-    )  # its secret is no branch's but the default one's
+    for name in ("plan", "candidates"):
+        assert nightly[name]["environment"] == "candidates"  # whose secret no other branch gets
     assert verify["permissions"] == {}
     assert verify["runs-on"] == ["self-hosted", "gpu", "${{ matrix.runner }}"]
     assert not any("checkout" in step.get("uses", "") for step in verify["steps"])
     with_secrets = [name for name, job in jobs.items() if "secrets." in str(job)]
-    assert with_secrets == ["candidates", "promote"]
+    assert with_secrets == ["plan", "candidates", "promote"]
     assert [name for name, job in jobs.items() if "secrets.SIGNING_KEY" in str(job)] == ["promote"]
     assert "github.token" not in str(verify)
     assert read(PROMOTE)["concurrency"] == {"group": "promoter", "cancel-in-progress": False}
@@ -386,6 +390,82 @@ def test_what_is_kept_between_promoters_is_whole() -> None:
     assert kept["with"]["path"] == brings["with"]["path"] == "ledger/spent"
     assert kept["with"]["retention-days"] > LIFETIME.days
     assert collects["timeout-minutes"] < read(PROMOTE)["jobs"]["promote"]["timeout-minutes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        (lambda _: None, True),
+        (lambda kit: (kit / "kit.json").write_text("{}"), True),  # `collect` finds out
+        (lambda kit: (kit / "run.py").write_text("print('ran')\n#"), False),
+        (lambda kit: (kit / "suite" / "table.py").write_text(""), False),
+        (lambda kit: (kit / "kit" / "start.py").unlink(), False),
+        (lambda kit: (kit / "json.py").write_text(""), False),
+        (lambda kit: (kit / "kit" / "kit.json").write_text(""), False),
+        (lambda kit: (kit / "kit" / "a\nb.so").write_text(""), False),
+        (lambda kit: (kit / "json").symlink_to("/tmp"), False),
+        (lambda kit: os.mkfifo(kit / "json.py"), False),
+    ],
+)
+def test_a_gpu_machine_runs_no_program_that_another_one_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], runs: bool
+) -> None:
+    """Each GPU job can replace every artifact of its run, kits among them."""
+    files = {**program_files(), "run.py": b"print('ran')\n"}
+    monkeypatch.setattr(kit_make, "program_files", lambda: files)
+    kit = tmp_path / "kits" / "sm80"
+    write_suite(kit, {**files, "kit.json": b"", "expectations.json": b""})
+    environ = {
+        "PATH": os.environ["PATH"],
+        "RUNNER_TEMP": str(tmp_path),
+        "KIT": "sm80",
+        "PROGRAM": kit_make.program_sum(),
+    }
+    change(kit)
+    (step,) = (step for step in read(NIGHTLY)["jobs"]["verify"]["steps"] if "run" in step)
+    command = ["bash", "-e", "-c", step["run"]]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode == 0, "ran\n" in ran.stdout) == (runs, runs), ran.stderr
+
+
+def test_a_plan_that_a_gpu_machine_put_there_is_taken_for_none(tmp_path: Path) -> None:
+    plan_step, check_step = (
+        next(step for step in read(path)["jobs"][job]["steps"] if "mac.py" in step.get("run", ""))
+        for path, job in ((NIGHTLY, "plan"), (PROMOTE, "promote"))
+    )
+    shutil.copytree(FOLDER.parent, tmp_path / ".github")
+    environ = {"PATH": os.environ["PATH"], "LEDGER_KEY": "k" * 32, "RUN": "7"}
+
+    def run(step: Any, **changes: str) -> int:
+        command = ["bash", "-e", "-c", step["run"]]
+        done = subprocess.run(command, cwd=tmp_path, env=environ | changes, capture_output=True)
+        return done.returncode
+
+    plan = tmp_path / "plan"
+    assert run(check_step) == 0  # there is none
+    (tmp_path / "plan.json").write_text("{}")
+    assert run(plan_step) == 0
+    assert run(check_step) == 0
+    assert {path.name for path in plan.iterdir()} == {"plan.json", "plan.mac"}
+    shutil.copytree(plan, tmp_path / "kept")
+    changed: list[tuple[str, str | None, dict[str, str]]] = [
+        ("plan.json", "{} ", {}),
+        ("plan.mac", "", {}),
+        ("plan.mac", "0" * 64 + "\n", {}),
+        ("plan.mac", None, {}),
+        ("plan.json", "{}", {"RUN": "8"}),
+        ("plan.json", "{}", {"LEDGER_KEY": "other"}),
+        ("plan.mac", "", {"LEDGER_KEY": ""}),
+        ("plan.json", "{}", {"RUN": ""}),
+    ]
+    for name, content, changes in changed:
+        if content is None:
+            (plan / name).unlink()
+        else:
+            (plan / name).write_text(content)
+        assert run(check_step, **changes) != 0
+        assert not plan.exists()
+        shutil.copytree(tmp_path / "kept", plan)
 
 
 COLLECT = """\
