@@ -103,7 +103,7 @@ def collect_kit(
     nonce = read_nonce(folder)
     known = ledger.look(nonce)
     texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
-    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts))
+    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts), pool="")
     if not again:
         check_open(known, now)
     check_run(known, run)

@@ -46,7 +46,8 @@ _END = b"\n}\n"
 class NonceError(CheckFailedError):
     """A nonce that cannot be spent.
 
-    `word` is unknown, replayed, expired, other-subject, other-suite, other-run or edited.
+    `word` is unknown, replayed, expired, other-subject, other-suite, other-pool, other-run or
+    edited.
     """
 
     def __init__(self, word: str, message: str, *, hint: str = "") -> None:
@@ -58,13 +59,15 @@ class NonceError(CheckFailedError):
 class AskedRun:
     """What a nonce is for: an image, a suite by its digest, a level; `kit` is the digest of what is asked.
 
-    `kit` is empty where the machine that issues also runs, and nothing travels.
+    `kit` is empty where the machine that issues also runs, and nothing travels. `pool` is the row of POOLS
+    whose jobs may answer, empty where no pool does: its evidence is not a kit's to claim.
     """
 
     subject: Subject
     suite: str
     level: str
     kit: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +264,7 @@ def check_open(known: Issued, now: datetime) -> None:
 
 
 def check_run(known: Issued, run: AskedRun) -> None:
-    """Raises NonceError (other-subject, other-suite, edited) for a nonce that is not for `run`."""
+    """Raises NonceError for a nonce that is not for `run`: its image, suite, pool or kit."""
     images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
     if images[0] != images[1]:
         raise NonceError(
@@ -275,6 +278,13 @@ def check_run(known: Issued, run: AskedRun) -> None:
             f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this is "
             f"{run.suite}, level {run.level}",
             hint="make a new kit with this imagefactory",
+        )
+    if run.pool != known.run.pool:
+        issued, here = known.run.pool or "no pool", run.pool or "no pool"
+        raise NonceError(
+            "other-pool",
+            f"the nonce was issued for {issued}, and this is a result of {here}",
+            hint="collect it as it was made: a kit as a kit, a sweep as a sweep of its pool",
         )
     if run.kit != known.run.kit:
         raise NonceError(
@@ -349,6 +359,7 @@ def _format(issued: Issued, key: bytes, signed: bytes = b"") -> bytes:
         "suite": issued.run.suite,
         "level": issued.run.level,
         "kit": issued.run.kit,
+        "pool": issued.run.pool,
         "issued": issued.issued.astimezone(UTC).isoformat(),
         "expires": issued.expires.astimezone(UTC).isoformat(),
         "spent": issued.spent.astimezone(UTC).isoformat() if issued.spent else None,
@@ -396,13 +407,17 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
         issued = Issued(
             nonce=nonce,
             run=AskedRun(
-                subject=Subject(**data["subject"]), suite=data["suite"], level=data["level"], kit=data["kit"]
+                subject=Subject(**data["subject"]),
+                suite=data["suite"],
+                level=data["level"],
+                kit=data["kit"],
+                pool=shown(data.get("pool", "")),
             ),
             issued=_time(data["issued"]),
             expires=_time(data["expires"]),
             spent=_time(data["spent"]) if data["spent"] else None,
             result=data["result"],
-            ci_run=shown(data.get("ci_run", "")),  # entries of a store from before 2026-11 have none
+            ci_run=shown(data.get("ci_run", "")),  # a store may have older entries, without either
         )
     except FileNotFoundError:
         raise

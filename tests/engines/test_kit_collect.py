@@ -270,6 +270,14 @@ def test_the_nonce_of_another_kit_does_not_help(bench: Bench, tmp_path: Path) ->
         collect_kit(bench.kit, other.ledger, now(), {})
 
 
+def test_what_was_asked_of_a_pool_is_not_answered_by_a_kit(bench: Bench) -> None:
+    path = bench.ledger.folder / f"{NONCE}.json"
+    path.write_text(path.read_text().replace('"pool": ""', '"pool": "htcondor"'))
+    with pytest.raises(NonceError) as raised:
+        collect(bench)
+    assert raised.value.word == "other-pool"
+
+
 def test_a_suite_that_was_changed_is_another_suite(bench: Bench) -> None:
     suite = bench.kit / "suite" / "gpu" / "table.py"
     suite.write_text(suite.read_text() + "\n")

@@ -31,7 +31,7 @@ from imagefactory.stages.verify import VerifyOptions
 from imagefactory.verdicts.keys import PublicKey, keys_folder, make_key
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Grant, add_key
-from imagefactory.verify.model import SEEN_BY_KIT
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from imagefactory.verify.nonces import NonceError, NonceLedger
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
@@ -262,6 +262,7 @@ def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
     issued = ledger(here, place.ledger).look(written.nonce)
     bench = replace(site.bench, kit=place.folder, issued=issued)
     replace(site, bench=bench).runs()
+    bench.run(**{name: value for name, value in job.items() if name.startswith("GITHUB_")})
     wanted = CollectOptions(ledger=place.ledger, registry=site.registry.host)
     for change in (
         {"GITHUB_RUN_ATTEMPT": "2"},
@@ -272,6 +273,10 @@ def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
         with pytest.raises(NonceError, match=r"^other-run: "):
             collect(replace(here, environ=job | change), place.folder, wanted, now, Quiet())
     assert collect(here, place.folder, wanted, now, Quiet()).passed
+    again = collect(here, place.folder, wanted, now, Quiet())
+    assert again.again
+    assert again.report.hardware is not None
+    assert again.report.hardware.kind == SEEN_IN_ACTIONS
 
 
 def test_a_key_that_can_be_guessed_is_refused(site: Site, tmp_path: Path) -> None:
@@ -385,6 +390,17 @@ def test_the_command_collects_several_kits(
     assert "is no kit" in told["errors"][0]["message"]
     assert command("collect", str(site.bench.kit)) == 9
     assert "replayed" in capsys.readouterr().err
+
+
+def test_with_a_ledger_no_folder_is_taken_for_a_sweep(
+    site: Site, command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have come back from anywhere: that it has a sweep.json does not make it one."""
+    site.runs()
+    (site.bench.kit / "sweep.json").write_text("{}")
+    assert command("collect", str(site.bench.kit), "--ledger", str(site.bench.ledger.folder), "--json") == 0
+    assert command("collect", str(site.bench.kit)) == 2  # a sweep that is not whole
+    capsys.readouterr()
 
 
 def test_the_command_shows_checks_and_says_who_saw_the_gpu(

@@ -189,6 +189,7 @@ def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceLedger, nonce: str) ->
         (lambda run: replace(run, subject=replace(run.subject, config=RESULT)), "other-subject"),
         (lambda run: replace(run, suite=RESULT), "other-suite"),
         (lambda run: replace(run, level="full"), "other-suite"),
+        (lambda run: replace(run, pool="htcondor"), "other-pool"),
         (lambda run: replace(run, kit=RESULT), "edited"),
     ],
 )
@@ -247,7 +248,7 @@ def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceLedger) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["subject", "level", "kit", "expires", "ci_run", "mac", "no mac", "other key"]
+    "change", ["subject", "level", "kit", "pool", "expires", "ci_run", "mac", "no mac", "other key"]
 )
 def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, change: str) -> None:
     path = keyed.folder / f"{NONCE}.json"
