@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The folder that remembers the kits' nonces.  [default: in the store]",
+    help="The folder that remembers the kits' nonces; each DIR is a kit then.  [default: in the store]",
 )
 @json_option
 @click.pass_obj
@@ -73,7 +73,7 @@ def collect(
     with collecting(factory) as failures:
         for folder in folders:
             with failures.of(str(folder)):
-                if (sweep := as_sweep(call, folder)) is not None:
+                if ledger is None and (sweep := as_sweep(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
                 done = collect_one(factory, folder, options, datetime.now(UTC), progress)

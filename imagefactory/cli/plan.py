@@ -79,7 +79,8 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     default="",
     metavar="HOST[/PATH]",
     help="Look for candidates and their verdicts there, not in the store: a machine of CI has none. With "
-    '--github a second line, targets={"include":[...]}: a job for each target, with the kits to make.',
+    '--github also targets={"include":[...]}, a job for each target with the kits to make, and program=SUM: '
+    "the sha256 of what `sha256sum` prints of the kits' program files.",
 )
 @click.option(
     "--keep",
@@ -168,6 +169,7 @@ def _targets(
     from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_plan, summary
     from imagefactory.stages.nights import write_kept_plan
     from imagefactory.stages.plan import Asking, read_stages
+    from imagefactory.verify.kit_make import program_sum
 
     names, devices, allow = given
     factory = call.factory
@@ -189,7 +191,7 @@ def _targets(
         write_kept_plan(asked.keep, keep_plan(made, kept))
     if asked.github:
         say(format_matrix(now, kits=bool(asked.registry)))
-        say(format_kits(now), unless=not asked.registry)
+        say(f"{format_kits(now)}\nprogram={program_sum()}", unless=not asked.registry)
         write(2, summary(made, waiting))
     elif asked.as_json:
         say_json("plan", _plan_json(made))

@@ -43,7 +43,7 @@ from imagefactory.verdicts.statement import SIGNABLE, Signed, sign, spread
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from imagefactory.verify.model import GpuReport
-from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open
+from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open, check_run
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
 
@@ -83,6 +83,7 @@ def collect_sweep(
         factory=factory,
         folder=folder,
         pool=pool,
+        pool_name=sweep.pool,
         ledger=ledger(factory, options.ledger),
         key=signing_key(factory),
         days=trust.policy.days,
@@ -218,6 +219,7 @@ class Signer:
     factory: Factory
     folder: Path
     pool: Pool
+    pool_name: str
     ledger: NonceLedger
     key: SigningKey | None
     days: int
@@ -227,23 +229,15 @@ class Signer:
     def asked(self, node: SweepNode, known: Issued) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """kit.json and expectations.json, as the ledger's owner wrote them; `known` is what the ledger says.
 
-        Raises NonceError where they were changed, or are of another suite.
+        Raises NonceError where they were changed, or are of another suite or pool.
         """
         place = node_folder(self.folder, node.name)
         try:
             texts = {name: (place / name).read_bytes() for name in (KIT, EXPECTATIONS)}
         except OSError as error:
             raise StatementError(f"{error.filename}: {error.strerror}", hint="make a new sweep") from error
-        if known.run.kit != digest_of(texts):
-            raise NonceError(
-                "edited", f"what {node.name} asks of its image was changed", hint="make a new sweep"
-            )
-        if known.run.suite != self.suite:
-            raise NonceError(
-                "other-suite",
-                f"it ran the suite {known.run.suite[:19]}..., this imagefactory has another",
-                hint="collect it with the imagefactory that made it, or make a new sweep",
-            )
+        run = replace(known.run, suite=self.suite, kit=digest_of(texts), pool=self.pool_name)
+        check_run(known, run)
         return json.loads(texts[KIT]), json.loads(texts[EXPECTATIONS])
 
     def sign(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from imagefactory.access import Access, open_registry, registry_place, repositor
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.model import Target
+from imagefactory.model import Outcome, Target
 from imagefactory.oci.model import Sif
 from imagefactory.oci.sif import kept_sifs
 from imagefactory.oci.store import Reference, parse_reference
@@ -40,7 +40,7 @@ from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, refuse_level, suite_arg
 from imagefactory.verify.kit_collect import CollectedReport, collect_kit, read_nonce
 from imagefactory.verify.kit_make import KitOrder, make_kit
 from imagefactory.verify.model import GpuReport, Subject
-from imagefactory.verify.nonces import NONCE_BYTES, NonceError, NonceLedger, format_nonce
+from imagefactory.verify.nonces import NONCE_BYTES, NonceError, NonceLedger, check_open, format_nonce
 from imagefactory.verify.suite_files import digest_of
 
 
@@ -85,18 +85,18 @@ def collect(
     """
     kept = ledger(factory, options.ledger)
     made = known = unsettled(kept, folder)
-    collected = None if made else collect_kit(folder, kept, now, factory.environ)
-    if collected and options.ledger:
+    if made is None:
+        travels = options.ledger is not None
+        collected = collect_kit(folder, kept, now, factory.environ, again=travels)
         where = _where(factory, collected.report, collected.reference, options.registry)
-        if before := _signed_before(factory, collected.report, where):
+        if travels and (before := _signed_before(factory, collected.report, where)):
             verdict, attached = before
             moved = _promote(factory, verdict.report, where, now, progress) if options.promote else None
             return CollectedKit(verdict=verdict, attached=attached, again=True, promotion=moved)
-    if collected:
+        check_open(kept.look(collected.report.nonce), now)
         with factory.layout.in_use(progress):
             keep_report(factory, collected.report, None)
         made = sign_kit(factory, collected, kept, now)
-    assert made is not None
     signed, reference = made
     report = signed.verdict.report
     where = _where(factory, report, reference, options.registry)
@@ -119,8 +119,8 @@ def _signed_before(
 ) -> tuple[Verdict, tuple[str, ...]] | None:
     """The verdict of this very run that lies by its image already, and the places that have it.
 
-    A ledger that is named may be a copy, as jobs of CI get one each time: it does not know what became of
-    its nonces.
+    A ledger that is named may be a copy, as jobs of CI get one each time: it does not always know what became
+    of its nonces. Raises NonceError (replayed) if the verdict is of another result.
     """
     key = signing_key(factory)
     keys = {key.keyid: key.public} if key else {}
@@ -129,7 +129,18 @@ def _signed_before(
     for place, subject in places_of(factory, report.subject, where):
         if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
             there[called(place)] = verdict
+            if _result_of(verdict.report) != _result_of(report):
+                raise NonceError(
+                    "replayed",
+                    f"the nonce {report.nonce} was spent on another result",
+                    hint="one kit gives one verdict: make a new one",
+                )
     return (next(iter(there.values())), tuple(there)) if there else None
+
+
+def _result_of(report: GpuReport) -> GpuReport:
+    """What the machine brought back, without what this imagefactory made of it."""
+    return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
 
 
 def unsettled(ledger: NonceLedger, folder: Path) -> tuple[Signed, str] | None:

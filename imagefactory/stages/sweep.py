@@ -209,7 +209,8 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         limits=prepared.options.limits,
         pool=prepared.options.pool,
     )
-    ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, sweep.made)
+    runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
+    ledger(factory).issue_all(runs, sweep.made)
     write_sweep_file(folder, sweep)
     bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)

@@ -26,7 +26,15 @@ from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
 from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT, RUNNERS
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS, GpuReport, Hardware, Subject
-from imagefactory.verify.nonces import NONCE, AskedRun, NonceError, NonceLedger
+from imagefactory.verify.nonces import (
+    CI_RUN,
+    NONCE,
+    AskedRun,
+    NonceError,
+    NonceLedger,
+    check_open,
+    check_run,
+)
 from imagefactory.verify.report import completed_of, end_of
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
@@ -37,7 +45,7 @@ STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRA
 """Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
 
 
-_ACTIONS = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
+_ACTIONS = (*CI_RUN, "GITHUB_JOB", "RUNNER_NAME")
 _RUN = Fields(
     format=Annotated[int, Fixed(FORMAT)],
     nonce=Annotated[str, Matching(NONCE)],
@@ -74,11 +82,17 @@ class CollectedReport:
 
 
 def collect_kit(
-    folder: Path, ledger: NonceLedger, now: datetime, environ: Mapping[str, str]
+    folder: Path,
+    ledger: NonceLedger,
+    now: datetime,
+    environ: Mapping[str, str],
+    *,
+    again: bool = False,
 ) -> CollectedReport:
     """Judges what the kit in `folder` brought back. Signs and spends nothing.
 
-    `environ` tells which job of GitHub collects, where one does.
+    `environ` tells whose artifacts these are, where a job of GitHub collects. With `again` the nonce may be
+    spent or have expired.
 
     Raises UsageError for a folder that is no kit, or has no result; NonceError for a nonce that cannot be
     spent on it (unknown, replayed, expired, another suite, a kit that was changed); NoGpuError and
@@ -89,8 +103,10 @@ def collect_kit(
     nonce = read_nonce(folder)
     known = ledger.look(nonce)
     texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
-    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts))
-    ledger.check(nonce, run, now)
+    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts), pool="")
+    if not again:
+        check_open(known, now)
+    check_run(known, run)
     if files.suite != run.suite:
         raise NonceError(
             "other-suite", f"the suite in {folder} was changed after the kit was made", hint="make a new kit"
@@ -154,11 +170,10 @@ def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
 
 
 def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether the kit ran in the run of GitHub that whoever collects has it from: the run that he is in, or
-    whose artifacts he took and whose id he says. Elsewhere anybody can write such names."""
-    names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    """Whether the kit ran in the attempt of the run of GitHub that `environ` names: the one that collects, or
+    the one whose artifacts these are. Elsewhere anybody can write such names."""
     here = environ.get("GITHUB_ACTIONS") == "true"
-    return here and all(environ.get(name) and told.get(name) == environ[name] for name in names)
+    return here and all(environ.get(name) and told.get(name) == environ[name] for name in CI_RUN)
 
 
 def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,13 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", hint="name a new folder: --kit DIR")
-    files = read_suite()
-    suite, level = digest_of(files), order.asked["level"]
+    suite, level = digest_of(read_suite()), order.asked["level"]
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
     run = AskedRun(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        write_suite(beside / "suite", files)
-        write_suite(beside / "kit", {name: (HERE / name).read_bytes() for name in CARRIED})
-        write_suite(beside, {PROGRAM: (HERE / PROGRAM).read_bytes(), **texts})
+        write_suite(beside, {**program_files(), **texts})
         issued = ledger.issue(order.asked["nonce"], run, now)
         beside.rename(folder)
     except OSError as error:
@@ -79,6 +77,24 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
     finally:
         remove_tree(beside)
     return issued
+
+
+def program_files() -> dict[str, bytes]:
+    """Return the files that every kit of this imagefactory has, by their paths in it."""
+    return {
+        PROGRAM: (HERE / PROGRAM).read_bytes(),
+        **{f"kit/{name}": (HERE / name).read_bytes() for name in CARRIED},
+        **{f"suite/{name}": data for name, data in read_suite().items()},
+    }
+
+
+def program_sum() -> str:
+    """Return the sha256 of the lines that `sha256sum` prints of a kit's program files, sorted by path.
+
+    A machine that knows it runs no other program, whoever could write to the kit on its way.
+    """
+    lines = (f"{sha256(data).hexdigest()}  ./{path}\n" for path, data in sorted(program_files().items()))
+    return sha256("".join(lines).encode()).hexdigest()
 
 
 def format_kit(order: KitOrder, suite: str, expires: datetime) -> dict[str, Any]:

@@ -7,7 +7,8 @@ A nonce is spent by creating its file in `spent/`, which succeeds for one proces
 in that file too, behind the entry, until it has arrived where it belongs. Spent ones are kept long after they
 have expired. A ledger is the store's folder `nonces`, or one that is named: CI jobs pass it from the job that
 makes kits to the one that signs. What others could have written on its way is told by a key that both hold:
-every entry carries an HMAC-SHA256 of itself.
+every entry carries an HMAC-SHA256 of itself. It also names the attempt of the CI run that issued it, and is
+rejected in any other: everybody can read, and upload again, the ledgers of a public repository.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.errors import CheckFailedError, StoreError
+from imagefactory.documents import shown
+from imagefactory.errors import CheckFailedError, StoreError, UsageError
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verify.model import LEVELS, Subject
 
@@ -34,6 +36,8 @@ NONCE_BYTES = 16
 LIFETIME = timedelta(days=14)
 KEPT = timedelta(days=180)
 """How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
+CI_RUN = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")
+"""The variables that name one attempt of one run of GitHub Actions."""
 SPENT, BESIDE = "spent", ".nonce-"
 _END = b"\n}\n"
 """How an entry ends, and what was signed begins; no line within an entry is its brace alone."""
@@ -42,7 +46,8 @@ _END = b"\n}\n"
 class NonceError(CheckFailedError):
     """A nonce that cannot be spent.
 
-    `word` is unknown, replayed, expired, other-subject, other-suite or edited.
+    `word` is unknown, replayed, expired, other-subject, other-suite, other-pool, other-run or
+    edited.
     """
 
     def __init__(self, word: str, message: str, *, hint: str = "") -> None:
@@ -54,18 +59,23 @@ class NonceError(CheckFailedError):
 class AskedRun:
     """What a nonce is for: an image, a suite by its digest, a level; `kit` is the digest of what is asked.
 
-    `kit` is empty where the machine that issues also runs, and nothing travels.
+    `kit` is empty where the machine that issues also runs, and nothing travels. `pool` is the row of POOLS
+    whose jobs may answer, empty where no pool does: its evidence is not a kit's to claim.
     """
 
     subject: Subject
     suite: str
     level: str
     kit: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A nonce and its times. `spent` is None until it is; `result` is the digest of what it was spent on."""
+    """A nonce and its times. `spent` is None until it is; `result` is the digest of what it was spent on.
+
+    `ci_run` is the CI run that issued it, as `ci_run_of` has it.
+    """
 
     nonce: str
     run: AskedRun
@@ -73,6 +83,7 @@ class Issued:
     expires: datetime
     spent: datetime | None = None
     result: str = ""
+    ci_run: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +102,28 @@ def format_nonce(random: bytes) -> str:
     return random.hex()
 
 
+def ci_run_of(environ: Mapping[str, str]) -> str:
+    """Return `owner/name/run/attempt` of the GitHub Actions run in `environ`, "" outside of GitHub.
+
+    Raises UsageError if a variable of CI_RUN is missing: such a ledger would count in every run.
+    """
+    if environ.get("GITHUB_ACTIONS") != "true":
+        return ""
+    for name in CI_RUN:
+        if not environ.get(name):
+            raise UsageError(f"GITHUB_ACTIONS is set, but not {name}", hint="set both, or none")
+    return "/".join(environ[name] for name in CI_RUN)
+
+
 class NonceLedger:
     """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written.
 
-    With a `key`, what was not written with it is refused; without one, what was written with one.
+    With a `key`, what was not written with it is refused; without one, what was written with one. So is what
+    was issued in another `ci_run`.
     """
 
-    def __init__(self, folder: Path, key: str = "") -> None:
-        self.folder, self.key = folder, key.encode()
+    def __init__(self, folder: Path, key: str = "", *, ci_run: str = "") -> None:
+        self.folder, self.key, self.ci_run = folder, key.encode(), ci_run
 
     def issue(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
         """Remembers a fresh nonce. Raises StoreError where it is known already."""
@@ -107,7 +132,10 @@ class NonceLedger:
 
     def issue_all(self, runs: Mapping[str, AskedRun], now: datetime) -> tuple[Issued, ...]:
         """As `issue`, for many: what expired long ago is looked for once, and the disk is waited for once."""
-        given = [Issued(nonce=one, run=run, issued=now, expires=now + LIFETIME) for one, run in runs.items()]
+        given = [
+            Issued(nonce=one, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
+            for one, run in runs.items()
+        ]
         with _told(self.folder):
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
             self._forget(now)
@@ -133,7 +161,10 @@ class NonceLedger:
         # Spent last once more: another process may have moved it between two looks.
         for path in (self._spent(nonce), self._path(nonce), self._spent(nonce)):
             with contextlib.suppress(FileNotFoundError):
-                return _parse(path, nonce, self.key)
+                known, signed = _parse(path, nonce, self.key)
+                if known.ci_run != self.ci_run:
+                    raise _of_another_run(known, self.ci_run)
+                return known, signed
         raise NonceError(
             "unknown",
             f"the nonce {nonce} was not issued by {self.folder}",
@@ -147,26 +178,7 @@ class NonceLedger:
         """
         known = self.look(nonce)
         check_open(known, now)
-        images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
-        if images[0] != images[1]:
-            raise NonceError(
-                "other-subject",
-                f"the nonce is for {known.run.subject.manifest}",
-                hint="make a kit for this image",
-            )
-        if (run.suite, run.level) != (known.run.suite, known.run.level):
-            raise NonceError(
-                "other-suite",
-                f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this is "
-                f"{run.suite}, level {run.level}",
-                hint="make a new kit with this imagefactory",
-            )
-        if run.kit != known.run.kit:
-            raise NonceError(
-                "edited",
-                "what the kit asks of the image was changed after it was made",
-                hint="make a new kit",
-            )
+        check_run(known, run)
         return known
 
     def spend(self, nonce: str, run: AskedRun, *, result: str, now: datetime, signed: bytes = b"") -> Issued:
@@ -251,6 +263,46 @@ def check_open(known: Issued, now: datetime) -> None:
         )
 
 
+def check_run(known: Issued, run: AskedRun) -> None:
+    """Raises NonceError for a nonce that is not for `run`: its image, suite, pool or kit."""
+    images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
+    if images[0] != images[1]:
+        raise NonceError(
+            "other-subject",
+            f"the nonce is for {known.run.subject.manifest}",
+            hint="make a kit for this image",
+        )
+    if (run.suite, run.level) != (known.run.suite, known.run.level):
+        raise NonceError(
+            "other-suite",
+            f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this is "
+            f"{run.suite}, level {run.level}",
+            hint="make a new kit with this imagefactory",
+        )
+    if run.pool != known.run.pool:
+        issued, here = known.run.pool or "no pool", run.pool or "no pool"
+        raise NonceError(
+            "other-pool",
+            f"the nonce was issued for {issued}, and this is a result of {here}",
+            hint="collect it as it was made: a kit as a kit, a sweep as a sweep of its pool",
+        )
+    if run.kit != known.run.kit:
+        raise NonceError(
+            "edited",
+            "what the kit asks of the image was changed after it was made",
+            hint="make a new kit",
+        )
+
+
+def _of_another_run(known: Issued, ci_run: str) -> NonceError:
+    issued, here = known.ci_run or "no CI run", ci_run or "no CI run"
+    return NonceError(
+        "other-run",
+        f"the nonce {known.nonce} was issued in {issued}, and this is a result of {here}",
+        hint="re-run all jobs of that run, not only the failed ones",
+    )
+
+
 def _replayed(nonce: str, spent: datetime | None) -> NonceError:
     when = f" on {spent:%Y-%m-%d %H:%M} UTC" if spent else ""
     return NonceError(
@@ -307,10 +359,12 @@ def _format(issued: Issued, key: bytes, signed: bytes = b"") -> bytes:
         "suite": issued.run.suite,
         "level": issued.run.level,
         "kit": issued.run.kit,
+        "pool": issued.run.pool,
         "issued": issued.issued.astimezone(UTC).isoformat(),
         "expires": issued.expires.astimezone(UTC).isoformat(),
         "spent": issued.spent.astimezone(UTC).isoformat() if issued.spent else None,
         "result": issued.result,
+        "ci_run": issued.ci_run,
     }
     if signed:
         value["signed"] = hashlib.sha256(signed).hexdigest()
@@ -353,12 +407,17 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
         issued = Issued(
             nonce=nonce,
             run=AskedRun(
-                subject=Subject(**data["subject"]), suite=data["suite"], level=data["level"], kit=data["kit"]
+                subject=Subject(**data["subject"]),
+                suite=data["suite"],
+                level=data["level"],
+                kit=data["kit"],
+                pool=shown(data.get("pool", "")),
             ),
             issued=_time(data["issued"]),
             expires=_time(data["expires"]),
             spent=_time(data["spent"]) if data["spent"] else None,
             result=data["result"],
+            ci_run=shown(data.get("ci_run", "")),  # a store may have older entries, without either
         )
     except FileNotFoundError:
         raise

@@ -35,6 +35,7 @@ from imagefactory.verdicts.keys import read_signing_key
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
+from imagefactory.verify.kit_make import program_sum
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.verdicts import HOST, whole_report
 from tests.services.factory import ROOT, Factory, copy_store
@@ -42,8 +43,23 @@ from tests.services.factory import ROOT, Factory, copy_store
 TARGET, FAMILY = "tiny-12.1-cu121", "tiny"
 WORKFLOWS = ROOT / ".github" / "workflows"
 CAME_WITH_THE_TESTS = ("git, which checkout needs", "set up")
-GH = "#!/bin/sh\necho 7\n"
-"""What the jobs of this machine know of GitHub: the last run of the night is number 7."""
+GH = """\
+#!/bin/sh
+repository='{"id": 1, "full_name": "somebody/images", "default_branch": "main"}'
+case "$*" in
+  "api repos/somebody/images") echo "$repository" ;;
+  "api repos/somebody/images/git/ref/heads/main") echo '{"object": {"sha": "abc"}}' ;;
+  "api repos/somebody/images/compare/abc...abc?per_page=1") echo '{"merge_base_commit": {"sha": "abc"}}' ;;
+  *"/nightly.yml/runs?event=schedule&branch=main"*)
+    echo '{"workflow_runs": [{"id": 7, "run_attempt": 1, "run_number": 7, "event": "schedule",
+      "path": ".github/workflows/nightly.yml", "head_branch": "main", "head_sha": "abc",
+      "run_started_at": "2026-11-22T02:17:00Z",
+      "repository": '"$repository"', "head_repository": '"$repository"'}]}' ;;
+  *"/runs?event="*) echo '{"workflow_runs": []}' ;;
+  *) echo "gh: Not Found (HTTP 404)" >&2; exit 1 ;;
+esac
+"""
+"""What GitHub tells the jobs of this machine: the last run of the night is number 7."""
 """Steps that make a machine ready; whoever runs the tests did that."""
 EXPRESSION = re.compile(r"\$\{\{ *(.*?) *\}\}")
 Values = dict[str, Any]
@@ -108,6 +124,9 @@ class Night:
                 "GITHUB_OUTPUT": str(output),
                 "GITHUB_STEP_SUMMARY": str(runner / "summary"),
                 "GITHUB_ACTIONS": "true",
+                "GITHUB_REPOSITORY": "somebody/images",
+                "GITHUB_RUN_ID": "8" if name in self.later else "7",
+                "GITHUB_RUN_ATTEMPT": str(self.contexts["github"]["run_attempt"]),
                 **{name: os.environ[name] for name in os.environ if name.lower().endswith("_proxy")},
             }
             for table in (self.workflow.get("env", {}), job.get("env", {}), step.get("env", {})):
@@ -122,14 +141,20 @@ class Night:
             code = code or done.returncode
             if "id" in step:
                 rows = (line.partition("=") for line in output.read_text().splitlines())
-                contexts["steps"][step["id"]] = {"outputs": {key: text for key, _, text in rows}}
+                outcome = "failure" if done.returncode else "success"
+                contexts["steps"][step["id"]] = {
+                    "outputs": {key: text for key, _, text in rows},
+                    "outcome": outcome,
+                }
         outputs = {key: self.value(text, contexts) for key, text in job.get("outputs", {}).items()}
         self.contexts["needs"][name] = {"outputs": outputs}
         return code
 
     def _due(self, step: Values, contexts: Values, code: int) -> bool:
         condition = str(step.get("if", ""))
-        return (code == 0 or "cancelled()" in condition) and self.holds(condition, contexts)
+        return (code == 0 or "cancelled()" in condition or "always()" in condition) and self.holds(
+            condition, contexts
+        )
 
     def _use(self, step: Values, workspace: Path, contexts: Values) -> None:
         action = step["uses"].partition("@")[0]
@@ -183,7 +208,7 @@ class Night:
         return all(self._term(term.strip(), more) for term in text.split("&&") if term.strip())
 
     def _term(self, term: str, more: Values) -> bool:
-        if term == "!cancelled()":
+        if term in ("!cancelled()", "always()"):
             return True
         match = re.fullmatch(r"([\w.]+) (==|!=) '(.*)'", term)
         assert match, f"{term} is not known to this test"
@@ -202,7 +227,8 @@ def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> 
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imagefactory -C "$PWD" "$@"\n')
     program.chmod(0o755)
     (root / ".github").mkdir()
-    shutil.copy(ROOT / ".github" / "login.sh", root / ".github")
+    for name in ("login.sh", "mac.py", "night_run.py"):
+        shutil.copy(ROOT / ".github" / name, root / ".github")
     keys = Factory(
         store=factory.store, cache=factory.cache, root=root, extra={"XDG_CONFIG_HOME": str(scratch / "keys")}
     )
@@ -231,11 +257,13 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
                 "TARGETS": "tiny-* tiny-12.1-cu1*" if number % 2 else "",
                 "PAGES": "",
             },
-            "secrets": {"SIGNING_KEY": key.read_text(), "LEDGER_KEY": "a long random text"},
+            "secrets": {"SIGNING_KEY": key.read_text(), "LEDGER_KEY": "a long random text of 64 hex digits"},
             "github": {
                 "actor": "somebody",
                 "token": "no-token",
                 "repository": "somebody/images",
+                "run_attempt": 1,
+                "run_id": "7",
                 "server_url": "https://example.org",
                 "event": {"repository": {"default_branch": "main"}},
             },
@@ -288,18 +316,25 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
     ends_with_no_gpu(second)
 
 
-def test_a_ledger_that_a_gpu_job_put_there_is_signed_for_nothing(
+def test_a_ledger_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
     root: Path, place: str, scratch: Path, factory: Factory
 ) -> None:
-    """Its token may replace any artifact of the run; the key of the ledger it does not have."""
+    """Everybody can read the first, and its MACs are good. For the second the key is missing."""
     taken = night(5, root, place, scratch, factory)
     taken.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-5-cache")}
+    taken.contexts["github"]["run_attempt"] = 2
     for name in ("plan", "candidates", "verify"):
         taken.run(name)
-    (entry,) = (taken.artifacts / f"ledger-{TARGET}").glob("*.json")
+    for path in list(taken.artifacts.glob("*-2-*")):  # GitHub's last attempt is the first
+        path.rename(path.with_name(path.name.replace("-2-", "-1-")))
+    assert taken.run("promote") == {"promote": 9}, taken.said
+    assert "other-run: " in taken.said["promote"]
+
+    (entry,) = (taken.artifacts / f"ledger-1-{TARGET}").glob("*.json")
     text = entry.read_text()
     entry.write_text(text.replace(json.loads(text)["subject"]["index"], f"sha256:{'e' * 64}"))
     assert entry.read_text() != text
+    shutil.rmtree(taken.artifacts / "later")
     assert set(taken.run("promote").values()) != {0}
     assert "was not written with the key in IMAGEFACTORY_LEDGER_KEY" in taken.said["promote"]
 
@@ -323,6 +358,7 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
     assert third.contexts["needs"]["plan"]["outputs"] == {
         "targets": '{"include":[]}',
         "matrix": '{"include":[]}',
+        "program": program_sum(),
     }
     assert "1 unchanged" in third.said["plan"]
     assert [third.run(name) for name in ("candidates", "verify", "promote")] == [{}, {}, {"promote": 0}]

@@ -37,6 +37,7 @@ from tests.made.kit import (
 )
 from tests.services.gpu_host import UUID
 
+RUN_7 = {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1"}
 STRANGER = "GPU-99999999-2222-3333-4444-555555555555"
 
 
@@ -108,7 +109,7 @@ def test_nothing_is_spent_by_looking(bench: Bench) -> None:
 def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     docker(bench, {"report": suite_report()})
-    job = {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"}
+    job = {"GITHUB_ACTIONS": "true", **RUN_7}
     bench.run(**job)
     hardware = collect_kit(bench.kit, bench.ledger, now(), job).report.hardware
     assert hardware is not None
@@ -121,9 +122,11 @@ def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     [
         {},
         {"GITHUB_ACTIONS": "true"},
-        {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "8"},
-        {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"},
-        {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "", "GITHUB_RUN_ID": ""},
+        {"GITHUB_ACTIONS": "true", **RUN_7, "GITHUB_RUN_ID": "8"},
+        {"GITHUB_ACTIONS": "true", **RUN_7, "GITHUB_RUN_ATTEMPT": "2"},
+        {"GITHUB_ACTIONS": "true", **RUN_7, "GITHUB_REPOSITORY": "fork/images"},
+        RUN_7,
+        {"GITHUB_ACTIONS": "true", **dict.fromkeys(RUN_7, "")},
     ],
 )
 def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str, str]) -> None:
@@ -131,7 +134,7 @@ def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str,
     names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
     told = dict.fromkeys(names, "")
     if here.get("GITHUB_RUN_ID") != "":
-        told |= {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"}
+        told |= RUN_7
     edit(bench, "result/run.json", lambda run: run.update(actions=told))
     hardware = collect_kit(bench.kit, bench.ledger, now(), here).report.hardware
     assert hardware is not None
@@ -265,6 +268,14 @@ def test_the_nonce_of_another_kit_does_not_help(bench: Bench, tmp_path: Path) ->
         collect(bench)
     with pytest.raises(StatementError, match="of another kit"):
         collect_kit(bench.kit, other.ledger, now(), {})
+
+
+def test_what_was_asked_of_a_pool_is_not_answered_by_a_kit(bench: Bench) -> None:
+    path = bench.ledger.folder / f"{NONCE}.json"
+    path.write_text(path.read_text().replace('"pool": ""', '"pool": "htcondor"'))
+    with pytest.raises(NonceError) as raised:
+        collect(bench)
+    assert raised.value.word == "other-pool"
 
 
 def test_a_suite_that_was_changed_is_another_suite(bench: Bench) -> None:

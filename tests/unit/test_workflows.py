@@ -1,11 +1,17 @@
-"""The workflows of CI: zizmor finds nothing, and the nightly one has no right that it does not need."""
+"""The workflows of CI: zizmor finds nothing, and no job has a right that it does not need.
+
+Everybody may open a pull request with workflows of its own. They run in this repository without its secrets,
+and leave runs, artifacts and caches there: no job that holds anything may take one of these for its own.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,10 @@ from imagefactory import __version__
 from imagefactory.errors import DISTRIBUTION
 from imagefactory.factory import read_factory
 from imagefactory.settings.load import load_settings
+from imagefactory.verify import kit_make
+from imagefactory.verify.kit_make import program_files
+from imagefactory.verify.nonces import LIFETIME
+from imagefactory.verify.suite_files import write_suite
 
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
@@ -50,7 +60,7 @@ def test_zizmor_finds_what_is_wrong(tmp_path: Path) -> None:
     """Else finding nothing would say nothing."""
     spoilt = tmp_path / ".github" / "workflows" / "spoilt.yml"
     spoilt.parent.mkdir(parents=True)
-    text = NIGHTLY.read_text().replace('"$RUNNER_TEMP/kits/$KIT/run.py"', '"${{ github.head_ref }}"')
+    text = NIGHTLY.read_text().replace('cd "$RUNNER_TEMP/kits/$KIT"', 'cd "${{ github.head_ref }}"')
     spoilt.write_text(re.sub(r"(actions/checkout)@\w+", r"\1@main", text))
     done = zizmor(spoilt)
     assert done.returncode != 0
@@ -97,9 +107,17 @@ def test_the_catalogue_waits_for_no_gpu_and_is_signed_whatever_failed_before() -
     promote = workflow["jobs"]["promote"]
     assert "needs" not in promote
     moved = [step for step in promote["steps"] if "download-artifact" in step.get("uses", "")]
-    assert [step["with"]["pattern"] for step in moved] == ["ledger-*", "result-*", "plan"]
-    for step in moved:  # where there was no night yet
-        assert step["if"] == "steps.last.outputs.run != ''"
+    attempt, run = "${{ steps.last.outputs.attempt }}", "${{ steps.last.outputs.run }}"
+    assert [step["with"].get("pattern") or step["with"]["name"] for step in moved] == [
+        f"ledger-{attempt}-*",
+        f"result-{attempt}-*",
+        "plan",
+        f"spent-{run}-{attempt}",
+    ]
+    for step in moved:  # where there was no night yet: without a run's id it would look in its own run
+        name = "spent" if "name" in step["with"] else "run"
+        assert step["if"] == f"steps.last.outputs.{name} != ''"
+        assert step["with"]["run-id"] == f"${{{{ steps.last.outputs.{name} }}}}"
     (signs,) = (step for step in promote["steps"] if "imagefactory catalogue" in step.get("run", ""))
     assert "if" not in signs
 
@@ -130,11 +148,13 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     nightly, later = read(NIGHTLY)["jobs"], read(PROMOTE)["jobs"]
     verify, jobs = nightly["verify"], {**nightly, **later}
     assert len(jobs) == len(nightly) + len(later)
+    for name in ("plan", "candidates"):
+        assert nightly[name]["environment"] == "candidates"  # whose secret no other branch gets
     assert verify["permissions"] == {}
     assert verify["runs-on"] == ["self-hosted", "gpu", "${{ matrix.runner }}"]
     assert not any("checkout" in step.get("uses", "") for step in verify["steps"])
     with_secrets = [name for name, job in jobs.items() if "secrets." in str(job)]
-    assert with_secrets == ["candidates", "promote"]
+    assert with_secrets == ["plan", "candidates", "promote"]
     assert [name for name, job in jobs.items() if "secrets.SIGNING_KEY" in str(job)] == ["promote"]
     assert "github.token" not in str(verify)
     assert read(PROMOTE)["concurrency"] == {"group": "promoter", "cancel-in-progress": False}
@@ -291,3 +311,254 @@ def test_an_image_for_cpus_has_no_kit_and_its_tag_follows_without_a_verdict() ->
     assert set(asked) == {"matrix.gpu == 'none'"}  # one for AMD's has no kits either, and needs a verdict
     uploads = [step for step in steps if step.get("uses", "").startswith("actions/upload-artifact@")]
     assert [step.get("if") for step in uploads] == ["matrix.kits != ''"] * 2
+
+
+# --- what strangers may start, and leave here ------------------------------------------------------
+
+STEPS = [
+    (f"{path.stem}.{name}", step)
+    for path in WORKFLOWS
+    for name, job in read(path)["jobs"].items()
+    for step in job["steps"]
+]
+
+
+def uses(step: Any, action: str) -> bool:
+    return bool(step.get("uses", "").startswith(f"{action}@"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_strangers_start_tests_alone_and_those_hold_nothing(path: Path) -> None:
+    """`pull_request_target`, `workflow_run`, comments and the like run with this repository's rights."""
+    workflow = read(path)
+    assert set(workflow["on"]) <= {"schedule", "workflow_dispatch", "push", "pull_request"}
+    if "pull_request" not in workflow["on"]:
+        return
+    text = path.read_text()
+    for word in ("secrets.", "vars.", "github.token", "self-hosted", "environment:", "artifact", "cache"):
+        assert word not in text
+    for job in workflow["jobs"].values():
+        assert job["permissions"] == {"contents": "read"}
+
+
+def test_a_job_on_a_machine_of_ours_is_started_by_nobody_else() -> None:
+    hosted = re.compile(r"ubuntu-[0-9.]+")
+    for path in WORKFLOWS:
+        workflow = read(path)
+        if not all(hosted.fullmatch(str(job["runs-on"])) for job in workflow["jobs"].values()):
+            assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}, path.name
+
+
+def test_no_step_takes_what_another_run_left() -> None:
+    """Artifacts of the run that night_run.py chose, and no cache, which any run may have filled."""
+    chosen = {"${{ steps.last.outputs.run }}", "${{ steps.last.outputs.spent }}"}
+    for where, step in STEPS:
+        script, given = step.get("run", ""), step.get("with", {})
+        assert not re.search(r"gh run|actions/(runs|workflows|artifacts)", script), where
+        assert ("night_run.py" in script) == (step.get("id") == "last"), where
+        assert not any("cache" in name for name in (step.get("uses", ""), *given)), where
+        if uses(step, "actions/download-artifact"):
+            assert given.get("run-id") in {None, *chosen}, where
+            assert ("github-token" in given) == ("run-id" in given), where
+            assert "repository" not in given, where
+        if uses(step, "actions/checkout"):
+            assert given == {"persist-credentials": False}, where
+        # Of the event, strangers write most: titles, branches, messages. None of it is needed.
+        assert not re.search(r"github\.(event|head_ref|base_ref)", str(step)), where
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_secret_belongs_to_an_environment(path: Path) -> None:
+    """A secret of the repository is anybody's who may push a branch: a workflow there prints it."""
+    for name, job in read(path)["jobs"].items():
+        if "secrets." in str(job):
+            assert job.get("environment"), name
+
+
+def test_what_is_kept_between_promoters_is_whole() -> None:
+    """A promoter that could not read what was spent signs nothing, and keeps nothing for the next one."""
+    steps = read(PROMOTE)["jobs"]["promote"]["steps"]
+    (kept,) = (
+        step for step in steps if uses(step, "actions/upload-artifact") and "spent" in step["with"]["name"]
+    )
+    (collects,) = (step for step in steps if step.get("id") == "collect")
+    (brings,) = (step for step in steps if "steps.last.outputs.spent" in step.get("if", ""))
+    assert steps.index(brings) < steps.index(collects) == steps.index(kept) - 1
+    condition = "always() && steps.last.outputs.run != '' && steps.collect.outcome != 'skipped'"
+    assert kept["if"] == f"${{{{ {condition} }}}}"
+    assert kept["with"]["name"] == brings["with"]["name"]
+    assert kept["with"]["path"] == brings["with"]["path"] == "ledger/spent"
+    assert kept["with"]["retention-days"] > LIFETIME.days
+    assert collects["timeout-minutes"] < read(PROMOTE)["jobs"]["promote"]["timeout-minutes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        (lambda _: None, True),
+        (lambda kit: (kit / "kit.json").write_text("{}"), True),  # `collect` finds out
+        (lambda kit: (kit / "run.py").write_text("print('ran')\n#"), False),
+        (lambda kit: (kit / "suite" / "table.py").write_text(""), False),
+        (lambda kit: (kit / "kit" / "start.py").unlink(), False),
+        (lambda kit: (kit / "json.py").write_text(""), False),
+        (lambda kit: (kit / "kit" / "kit.json").write_text(""), False),
+        (lambda kit: (kit / "kit" / "a\nb.so").write_text(""), False),
+        (lambda kit: (kit / "json").symlink_to("/tmp"), False),
+        (lambda kit: os.mkfifo(kit / "json.py"), False),
+    ],
+)
+def test_a_gpu_machine_runs_no_program_that_another_one_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], runs: bool
+) -> None:
+    """Each GPU job can replace every artifact of its run, kits among them."""
+    files = {**program_files(), "run.py": b"print('ran')\n"}
+    monkeypatch.setattr(kit_make, "program_files", lambda: files)
+    kit = tmp_path / "kits" / "sm80"
+    write_suite(kit, {**files, "kit.json": b"", "expectations.json": b""})
+    environ = {
+        "PATH": os.environ["PATH"],
+        "RUNNER_TEMP": str(tmp_path),
+        "KIT": "sm80",
+        "PROGRAM": kit_make.program_sum(),
+    }
+    change(kit)
+    (step,) = (step for step in read(NIGHTLY)["jobs"]["verify"]["steps"] if "run" in step)
+    command = ["bash", "-e", "-c", step["run"]]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode == 0, "ran\n" in ran.stdout) == (runs, runs), ran.stderr
+
+
+def test_a_plan_that_a_gpu_machine_put_there_is_taken_for_none(tmp_path: Path) -> None:
+    plan_step, check_step = (
+        next(step for step in read(path)["jobs"][job]["steps"] if "mac.py" in step.get("run", ""))
+        for path, job in ((NIGHTLY, "plan"), (PROMOTE, "promote"))
+    )
+    shutil.copytree(FOLDER.parent, tmp_path / ".github")
+    environ = {"PATH": os.environ["PATH"], "LEDGER_KEY": "k" * 32, "RUN": "7"}
+
+    def run(step: Any, **changes: str) -> int:
+        command = ["bash", "-e", "-c", step["run"]]
+        done = subprocess.run(command, cwd=tmp_path, env=environ | changes, capture_output=True)
+        return done.returncode
+
+    plan = tmp_path / "plan"
+    assert run(check_step) == 0  # there is none
+    (tmp_path / "plan.json").write_text("{}")
+    assert run(plan_step) == 0
+    assert run(check_step) == 0
+    assert {path.name for path in plan.iterdir()} == {"plan.json", "plan.mac"}
+    shutil.copytree(plan, tmp_path / "kept")
+    changed: list[tuple[str, str | None, dict[str, str]]] = [
+        ("plan.json", "{} ", {}),
+        ("plan.mac", "", {}),
+        ("plan.mac", "0" * 64 + "\n", {}),
+        ("plan.mac", None, {}),
+        ("plan.json", "{}", {"RUN": "8"}),
+        ("plan.json", "{}", {"LEDGER_KEY": "other"}),
+        ("plan.mac", "", {"LEDGER_KEY": ""}),
+        ("plan.json", "{}", {"RUN": ""}),
+    ]
+    for name, content, changes in changed:
+        if content is None:
+            (plan / name).unlink()
+        else:
+            (plan / name).write_text(content)
+        assert run(check_step, **changes) != 0
+        assert not plan.exists()
+        shutil.copytree(tmp_path / "kept", plan)
+
+
+COLLECT = """\
+#!/bin/bash
+[ "$1" != collect ] || {
+  echo "$2 $GITHUB_RUN_ID $GITHUB_RUN_ATTEMPT" >> said
+  find ledger -type f | sort >> said
+  echo signed > "ledger/spent/$(basename "$2").json"
+}
+"""
+
+
+def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: Path) -> None:
+    for name in ("issued/a.json", "issued/spent/a.json", "issued/b.txt", "ledger/spent/c.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "results" / "result-2-$(touch broken)").mkdir(parents=True)
+    program = tmp_path / ".venv" / "bin" / "imagefactory"
+    program.parent.mkdir(parents=True)
+    program.write_text(COLLECT)
+    program.chmod(0o755)
+    environ = {
+        "PATH": os.environ["PATH"],
+        "RUNNER_TEMP": str(tmp_path),
+        "REGISTRY": "r",
+        "SIGNING_KEY": "k",
+        "IMAGEFACTORY_LEDGER_KEY": "k",
+        "RUN": "7",
+        "ATTEMPT": "2",
+        "GITHUB_RUN_ID": "8",
+        "GITHUB_RUN_ATTEMPT": "1",
+    }
+    (step,) = (step for step in read(PROMOTE)["jobs"]["promote"]["steps"] if step.get("id") == "collect")
+    command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "said").read_text().splitlines() == [
+        "results/result-2-$(touch broken)/ 7 2",
+        "ledger/a.json",
+        "ledger/spent/c.json",
+    ]
+    assert not (tmp_path / "signing-key.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("event", "workflow", "code"),
+    [
+        ("schedule", "lab/images/.github/workflows/nightly.yml@refs/heads/main", 0),
+        ("workflow_dispatch", "lab/images/.github/workflows/nightly.yml@refs/heads/main", 0),
+        ("pull_request", "lab/images/.github/workflows/nightly.yml@refs/heads/main", 1),
+        ("pull_request", "lab/images/.github/workflows/nightly.yml@refs/pull/7/merge", 1),
+        ("schedule", "lab/images/.github/workflows/evil.yml@refs/heads/main", 1),
+        ("workflow_dispatch", "lab/images/.github/workflows/nightly.yml@refs/heads/topic", 1),
+        ("workflow_dispatch", "lab/images/.github/workflows/nightly.yml@refs/tags/main", 1),
+        ("schedule", "mallory/images/.github/workflows/nightly.yml@refs/heads/main", 1),
+        ("", "", 1),
+    ],
+)
+def test_a_gpu_runner_takes_the_night_alone(tmp_path: Path, event: str, workflow: str, code: int) -> None:
+    text = (FOLDER.parent / "runner_hook.sh").read_text()
+    hook = tmp_path / "hook.sh"
+    environ = {"GITHUB_EVENT_NAME": event, "GITHUB_WORKFLOW_REF": workflow}
+    for content, expected in ((text.replace("OWNER/NAME", "lab/images"), code), (text, 1)):
+        hook.write_text(content)
+        ran = subprocess.run(["/bin/bash", "-e", hook], env=environ if event else {}, capture_output=True)
+        assert ran.returncode == expected
+
+
+def test_a_pull_request_that_updates_locks_is_opened_against_the_default_branch(tmp_path: Path) -> None:
+    """The event of a schedule has no repository: the default branch is asked for."""
+    program = tmp_path / "bin" / "gh"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$*" >> "$SAID"\ncase "$*" in *default_branch) echo trunk ;; esac\n')
+    program.chmod(0o755)
+    (tmp_path / "bin" / "git").write_text('#!/bin/sh\n[ "$1" != log ] || echo title\n')
+    (tmp_path / "bin" / "git").chmod(0o755)
+    (tmp_path / "message.txt").write_text("title\n")
+    environ = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_WORKSPACE": str(tmp_path),
+        "SAID": str(tmp_path / "said"),
+        "REPOSITORY": "o/r",
+        "OWNER": "o",
+        "SERVER": "https://example.org",
+        "BRANCH": "relock/tiny",
+    }
+    (step,) = (step for step in read(RELOCK)["jobs"]["relock"]["steps"] if "gh api" in step.get("run", ""))
+    command = ["bash", "-e", "-o", "pipefail", "-u", "-c", step["run"]]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert any(
+        line.startswith("api repos/o/r/pulls -f base=trunk -f head=relock/tiny")
+        for line in (tmp_path / "said").read_text().splitlines()
+    )

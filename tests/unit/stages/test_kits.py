@@ -31,7 +31,7 @@ from imagefactory.stages.verify import VerifyOptions
 from imagefactory.verdicts.keys import PublicKey, keys_folder, make_key
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Grant, add_key
-from imagefactory.verify.model import SEEN_BY_KIT
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from imagefactory.verify.nonces import NonceError, NonceLedger
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
@@ -215,6 +215,77 @@ def test_a_copy_of_a_ledger_makes_nobody_sign_a_second_time(site: Site, tmp_path
     assert [judged.proves for judged in site.judged(fresh)] == [True]
 
 
+def test_a_nonce_gives_no_second_verdict_whatever_is_kept_of_the_first(site: Site, tmp_path: Path) -> None:
+    """A job of CI gets a fresh copy of the ledger: the registry, or an earlier job, says what is spent."""
+    site.runs()
+    fresh, now = other_factory(site, tmp_path), datetime.now(UTC)
+
+    def collect_with(name: str, spent: Path | None) -> CollectedKit:
+        copy = tmp_path / name
+        shutil.copytree(tmp_path / "issued", copy)
+        if spent:
+            shutil.copytree(spent, copy / "spent", dirs_exist_ok=True)
+        options = CollectOptions(ledger=copy, registry=site.registry.host)
+        return collect(fresh, site.bench.kit, options, now, Quiet())
+
+    shutil.copytree(site.bench.ledger.folder, tmp_path / "issued")
+    assert not collect_with("first", None).again
+    kept = tmp_path / "first" / "spent"
+    assert collect_with("the same result", kept).again
+    rows = suite_report()["checks"]
+    site.runs(checks=[{**rows[0], "numbers": {"elements": 1.0}}, *rows[1:]])
+    for name, spent in (("another result", None), ("another, with what was kept", kept)):
+        with pytest.raises(NonceError, match=r"^replayed: "):
+            collect_with(name, spent)
+    manifests = site.registry.shelves.repositories["pytorch"].manifests
+    for digest in [digest for digest, (_, data) in manifests.items() if "subject" in json.loads(data)]:
+        del manifests[digest]
+    assert site.judged() == ()
+    with pytest.raises(NonceError, match=r"^replayed: "):
+        collect_with("a registry that lost the verdict", kept)
+    assert site.judged() == ()
+
+
+def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
+    job = {
+        **site.factory.environ,
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_REPOSITORY": "lab/images",
+        "GITHUB_RUN_ID": "7",
+        "GITHUB_RUN_ATTEMPT": "1",
+        "IMAGEFACTORY_LEDGER_KEY": "k" * 32,
+    }
+    here, now = replace(site.factory, environ=job), datetime.now(UTC)
+    place = KitPlace(folder=tmp_path / "ours", ledger=tmp_path / "ledger")
+    options = VerifyOptions(level="quick", registry=site.registry.host)
+    written = write_kit(here, NAME, options, place, Quiet())
+    issued = ledger(here, place.ledger).look(written.nonce)
+    bench = replace(site.bench, kit=place.folder, issued=issued)
+    replace(site, bench=bench).runs()
+    bench.run(**{name: value for name, value in job.items() if name.startswith("GITHUB_")})
+    wanted = CollectOptions(ledger=place.ledger, registry=site.registry.host)
+    for change in (
+        {"GITHUB_RUN_ATTEMPT": "2"},
+        {"GITHUB_RUN_ID": "8"},
+        {"GITHUB_REPOSITORY": "fork/images"},
+        {"GITHUB_ACTIONS": ""},
+    ):
+        with pytest.raises(NonceError, match=r"^other-run: "):
+            collect(replace(here, environ=job | change), place.folder, wanted, now, Quiet())
+    assert collect(here, place.folder, wanted, now, Quiet()).passed
+    again = collect(here, place.folder, wanted, now, Quiet())
+    assert again.again
+    assert again.report.hardware is not None
+    assert again.report.hardware.kind == SEEN_IN_ACTIONS
+
+
+def test_a_key_that_can_be_guessed_is_refused(site: Site, tmp_path: Path) -> None:
+    """Whoever can read an entry can try keys until its MAC fits."""
+    environ = {**site.factory.environ, "IMAGEFACTORY_LEDGER_KEY": "secret"}
+    with pytest.raises(UsageError, match="IMAGEFACTORY_LEDGER_KEY"):
+        ledger(replace(site.factory, environ=environ), tmp_path)
+
+
 def test_what_was_signed_arrives_when_the_registry_is_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +390,17 @@ def test_the_command_collects_several_kits(
     assert "is no kit" in told["errors"][0]["message"]
     assert command("collect", str(site.bench.kit)) == 9
     assert "replayed" in capsys.readouterr().err
+
+
+def test_with_a_ledger_no_folder_is_taken_for_a_sweep(
+    site: Site, command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have come back from anywhere: that it has a sweep.json does not make it one."""
+    site.runs()
+    (site.bench.kit / "sweep.json").write_text("{}")
+    assert command("collect", str(site.bench.kit), "--ledger", str(site.bench.ledger.folder), "--json") == 0
+    assert command("collect", str(site.bench.kit)) == 2  # a sweep that is not whole
+    capsys.readouterr()
 
 
 def test_the_command_shows_checks_and_says_who_saw_the_gpu(

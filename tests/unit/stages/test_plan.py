@@ -34,6 +34,7 @@ from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.verify.kit_make import program_sum
 from tests.made.command import Call
 from tests.made.factory import NAME
 from tests.made.layout import add_image
@@ -311,7 +312,9 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
         "--github",
         root=factory.settings.root_path,
     )
-    matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in said.out.splitlines())
+    *lines, program = said.out.splitlines()
+    matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in lines)
+    assert program == f"program={program_sum()}"
     assert [(job["kit"], job["runner"], job["state"]) for job in matrix] == [
         ("sm80-a100-535.54.03", "sm80", "verify"),
         ("sm70", "sm70", "verify"),

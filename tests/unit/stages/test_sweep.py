@@ -277,6 +277,18 @@ def test_an_edited_question_is_refused(site: Site) -> None:
     assert "edited" in one.result.reason
 
 
+@pytest.mark.parametrize("pool", ["", "slurm"])
+def test_what_was_not_asked_of_this_pool_is_no_word_of_it(site: Site, pool: str) -> None:
+    """A kit may come back as a folder that looks like a sweep, with a job's log that somebody wrote."""
+    folder = site.makes().folder
+    site.pool.play(folder)
+    for path in (site.factory.layout.path / "nonces").glob("*.json"):
+        path.write_text(path.read_text().replace('"pool": "htcondor"', f'"pool": "{pool}"'))
+    for one in site.collects(folder).nodes:
+        assert (one.result.outcome, one.keyid) == (Outcome.NOT_TESTED, "")
+        assert one.result.reason.startswith("other-pool: ")
+
+
 def test_a_result_of_another_node_is_refused(site: Site) -> None:
     folder = site.makes().folder
     site.pool.play(folder)

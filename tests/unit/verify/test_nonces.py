@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import StoreError, UsageError
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import (
     KEPT,
@@ -21,6 +21,7 @@ from imagefactory.verify.nonces import (
     NonceError,
     NonceLedger,
     Spending,
+    ci_run_of,
     format_nonce,
 )
 
@@ -188,6 +189,7 @@ def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceLedger, nonce: str) ->
         (lambda run: replace(run, subject=replace(run.subject, config=RESULT)), "other-subject"),
         (lambda run: replace(run, suite=RESULT), "other-suite"),
         (lambda run: replace(run, level="full"), "other-suite"),
+        (lambda run: replace(run, pool="htcondor"), "other-pool"),
         (lambda run: replace(run, kit=RESULT), "edited"),
     ],
 )
@@ -227,24 +229,27 @@ def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 KEY = "what a GPU job does not see"
+CI_RUN = "lab/images/7/1"
 
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> NonceLedger:
-    made = NonceLedger(tmp_path / "keyed", KEY)
+    made = NonceLedger(tmp_path / "keyed", KEY, ci_run=CI_RUN)
     made.issue(NONCE, RUN, NOW)
     return made
 
 
 def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceLedger) -> None:
-    again = NonceLedger(keyed.folder, KEY)
+    again = NonceLedger(keyed.folder, KEY, ci_run=CI_RUN)
     again.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     assert (again.look(NONCE).result, again.unsettled(NONCE)) == (RESULT, b"a verdict")
     again.settle(NONCE)
     assert again.look(NONCE).spent == NOW
 
 
-@pytest.mark.parametrize("change", ["subject", "level", "kit", "expires", "mac", "no mac", "other key"])
+@pytest.mark.parametrize(
+    "change", ["subject", "level", "kit", "pool", "expires", "ci_run", "mac", "no mac", "other key"]
+)
 def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, change: str) -> None:
     path = keyed.folder / f"{NONCE}.json"
     value = json.loads(path.read_text())
@@ -254,10 +259,12 @@ def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, c
         del value["mac"]
     elif change == "other key":
         path.unlink()
-        NonceLedger(keyed.folder, "another key").issue(NONCE, RUN, NOW)
+        NonceLedger(keyed.folder, "another key", ci_run=CI_RUN).issue(NONCE, RUN, NOW)
         value = json.loads(path.read_text())
     else:
-        value[change] = {"level": "full", "expires": "2100-01-01T00:00:00+00:00"}.get(change, "0" * 64)
+        value[change] = {"level": "full", "expires": "2100-01-01T00:00:00+00:00", "ci_run": CI_RUN[:-1]}.get(
+            change, "0" * 64
+        )
     path.write_text(json.dumps(value, indent=1) + "\n")
     with pytest.raises(StoreError, match="was not written with the key in IMAGEFACTORY_LEDGER_KEY"):
         keyed.look(NONCE)
@@ -267,3 +274,45 @@ def test_a_key_that_is_forgotten_is_told(keyed: NonceLedger) -> None:
     with pytest.raises(StoreError, match="was written with a key") as raised:
         NonceLedger(keyed.folder).look(NONCE)
     assert "IMAGEFACTORY_LEDGER_KEY" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "ci_run", ["", "lab/images/7/2", "lab/images/8/1", "lab/images/7", "lab/images/71", "fork/images/7/1"]
+)
+@pytest.mark.parametrize("key", [KEY, ""])
+def test_a_ledger_counts_in_the_attempt_of_the_run_that_issued_it(
+    tmp_path: Path, ci_run: str, key: str
+) -> None:
+    mine = NonceLedger(tmp_path / "mine", key, ci_run=CI_RUN)
+    mine.issue(NONCE, RUN, NOW)
+    other = NonceLedger(mine.folder, key, ci_run=ci_run)
+    assert refused(other) == "other-run"
+    mine.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
+    for look in (other.look, other.unsettled):
+        with pytest.raises(NonceError) as raised:
+            look(NONCE)
+        assert raised.value.word == "other-run"
+
+
+def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceLedger, tmp_path: Path) -> None:
+    """Both are signed with the key, and everybody can read both."""
+    issued = (keyed.folder / f"{NONCE}.json").read_bytes()
+    keyed.spend(NONCE, RUN, result=RESULT, now=NOW)
+    spent = (keyed.folder / "spent" / f"{NONCE}.json").read_bytes()
+    again = NonceLedger(tmp_path / "again", KEY, ci_run=CI_RUN)
+    (again.folder / "spent").mkdir(parents=True)
+    for path, data in ((f"{NONCE}.json", spent), (f"spent/{NONCE}.json", issued)):
+        (again.folder / path).write_bytes(data)
+        with pytest.raises(StoreError, match="damaged"):
+            again.look(NONCE)
+
+
+def test_a_run_of_github_has_a_repository_a_number_and_an_attempt() -> None:
+    environ = {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1"}
+    assert ci_run_of(environ) == ""
+    assert ci_run_of({**environ, "GITHUB_ACTIONS": "true"}) == CI_RUN
+    for name in environ:
+        for value in ({}, {name: ""}):
+            rest = {key: text for key, text in environ.items() if key != name}
+            with pytest.raises(UsageError, match=name):
+                ci_run_of({**rest, **value, "GITHUB_ACTIONS": "true"})
