@@ -29,10 +29,25 @@ from imagefactory.settings.files import (
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 LEDGER_KEY = "IMAGEFACTORY_LEDGER_KEY"
 """A secret text, so no setting, which files hold and `settings` shows: the key of a ledger that travels."""
+SHORTEST_LEDGER_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The recipes and locks that come with this program: in a checkout links to its own, in a wheel the files."""
 FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
 """Settings that are paths, or are where they look like one: relative ones begin where they are written."""
+
+
+def read_ledger_key(environ: Mapping[str, str]) -> str:
+    """The key in IMAGEFACTORY_LEDGER_KEY, empty where there is none.
+
+    Raises UsageError for one that can be guessed: everybody may read what it has signed.
+    """
+    key = environ.get(LEDGER_KEY, "")
+    if 0 < len(key) < SHORTEST_LEDGER_KEY:
+        raise UsageError(
+            f"the key in {LEDGER_KEY} has {len(key)} characters, and {SHORTEST_LEDGER_KEY} are needed",
+            hint="make one: openssl rand -hex 32",
+        )
+    return key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from imagefactory.oci.graph import ATTESTATION, Manifest, Place, parse_parts, pl
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.transfer import WORKERS, was_sent
 from imagefactory.progress import Progress
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.load import read_ledger_key
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.found import Found, find_verdicts
 from imagefactory.verdicts.judgement import Court
@@ -127,7 +127,7 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         times = [one.verdict.report.ended for one in judged if one.verdict]
         pushed = promoting.now if root.built else max(times, default=None)
     else:
-        key = access.environ.get(LEDGER_KEY, "")
+        key = read_ledger_key(access.environ)
         records = read_records(place, root.digest, key=key)
         memory = access.layout.recall("pushed", place.store.name) or {}
         own = was_sent(memory, place.repository, root.digest) or bool(key and records)

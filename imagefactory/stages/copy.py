@@ -13,7 +13,7 @@ from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Brake, Sending, Sent, no_origins, send
 from imagefactory.progress import Progress
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.load import read_ledger_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def copy_image(access: Access, copying: Copying, progress: Progress) -> CopiedIm
         same = asked.registry == destination.registry
         graph = read_graph(place, asked.wanted, referrers=copying.referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
-        record = pushed_record(graph.root.descriptor, copying.now, key=access.environ.get(LEDGER_KEY, ""))
+        record = pushed_record(graph.root.descriptor, copying.now, key=read_ledger_key(access.environ))
         sending = Sending(
             graph=graph,
             repository=destination.repository,

@@ -40,7 +40,7 @@ from imagefactory.oci.transfer import (
     told_of,
 )
 from imagefactory.progress import Progress
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.load import read_ledger_key
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
 from imagefactory.stages.layers import promised_image
@@ -175,7 +175,7 @@ def _push(
     layout, family = factory.layout, root.target.family
     repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
     made = made_from(factory, root.target, "" if root.unmade else root.digest)
-    layers, key = root.unmade.layers if root.unmade else (), factory.environ.get(LEDGER_KEY, "")
+    layers, key = root.unmade.layers if root.unmade else (), read_ledger_key(factory.environ)
     lacks = {one.descriptor.digest: one.title for one in layers if not layout.has(one.descriptor)}
     with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
         graph = read_graph(source, root.digest)
@@ -259,4 +259,4 @@ def find_candidate(factory: Factory, target: Target, place: Place) -> Descriptor
         return there[0]
     if there:  # an engine that does not give the same bytes twice
         return max(there, key=lambda one: read_pushed(read_records(place, one.digest)) or NO_TIME)
-    return find_made(place, plain_tag(target), made, factory.environ.get(LEDGER_KEY, ""))
+    return find_made(place, plain_tag(target), made, read_ledger_key(factory.environ))

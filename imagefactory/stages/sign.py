@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import StatementError, UsageError
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.errors import StatementError
+from imagefactory.settings.load import read_ledger_key
 from imagefactory.verdicts.envelope import format_json
 from imagefactory.verdicts.keys import SigningKey, find_key, read_signing_key
 from imagefactory.verdicts.statement import Signed, sign, signable
@@ -17,8 +17,6 @@ from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import AskedRun, NonceLedger, ci_run_of
 from imagefactory.verify.report import format_gpu_report
-
-SHORTEST_KEY = 32
 
 
 def ledger(access: Access, named: Path | None = None) -> NonceLedger:
@@ -28,13 +26,7 @@ def ledger(access: Access, named: Path | None = None) -> NonceLedger:
     for a key that can be guessed: everybody may read what it has signed.
     """
     if named:
-        key = access.environ.get(LEDGER_KEY, "")
-        if 0 < len(key) < SHORTEST_KEY:
-            raise UsageError(
-                f"the key in {LEDGER_KEY} has {len(key)} characters, and {SHORTEST_KEY} are needed",
-                hint="make one: openssl rand -hex 32",
-            )
-        return NonceLedger(named, key, ci_run=ci_run_of(access.environ))
+        return NonceLedger(named, read_ledger_key(access.environ), ci_run=ci_run_of(access.environ))
     return NonceLedger(access.layout.path / "nonces")
 
 

@@ -31,7 +31,7 @@ from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import LAB, NOW, whole_report
 
-SHARED_KEY = "a long random text"
+SHARED_KEY = "a long random text of 64 hex digits"
 
 
 def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None:

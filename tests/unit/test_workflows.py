@@ -148,13 +148,13 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     nightly, later = read(NIGHTLY)["jobs"], read(PROMOTE)["jobs"]
     verify, jobs = nightly["verify"], {**nightly, **later}
     assert len(jobs) == len(nightly) + len(later)
-    for name in ("plan", "candidates"):
-        assert nightly[name]["environment"] == "candidates"  # whose secret no other branch gets
+    for name in ("plan", "candidates", "night"):
+        assert jobs[name]["environment"] == "candidates"  # whose secret no other branch gets
     assert verify["permissions"] == {}
     assert verify["runs-on"] == ["self-hosted", "gpu", "${{ matrix.runner }}"]
     assert not any("checkout" in step.get("uses", "") for step in verify["steps"])
     with_secrets = [name for name, job in jobs.items() if "secrets." in str(job)]
-    assert with_secrets == ["plan", "candidates", "promote"]
+    assert with_secrets == ["plan", "candidates", "promote", "night"]
     assert [name for name, job in jobs.items() if "secrets.SIGNING_KEY" in str(job)] == ["promote"]
     assert "github.token" not in str(verify)
     assert read(PROMOTE)["concurrency"] == {"group": "promoter", "cancel-in-progress": False}

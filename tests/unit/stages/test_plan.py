@@ -160,7 +160,7 @@ def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
     assert (found.missing, found.image, found.verdicts) == ("", pushed, ())
     assert found.reference == f"{registry.host}/pytorch@{pushed}"
     assert not bare.layout.path.exists()
-    for key in ("", "another key"):  # anyone who may push can write a record
+    for key in ("", SHARED_KEY.upper()):  # anyone who may push can write a record
         other = replace(bare, environ={**bare.environ, LEDGER_KEY: key})
         assert stage(other, target, registry.host).missing
     assert stage(factory, target, registry.host).image == pushed  # this store knows what it pushed
