@@ -123,3 +123,35 @@ def test_shared_pages_are_counted_once(caller: Caller) -> None:
         limits=[["memory", 300 << 20]],
     )
     assert text == "[0, 0, 0, 0]"
+
+
+def test_what_runs_inside_cannot_shield_itself_where_memory_ends(caller: Caller) -> None:
+    """The kernel ends the run before anything else of the machine: no process in it may say otherwise."""
+    text = caller.python(
+        """
+        import errno, os
+        child = os.fork()
+        if child == 0:
+            os.execvp("sleep", ["sleep", "1000"])
+        tried, accepted = 0, []
+        task = f"self/task/{os.getpid()}"
+        for base in ("self", "thread-self", "1", str(child), task, "self/root/proc/self"):
+            for folder, _, names in os.walk(f"/proc/{base}", followlinks=False):
+                if "/task/" in folder.removeprefix(f"/proc/{base}") or folder.endswith(("/net", "/fd")):
+                    continue
+                for name in names:
+                    if os.path.islink(f"{folder}/{name}"): continue
+                    tried += 1
+                    try:
+                        os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK)
+                        accepted.append(f"{folder}/{name}")
+                    except OSError as error:
+                        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT): raise
+        kept = [open(f"/proc/{pid}/oom_score_adj").read().strip() for pid in (1, child, "self")]
+        print(accepted, tried > 100, kept, flush=True)
+        with open("/dev/stdout", "w") as file: print("opened again", file=file, flush=True)
+        os.kill(child, 9)
+        """
+    )
+    told = text.splitlines()
+    assert told == ["[] True ['1000', '1000', '1000']", "opened again"]

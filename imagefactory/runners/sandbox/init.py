@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -30,6 +31,7 @@ from .syscalls import (
     PR_CAP_AMBIENT,
     PR_CAPBSET_DROP,
     PR_SET_DUMPABLE,
+    PR_SET_NAME,
     PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG,
     PR_SET_SECUREBITS,
@@ -131,7 +133,7 @@ class Init:
     def give_up_privileges(self) -> None:
         plan = self.plan
         with step("privileges"):
-            write_file("/proc/self/comm", "init")
+            check(LIBC.prctl(ctypes.c_int(PR_SET_NAME), b"init"))
             with contextlib.suppress(OSError):  # a kernel without key rings
                 calls = ARCHITECTURES[plan["machine"]]
                 syscall(calls["keyctl"], KEYCTL_JOIN_SESSION_KEYRING, None)

@@ -246,23 +246,20 @@ class Root:
         os.close(folder)
 
     def protect_proc(self) -> None:
-        """What is the machine's and not a process's: read-only, or covered."""
+        """Covers what is the machine's and no process's, and makes all of /proc read-only.
+
+        Else any process inside could lower its `oom_score_adj`, and the machine's memory would end others.
+        """
         with step("proc-masks"):
-            proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            for name in sorted(os.listdir("/proc")):
-                path = f"/proc/{name}"
-                found = os.lstat(path)
-                if name.isdigit() or stat.S_ISLNK(found.st_mode):
-                    continue
-                if path in MASKED:
-                    if stat.S_ISDIR(found.st_mode):
+            proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            for path in MASKED:
+                name = os.path.basename(path)
+                with contextlib.suppress(FileNotFoundError):
+                    if stat.S_ISDIR(os.lstat(path).st_mode):
                         mount("tmpfs", path, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0555")
                     else:
                         attach(clone_tree("/dev/null"), open_beneath(proc, name))
-                elif stat.S_ISDIR(found.st_mode) or found.st_mode & 0o222:
-                    tree = clone_tree(path)
-                    restrict(tree, ATTR_RDONLY)
-                    attach(tree, open_beneath(proc, name))
+            close_folder(proc)
             os.close(proc)
 
 
