@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +158,53 @@ def test_what_runs_inside_cannot_shield_itself_where_memory_ends(caller: Caller)
     )
     told = text.splitlines()
     assert told == ["[] True ['1000', '1000', '1000']", "opened again"]
+
+
+INOTIFY = """
+import ctypes, time
+init = ctypes.CDLL(None, use_errno=True).inotify_init1
+instances = 0
+while init(0) >= 0: instances += 1
+"""
+
+
+def test_what_the_kernel_counts_by_user_is_left_to_the_caller_too(caller: Caller) -> None:
+    read = (
+        "import resource as r; print(r.getrlimit(r.RLIMIT_MSGQUEUE)[1], r.getrlimit(r.RLIMIT_SIGPENDING)[1])"
+    )
+    here = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING)]
+    assert caller.python(read) == " ".join(str(amount if amount < 0 else amount // 4) for amount in here)
+    whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    assert caller.python(INOTIFY + "print(instances)") == str(whole // 4)
+    code = f"{INOTIFY}print(instances, flush=True)\ntime.sleep(1000)"
+    run = subprocess.Popen(
+        caller.command({"argv": ["python3", "-c", code], "capture": False}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, env=caller.environment(), cwd="/",
+    )  # fmt: skip
+    with run:
+        assert run.stdout is not None
+        assert int(run.stdout.readline()) == whole // 4
+        again = caller.python(INOTIFY + "print(instances)")  # another run of the same caller has its own
+        run.terminate()
+    assert again == str(whole // 4)
+
+
+def test_files_in_memory_are_bounded_in_number_too(caller: Caller) -> None:
+    code = """
+    import os
+    print([os.statvfs(path).f_files for path in ("/tmp", "/dev/shm")])
+    print(open("/proc/sys/user/max_user_namespaces").read().strip())
+    """
+    limits = [["scratch", 10 << 20], ["memory", 1 << 30]]
+    assert caller.python(code, read_only=True, limits=limits).splitlines() == ["[2560, 131072]", "0"]
+
+
+def test_pseudo_terminals_are_bounded(caller: Caller) -> None:
+    code = """
+    import os
+    held = []
+    try:
+        while True: held.append(os.openpty())
+    except OSError: print(len(held))
+    """
+    assert 100 < int(caller.python(code)) <= 256

@@ -13,6 +13,7 @@ INTERVAL = 100  # milliseconds between two looks
 SLICE = 0.02  # seconds of each look that go into counting files: the keeper has terminals to serve too
 DEPTH_LIMIT = 200  # folders: each is held open on the way. What lies deeper is left to the disk's reserve
 PAGE = resource.getpagesize()
+SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one part of so many
 
 
 class Watch:
@@ -141,6 +142,12 @@ def set_limits(limits: dict[str, Any]) -> None:
         lower(resource.RLIMIT_NPROC, limits["processes"] + 2)
     if limits["files"] is not None:
         lower(resource.RLIMIT_NOFILE, limits["files"])
+    for kind in (resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING):  # counted by user, the caller too
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            lower(kind, hard // SHARE)
+    for kind in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):  # whoever is to end the run goes before it
+        lower(kind, 0)
 
 
 def lower(kind: int, most: int) -> None:
