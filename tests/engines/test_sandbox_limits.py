@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import subprocess
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -35,6 +36,14 @@ import os
 for number in range(10**9):
     os.makedirs(f"/var/open/{number}")
     open(f"/var/open/{number}/empty", "w").close()
+"""
+
+
+SLOW_FILES = """
+import time
+for number in range(10**9):
+    open(f"/var/open/{number}", "w").close()
+    if number % 100 == 0: time.sleep(0.04)
 """
 
 
@@ -208,3 +217,18 @@ def test_pseudo_terminals_are_bounded(caller: Caller) -> None:
     except OSError: print(len(held))
     """
     assert 100 < int(caller.python(code)) <= 256
+
+
+def test_a_reserve_of_the_disks_inodes_is_left(caller: Caller) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="imagefactory-inodes-"))
+    options = f"nr_inodes=8000,mode=0755,uid={caller.store.stat().st_uid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        caller.store = folder
+        done = caller.run("python3", "-c", SLOW_FILES, limits=[["scratch", 1 << 30]], timeout=60)
+        assert done.get("returncode") == 137, done
+        assert "inodes" in done["over"][0]  # type: ignore[index]
+        assert scratch_folders(caller) == []
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()

@@ -20,7 +20,7 @@ from imagefactory.runners.limits import (
     say_over,
 )
 
-ROOM = Room(memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38)
+ROOM = Room(memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38, files=1 << 26, free_files=1 << 25)
 
 
 def test_written_with_units_commas_and_repeated() -> None:
@@ -42,15 +42,19 @@ def test_by_itself_a_run_leaves_the_machine_usable() -> None:
     made = decide_limits({}, ROOM)
     assert made == Limits(
         processes=4096, memory=(100 << 30) // 10 * 9, files=65536,
-        scratch=(1 << 38) - (5 << 30), reserve=5 << 30,
+        scratch=(1 << 38) - (5 << 30), reserve=5 << 30, reserve_files=100_000,
     )  # fmt: skip
     assert decide_limits({}, replace(ROOM, processors=128)).processes == 32768
     full = decide_limits({}, replace(ROOM, free=1 << 20))
     assert (full.scratch, full.reserve) == (1 << 19, 1 << 19)
+    assert decide_limits({}, replace(ROOM, files=1 << 20)).reserve_files == (1 << 20) // 20
+    assert decide_limits({}, replace(ROOM, free_files=1000)).reserve_files == 500
+    assert decide_limits({}, replace(ROOM, files=0, free_files=0)).reserve_files is None  # btrfs
 
 
 def test_what_is_asked_for_goes_before_and_none_lifts() -> None:
     made = decide_limits({"memory": 5, "scratch": None, "processes": None}, ROOM)
+    assert made.reserve_files is None
     assert (made.memory, made.scratch, made.reserve, made.processes, made.files) == (
         5,
         None,
@@ -76,6 +80,7 @@ def test_what_ended_a_run_is_said_with_what_to_do() -> None:
     said, hint = say_over("reserve", Limits(scratch=1, reserve=5 << 30))
     assert "nearly full (less than 5G free)" in said
     assert "scratch=none" in hint
+    assert "500" in say_over("reserve_files", Limits(scratch=1, reserve_files=500))[0]
 
 
 def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:

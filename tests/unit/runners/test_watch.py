@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.runners.sandbox.watch import PAGE, Watch, let_children_run_as_others, run_as_others, sizes
 
-NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None}
+NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None, "reserve_files": None}
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def proc(tmp_path: Path) -> Path:
     ({"processes": 3}, "processes"), ({"processes": 4}, "processes"), ({"processes": 5}, None),
     ({"memory": 19 * PAGE}, "memory"), ({"memory": 20 * PAGE}, None), ({"memory": 200 * PAGE}, None),
     ({"scratch": 1 << 60, "reserve": 0}, None), ({"scratch": 1 << 60, "reserve": 1 << 62}, "reserve"),
-    ({}, None),
+    ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 0}, None),
+    ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 1 << 62}, "reserve_files"), ({}, None),
 ])  # fmt: skip
 def test_the_limit_that_is_reached(
     proc: Path, tmp_path: Path, limits: dict[str, int], over: str | None
