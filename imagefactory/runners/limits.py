@@ -132,5 +132,10 @@ def say_over(name: str, limits: Limits) -> tuple[str, str]:
             f"(less than {limits.reserve_files} free inodes)",
             "remove files there or set another store; `--limit scratch=none` lets a run fill the disk",
         )
+    if name == "machine":
+        return (
+            "the run was ended by the kernel: memory was out on this machine, or in the batch job around it",
+            "`--limit memory=...` with less, or ask for a job with more",
+        )
     met = format_amount(name, getattr(limits, name))
     return f"the run was ended: it reached the limit {met}", f"`--limit {name}=...` with more, or {name}=none"

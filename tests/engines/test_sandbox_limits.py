@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.runners.sandbox.cgroups import Parent, find_parent, look_at, read_own
 from tests.services.sandbox import Caller, scratch_folders
 
 # Each goes on until somebody ends it: where a bound did not hold, the test's own limit would.
@@ -232,3 +233,63 @@ def test_a_reserve_of_the_disks_inodes_is_left(caller: Caller) -> None:
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
         folder.rmdir()
+
+
+# Kinds of memory that no process has mapped, or that is the kernel's own, for a run.
+PAGE_TABLES = """
+import mmap
+held = []
+while True:
+    held.append(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000))
+    held[-1].madvise(mmap.MADV_NOHUGEPAGE)
+    for place in range(0, 1 << 40, 2 << 20): held[-1][place]
+"""
+SYSTEM_V = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+while True:
+    place = libc.shmat(libc.shmget(0, 1 << 20, 0o1600), None, 0)
+    ctypes.memset(place, 1, 1 << 20)
+    libc.shmdt(ctypes.c_void_p(place))
+"""
+SHARED_FILES = """
+held = bytearray(110 << 20)
+with open("/dev/shm/file", "wb") as file:
+    while file.tell() < 95 << 20: file.write(bytes(1 << 20)); file.flush()
+while True: pass
+"""
+UNMAPPED = """
+import os
+held = []
+while True:
+    held.append(os.memfd_create("held"))
+    os.write(held[-1], bytes(1 << 20))
+"""
+SOCKETS = """
+import socket
+held = []
+while True:
+    held.append(socket.socketpair())
+    held[-1][0].setblocking(False)
+    try:
+        while True: held[-1][0].send(bytes(4096))
+    except BlockingIOError: pass
+"""
+
+
+def group_of(caller: Caller) -> Parent | None:
+    """Where the groups of this caller's runs are made; None where the watch alone counts."""
+    found = find_parent(*read_own(), look_at)
+    return found if caller.name == "root" and isinstance(found, Parent) else None
+
+
+@pytest.mark.parametrize(("code", "by_the_kernel_alone"), [
+    (PAGE_TABLES, False), (SYSTEM_V, False), (SHARED_FILES, False), (UNMAPPED, True), (SOCKETS, True),
+], ids=["page tables", "System V", "dev shm", "memfd", "sockets"])  # fmt: skip
+def test_memory_of_every_kind_counts(caller: Caller, code: str, by_the_kernel_alone: bool) -> None:
+    if by_the_kernel_alone and group_of(caller) is None:
+        return  # docs/limits.md says so
+    done = caller.run("python3", "-c", code, limits=[["memory", 200 << 20]], timeout=60)
+    assert (done.get("returncode"), done["timed_out"]) == (137, False), done
+    assert "limit memory=200M" in done["over"][0]  # type: ignore[index]

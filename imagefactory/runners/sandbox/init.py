@@ -82,6 +82,7 @@ class Init:
 
     def live(self, mask: set[signal.Signals | int]) -> int:
         self.tie_to_keeper()
+        os.read(self.alive, 1)  # the keeper says when it has put this process into its group
         os.umask(0o022)
         os.setsid()
         with step("limits"):  # where the machine's memory ends before the watch looks, this run goes first
@@ -114,9 +115,9 @@ class Init:
         if poll.poll(0):
             os._exit(125)
 
-    def open_terminals(self, proc: int) -> list[int]:
-        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides, and /proc."""
-        followers, masters = [], [proc]
+    def open_terminals(self, shown: list[int]) -> list[int]:
+        """A pseudo-terminal of the sandbox's own for each; the keeper gets `shown`, and their other sides."""
+        followers, masters = [], list(shown)
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)

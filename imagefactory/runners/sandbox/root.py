@@ -67,7 +67,7 @@ class Root:
     def __init__(self, plan: dict[str, Any], scratch: str) -> None:
         self.plan, self.scratch = plan, scratch
         self.in_memory = False
-        self.shown = -1  # /proc, for the keeper's watch
+        self.shown: list[int] = []  # for the keeper's watch: /proc, /dev/shm and System V's segments
         scratch_limit, memory = plan["limits"]["scratch"], plan["limits"]["memory"]
         self.size = {} if scratch_limit is None else tmpfs_size(scratch_limit)
         self.shared = {} if memory is None else tmpfs_size(memory // 2)  # as a tmpfs has half of a machine's
@@ -136,7 +136,11 @@ class Root:
         with step("sys"):
             self.make_sys(own["sys"], system)
         with step("proc"):
-            self.shown = os.dup(proc)
+            try:
+                segments = os.open("sysvipc/shm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+            except FileNotFoundError:  # a kernel without System V
+                segments = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            self.shown = [os.dup(proc), os.open("/dev/shm", os.O_PATH | os.O_CLOEXEC), segments]
             attach(proc, own["proc"])
         os.close(self.root)
 

@@ -20,10 +20,15 @@ def read_file(path: str, *, folder: int | None = None) -> str:
 
 
 def read_all(fd: int) -> bytes:
+    data = read_rest(fd)
+    os.close(fd)
+    return data
+
+
+def read_rest(fd: int) -> bytes:
     data = b""
     while chunk := os.read(fd, 65536):
         data += chunk
-    os.close(fd)
     return data
 
 

@@ -58,8 +58,8 @@ def copy_size(source: int, target: int) -> None:
 
 
 def receive_terminals(channel: socket.socket) -> list[int]:
-    """/proc and the relay's sides. The sandbox's init sends them, or ends without."""
-    return list(socket.recv_fds(channel, 1, 4)[1])
+    """What the watch looks at, and the relay's sides. The sandbox's init sends them, or ends without."""
+    return list(socket.recv_fds(channel, 1, 6)[1])
 
 
 class Relay:

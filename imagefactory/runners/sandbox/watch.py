@@ -6,21 +6,30 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from .cgroups import Group
+from .streams import read_rest
 
 INTERVAL = 100  # milliseconds between two looks
 SLICE = 0.02  # seconds of each look that go into counting files: the keeper has terminals to serve too
 DEPTH_LIMIT = 200  # folders: each is held open on the way. What lies deeper is left to the disk's reserve
-PAGE = resource.getpagesize()
 SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one part of so many
 
 
 class Watch:
-    """`proc` is the sandbox's own /proc, whose folders are its processes; `scratch` is where it writes."""
+    """`shown` are of the sandbox: its /proc, whose folders are its processes, its /dev/shm, and the list of
+    its System V segments. `scratch` is where it writes.
 
-    def __init__(self, limits: dict[str, Any], proc: int, scratch: str) -> None:
-        self.limits, self.scratch = limits, scratch
+    `group` is the run's own, in which the kernel counts memory and mostly processes; None without one.
+    """
+
+    def __init__(
+        self, limits: dict[str, Any], shown: Sequence[int], *, scratch: str, group: Group | None = None
+    ) -> None:
+        self.limits, self.scratch, self.group = limits, scratch, group
+        proc, self.shm, self.segments = shown
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
         self.walk = sizes(scratch)
@@ -28,38 +37,59 @@ class Watch:
     def over(self) -> str | None:
         """The limit that is reached now."""
         processes, memory = self.limits["processes"], self.limits["memory"]
+        if self.group:
+            if over := self.group.over():
+                return over
+            processes, memory = (None if self.group.pids else processes), None
         if processes is not None or memory is not None:
             pids = [name for name in os.listdir(self.proc) if name.isdigit() and name != "1"]
             if processes is not None and len(pids) >= processes:
                 return "processes"
-            counted = [found for pid in pids if (found := self.count(pid))]
+            counted = [self.count(pid) for pid in pids]
             if processes is not None and sum(threads for threads, _ in counted) >= processes:
                 return "processes"
             # Pages that processes share are in the size of each: what looks too much is counted exactly.
-            looks_over = memory is not None and sum(size for _, size in counted) > memory
-            if looks_over and sum(map(self.proportional, pids)) > memory:
-                return "memory"
+            shared = self.shared()
+            if memory is not None and shared + sum(size for _, size in counted) > memory:
+                sizes_ = [self.proportional(pid) for pid in pids]
+                # Which files in memory are mapped, nobody says: at least, they are one or the other.
+                mapped = max(shared, sum(size for _, size in sizes_))
+                if mapped + sum(own for own, _ in sizes_) > memory:
+                    return "memory"
         return self.over_scratch()
 
-    def count(self, pid: str) -> tuple[int, int] | None:
-        """Threads, and bytes in memory; None for a process that is gone."""
-        with contextlib.suppress(OSError):
-            fields = self.read(f"{pid}/stat").rpartition(b") ")[2].split()
-            return int(fields[17]), int(fields[21]) * PAGE  # num_threads and rss of proc(5)
-        return None
+    def shared(self) -> int:
+        """Bytes of /dev/shm and of System V's segments, whoever has mapped them."""
+        files = os.fstatvfs(self.shm)
+        os.lseek(self.segments, 0, os.SEEK_SET)
+        rows = read_rest(self.segments).splitlines()[1:]
+        return (files.f_blocks - files.f_bfree) * files.f_frsize + sum(int(row.split()[14]) for row in rows)
 
-    def proportional(self, pid: str) -> int:
-        """Bytes in memory, shared pages divided by those who share them."""
+    def count(self, pid: str) -> tuple[int, int]:
+        """Threads, and bytes in memory with those of page tables; 0 for a process that is gone."""
+        found = self.fields(f"{pid}/status")
+        size = sum(found.get(name, 0) for name in (b"VmRSS", b"VmPTE"))
+        return found.get(b"Threads", 0), size * 1024
+
+    def proportional(self, pid: str) -> tuple[int, int]:
+        """Bytes in memory, shared pages divided by those who share them: its own, and of files in memory."""
+        found, tables = self.fields(f"{pid}/smaps_rollup"), self.fields(f"{pid}/status").get(b"VmPTE", 0)
+        files = found.get(b"Pss_Shmem", 0)
+        return (found.get(b"Pss", 0) - files + tables) * 1024, files * 1024
+
+    def fields(self, name: str) -> dict[bytes, int]:
+        """The numbers of a file of `NAME: NUMBER` lines; none of a process that is gone."""
         with contextlib.suppress(OSError):
-            for line in self.read(f"{pid}/smaps_rollup").splitlines():
-                if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
-        return 0
+            lines = [line.split() for line in self.read(name).splitlines()]
+            return {
+                line[0].rstrip(b":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()
+            }
+        return {}
 
     def read(self, name: str) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.proc)
         try:
-            return os.read(fd, 4096)
+            return os.read(fd, 1 << 16)
         finally:
             os.close(fd)
 
