@@ -10,6 +10,7 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
+from imagefactory.runners.sandbox.cgroups import memory_limit, read_own
 
 NAMES = ("processes", "memory", "files", "scratch", "time")
 SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -39,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a machine has: bytes of memory, processors, bytes and inodes of the store's disk.
+    """What a machine, or the batch job on it, has: bytes of memory, processors, bytes and inodes of the disk.
 
     `files` is 0 where a disk has no fixed number of inodes.
     """
@@ -75,8 +76,9 @@ def parse_amount(name: str, amount: str) -> int:
 def read_room(folder: Path) -> Room:
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     disk = os.statvfs(there)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Room(
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory=min(whole, memory_limit(*read_own()) or whole),
         processors=len(os.sched_getaffinity(0)),
         disk=disk.f_blocks * disk.f_frsize,
         free=disk.f_bavail * disk.f_frsize,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import subprocess
 import tempfile
 import textwrap
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.runners.sandbox.cgroups import Parent, find_parent, look_at, read_own
+from tests.services.children import wait_for
 from tests.services.sandbox import Caller, scratch_folders
 
 # Each goes on until somebody ends it: where a bound did not hold, the test's own limit would.
@@ -293,3 +296,47 @@ def test_memory_of_every_kind_counts(caller: Caller, code: str, by_the_kernel_al
     done = caller.run("python3", "-c", code, limits=[["memory", 200 << 20]], timeout=60)
     assert (done.get("returncode"), done["timed_out"]) == (137, False), done
     assert "limit memory=200M" in done["over"][0]  # type: ignore[index]
+
+
+def test_the_kernel_ends_the_run_that_is_over_and_none_beside_it(caller: Caller) -> None:
+    """Another run, and this process: in the same groups as the one that is ended."""
+    command = caller.command(
+        {"argv": ["python3", "-c", "print('up', flush=True); input()"], "capture": False}
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=caller.environment(), cwd="/", text=True, **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout.readline() == "up\n"
+        done = caller.run("bash", "-c", f"python3 -c '{MEMORY}'; true", limits=[["memory", 100 << 20]])
+        other.communicate("still there\n")
+    assert (done.get("returncode"), other.returncode) == (137, 0), done
+    assert "limit memory=100M" in done["over"][0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("sweeper_too", [False, True], ids=["keeper", "keeper and sweeper"])
+def test_a_killed_keepers_group_is_removed(caller: Caller, sweeper_too: bool) -> None:
+    parent = group_of(caller)
+    if parent is None:
+        return  # nothing to remove
+    command = caller.command(
+        {"argv": ["python3", "-c", "print('up', flush=True); input()"], "capture": False}
+    )
+    with subprocess.Popen(
+        command, env=caller.environment(), cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"up\n"
+        (keeper,) = map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split())
+        children = list(map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()))
+        groups = [
+            path for folder in {parent.memory, parent.pids} for path in Path(folder).glob(f"*-{keeper}-*")
+        ]
+        assert groups
+        inside = [int(pid) for path in groups for pid in (path / "cgroup.procs").read_text().split()]
+        assert set(inside) & set(children)  # the init
+        for pid in [pid for pid in children if sweeper_too and pid not in inside]:
+            os.kill(pid, signal.SIGKILL)
+        os.kill(keeper, signal.SIGKILL)
+    if sweeper_too:
+        assert all(path.exists() for path in groups)
+        caller.run("true", limits=[["memory", 1 << 30]])
+    wait_for(lambda: not any(path.exists() for path in groups), "the groups are removed")

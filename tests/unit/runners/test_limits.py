@@ -9,6 +9,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
+from imagefactory.runners import limits
 from imagefactory.runners.limits import (
     Limits,
     Room,
@@ -81,6 +82,7 @@ def test_what_ended_a_run_is_said_with_what_to_do() -> None:
     assert "nearly full (less than 5G free)" in said
     assert "scratch=none" in hint
     assert "500" in say_over("reserve_files", Limits(scratch=1, reserve_files=500))[0]
+    assert say_over("machine", Limits(memory=1)) != say_over("memory", Limits(memory=1))
 
 
 def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:
@@ -88,6 +90,14 @@ def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:
     with pytest.raises(UsageError, match="docker holds no limit on scratch"):
         refuse_limits(spec, "docker", ("scratch",))
     refuse_limits(spec, "x", ("files",))
+
+
+def test_a_batch_jobs_memory_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_room(tmp_path).memory
+    monkeypatch.setattr(limits, "memory_limit", lambda *_: 1 << 20)
+    assert read_room(tmp_path).memory == 1 << 20
+    monkeypatch.setattr(limits, "memory_limit", lambda *_: whole * 2)
+    assert read_room(tmp_path).memory >= whole
 
 
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
