@@ -298,6 +298,13 @@ def test_memory_of_every_kind_counts(caller: Caller, code: str, by_the_kernel_al
     assert "limit memory=200M" in done["over"][0]  # type: ignore[index]
 
 
+def test_scratch_in_memory_is_memory(caller: Caller) -> None:
+    limits = [["memory", 200 << 20], ["scratch", 1 << 30]]
+    done = caller.run("python3", "-c", FILE.format("/tmp/file"), read_only=True, limits=limits, timeout=60)
+    assert (done.get("returncode"), done["timed_out"]) == (137, False), done
+    assert "limit memory=200M" in done["over"][0]  # type: ignore[index]
+
+
 def test_the_kernel_ends_the_run_that_is_over_and_none_beside_it(caller: Caller) -> None:
     """Another run, and this process: in the same groups as the one that is ended."""
     command = caller.command(

@@ -123,7 +123,7 @@ class Init:
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
             followers.append(follower)
             masters.append(master)
-        socket.send_fds(self.terminal, [b"t"], masters)
+        socket.send_fds(self.terminal, [bytes([len(shown)])], masters)
         for master in masters:
             os.close(master)
         self.terminal.close()

@@ -262,7 +262,7 @@ class Keeper:
         terminal_in.close()
         forget_stdio(*(fd for group in carriers.terminals for fd in group))
         init = os.pidfd_open(self.init)
-        received = receive_terminals(terminal)
+        seen, masters = receive_terminals(terminal)
         failure = read_all(report)
         if failure:
             os.waitpid(self.init, 0)
@@ -270,7 +270,6 @@ class Keeper:
             found = json.loads(failure)
             raise SetupError(found["step"], found["errno"], found["detail"])
         # An init that was killed before it could send them has nothing to be watched.
-        seen, masters = received[:3], received[3:]
         watch = Watch(self.plan["limits"], seen, scratch=scratch, group=self.group) if seen else None
         self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
         self.began = time.monotonic()

@@ -67,7 +67,7 @@ class Root:
     def __init__(self, plan: dict[str, Any], scratch: str) -> None:
         self.plan, self.scratch = plan, scratch
         self.in_memory = False
-        self.shown: list[int] = []  # for the keeper's watch: /proc, /dev/shm and System V's segments
+        self.shown: list[int] = []  # to the watch: /proc, System V's segments, and folders of files in memory
         scratch_limit, memory = plan["limits"]["scratch"], plan["limits"]["memory"]
         self.size = {} if scratch_limit is None else tmpfs_size(scratch_limit)
         self.shared = {} if memory is None else tmpfs_size(memory // 2)  # as a tmpfs has half of a machine's
@@ -140,7 +140,11 @@ class Root:
                 segments = os.open("sysvipc/shm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
             except FileNotFoundError:  # a kernel without System V
                 segments = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-            self.shown = [os.dup(proc), os.open("/dev/shm", os.O_PATH | os.O_CLOEXEC), segments]
+            folders = ["/dev/shm", *(["/tmp"] if self.in_memory else [])]
+            if self.in_memory and not plan["read_only"]:
+                folders.append("/")
+            self.shown = [os.dup(proc), segments]
+            self.shown += [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in folders]
             attach(proc, own["proc"])
         os.close(self.root)
 

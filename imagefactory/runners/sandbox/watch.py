@@ -19,8 +19,8 @@ SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one p
 
 
 class Watch:
-    """`shown` are of the sandbox: its /proc, whose folders are its processes, its /dev/shm, and the list of
-    its System V segments. `scratch` is where it writes.
+    """`shown` are of the sandbox: its /proc, whose folders are its processes, the list of its System V
+    segments, and folders whose files are in memory. `scratch` is where it writes.
 
     `group` is the run's own, in which the kernel counts memory and mostly processes; None without one.
     """
@@ -29,7 +29,7 @@ class Watch:
         self, limits: dict[str, Any], shown: Sequence[int], *, scratch: str, group: Group | None = None
     ) -> None:
         self.limits, self.scratch, self.group = limits, scratch, group
-        proc, self.shm, self.segments = shown
+        proc, self.segments, *self.in_memory = shown
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
         self.walk = sizes(scratch)
@@ -59,11 +59,12 @@ class Watch:
         return self.over_scratch()
 
     def shared(self) -> int:
-        """Bytes of /dev/shm and of System V's segments, whoever has mapped them."""
-        files = os.fstatvfs(self.shm)
+        """Bytes of files in memory and of System V's segments, whoever has mapped them."""
+        disks = [os.fstatvfs(fd) for fd in self.in_memory]
         os.lseek(self.segments, 0, os.SEEK_SET)
         rows = read_rest(self.segments).splitlines()[1:]
-        return (files.f_blocks - files.f_bfree) * files.f_frsize + sum(int(row.split()[14]) for row in rows)
+        files = sum((disk.f_blocks - disk.f_bfree) * disk.f_frsize for disk in disks)
+        return files + sum(int(row.split()[14]) for row in rows)
 
     def count(self, pid: str) -> tuple[int, int]:
         """Threads, and bytes in memory with those of page tables; 0 for a process that is gone."""

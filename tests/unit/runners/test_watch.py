@@ -34,7 +34,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, in
     (tmp_path / "segments").write_text(SEGMENTS)
     files = SimpleNamespace(f_blocks=10, f_bfree=8, f_frsize=1024)
     monkeypatch.setattr(watch.os, "fstatvfs", lambda _: files)
-    return tuple(os.open(tmp_path / name, os.O_RDONLY) for name in ("proc", "proc", "segments"))  # type: ignore[return-value]
+    return tuple(os.open(tmp_path / name, os.O_RDONLY) for name in ("proc", "segments", "proc"))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("limits", "over"), [
