@@ -56,20 +56,20 @@ def find_parent(own: str, mounts: str, look: Callable[[str], Folder]) -> Parent 
     if "memory" in paths:
         memory, pids = paths["memory"], paths.get("pids", "")
         if not look(memory).writable:
-            return Refusal(f"this user may not make one in {memory} (cgroup v1)")
+            return Refusal(f"no permission to create one in {memory}")
         return Parent(1, memory, pids if pids and look(pids).writable else "")
     if "" not in paths:
-        return Refusal("no cgroup file system with memory is mounted")
+        return Refusal("no cgroup file system is mounted")
     folder, top = paths[""], look(paths[""])
     if not top.top:
         if top.limited:
-            return Refusal(f"the limits of {folder} hold already, and hold for what is in it alone")
+            return Refusal(f"{folder} has limits, which a cgroup next to it would escape")
         if folder in mount_points(mounts):
-            return Refusal(f"{folder} is all of the tree that is seen here, and holds other processes")
+            return Refusal(f"this container sees only {folder}, which holds other processes")
         folder = os.path.dirname(folder)
         top = look(folder)
     if not top.writable:
-        return Refusal(f"this user may not make one in {folder}")
+        return Refusal(f"no permission to create one in {folder}")
     if "memory" not in top.controllers:
         return Refusal(f"{folder} does not count memory")
     return Parent(2, folder, folder if "pids" in top.controllers else "")
@@ -164,7 +164,7 @@ def read_setting(path: str, *, default: str = "") -> str:
 class Group:
     """The group of one run. Making it raises OSError; a process outside of every namespace removes it.
 
-    That process waits until the one that made it has closed `alive`, as it also does when it is killed.
+    That process waits until the one that made it closes `alive`, or is killed.
     """
 
     def __init__(self, parent: Parent, *, memory: int | None, processes: int | None) -> None:
@@ -184,6 +184,7 @@ class Group:
             self.set_limits()
             # Now, while this process has all its rights; what it asks for counts later.
             self.join = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self.folders]
+            self.start_sweeper()
         except OSError:
             remove(self.folders)
             raise

@@ -219,7 +219,6 @@ class Keeper:
                 self.no_group = parent.reason
             else:
                 self.group = Group(parent, memory=memory, processes=processes)
-                self.group.start_sweeper()
         except OSError as error:
             self.no_group = f"the kernel refuses it: {error}"
 
