@@ -64,19 +64,24 @@ class Watch:
         os.lseek(self.segments, 0, os.SEEK_SET)
         rows = read_rest(self.segments).splitlines()[1:]
         files = sum((disk.f_blocks - disk.f_bfree) * disk.f_frsize for disk in disks)
-        return files + sum(int(row.split()[14]) for row in rows)
+        return files + sum(sum(map(int, row.split()[14:16])) for row in rows)
 
     def count(self, pid: str) -> tuple[int, int]:
-        """Threads, and bytes in memory with those of page tables; 0 for a process that is gone."""
+        """Threads, and bytes in memory and swap with those of page tables; 0 for a process that is gone."""
         found = self.fields(f"{pid}/status")
-        size = sum(found.get(name, 0) for name in (b"VmRSS", b"VmPTE"))
+        size = sum(found.get(name, 0) for name in (b"VmRSS", b"VmSwap", b"VmPTE"))
         return found.get(b"Threads", 0), size * 1024
 
     def proportional(self, pid: str) -> tuple[int, int]:
-        """Bytes in memory, shared pages divided by those who share them: its own, and of files in memory."""
-        found, tables = self.fields(f"{pid}/smaps_rollup"), self.fields(f"{pid}/status").get(b"VmPTE", 0)
-        files = found.get(b"Pss_Shmem", 0)
-        return (found.get(b"Pss", 0) - files + tables) * 1024, files * 1024
+        """The same bytes, shared ones divided by those who share them: its own, and of files in memory.
+
+        What may not be looked into, such as a program that none may read, is counted whole.
+        """
+        found = self.fields(f"{pid}/smaps_rollup")
+        if b"Pss" not in found:
+            return self.count(pid)[1], 0
+        files, tables = found.get(b"Pss_Shmem", 0), self.fields(f"{pid}/status").get(b"VmPTE", 0)
+        return (found[b"Pss"] - files + found.get(b"SwapPss", 0) + tables) * 1024, files * 1024
 
     def fields(self, name: str) -> dict[bytes, int]:
         """The numbers of a file of `NAME: NUMBER` lines; none of a process that is gone."""

@@ -16,7 +16,7 @@ NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None, "re
 
 K = 1024
 SEGMENTS = """       key      shmid perms                  size  cpid  lpid nattch   uid   gid
-         0          0  1600               1048576   123   123      0     0     0     0     0 1 1 1 2048 0
+         0          0  1600               1048576   123   123      0     0     0     0     0 1 1 1 1024 1024
 """
 
 
@@ -26,9 +26,18 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, in
     for pid, threads, size, tables in ((1, 9, 999, 9), (2, 3, 100, 2), (7, 1, 50, 1)):
         folder = tmp_path / "proc" / str(pid)
         folder.mkdir(parents=True)
-        lines = ["Name:\ta: 7", "Groups:", f"VmPTE: {tables} kB", f"VmRSS:\t{size} kB", f"Threads: {threads}"]
+        lines = [
+            "Name:\ta: 7",
+            "Groups:",
+            f"VmPTE: {tables} kB",
+            f"VmRSS:\t{size} kB",
+            "VmSwap: 5 kB",
+            f"Threads: {threads}",
+        ]
         (folder / "status").write_text("\n".join(lines))
-        (folder / "smaps_rollup").write_text("7f-8f ---p 0 00:00 0 [rollup]\nPss: 10 kB\nPss_Shmem: 1 kB\n")
+        (folder / "smaps_rollup").write_text(
+            "7f-8f ---p 0 00:00 0 [rollup]\nPss: 10 kB\nPss_Shmem: 1 kB\nSwapPss: 2 kB\n"
+        )
     (tmp_path / "proc/8").mkdir()  # gone between the two looks
     (tmp_path / "proc/meminfo").write_text("")
     (tmp_path / "segments").write_text(SEGMENTS)
@@ -39,7 +48,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, in
 
 @pytest.mark.parametrize(("limits", "over"), [
     ({"processes": 3}, "processes"), ({"processes": 4}, "processes"), ({"processes": 5}, None),
-    ({"memory": 25 * K - 1}, "memory"), ({"memory": 25 * K}, None), ({"memory": 200 * K}, None),
+    ({"memory": 29 * K - 1}, "memory"), ({"memory": 29 * K}, None), ({"memory": 200 * K}, None),
     ({"scratch": 1 << 60, "reserve": 0}, None), ({"scratch": 1 << 60, "reserve": 1 << 62}, "reserve"),
     ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 0}, None),
     ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 1 << 62}, "reserve_files"), ({}, None),
@@ -47,10 +56,21 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, in
 def test_the_limit_that_is_reached(
     shown: tuple[int, int, int], tmp_path: Path, limits: dict[str, int], over: str | None
 ) -> None:
-    """Of memory: twice 9 KiB, 3 of page tables, and 4 of files in memory, which are more than are mapped."""
+    """Of memory: twice 9 KiB and 2 of swap, 3 of page tables, and 4 of files in memory, 2 of them mapped."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     assert Watch({**NONE, **limits}, shown, scratch=str(scratch)).over() == over
+
+
+def test_a_process_that_hides_its_memory_is_counted_whole(
+    shown: tuple[int, int, int], tmp_path: Path
+) -> None:
+    (tmp_path / "proc/2/smaps_rollup").unlink()
+    limits = {**NONE, "memory": (107 + 12 + 4) * K}  # 2 whole, 7 by its share, files in memory
+    assert Watch(limits, shown, scratch=str(tmp_path)).over() is None
+    limits["memory"] -= 1
+    again = (os.open(tmp_path / "proc", os.O_RDONLY), *shown[1:])
+    assert Watch(limits, again, scratch=str(tmp_path)).over() == "memory"
 
 
 def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
