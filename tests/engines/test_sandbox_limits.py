@@ -343,7 +343,6 @@ def test_a_killed_keepers_group_is_removed(caller: Caller, sweeper_too: bool) ->
         for pid in [pid for pid in children if sweeper_too and pid not in inside]:
             os.kill(pid, signal.SIGKILL)
         os.kill(keeper, signal.SIGKILL)
-    if sweeper_too:
-        assert all(path.exists() for path in groups)
+    if sweeper_too:  # then any later run removes them
         caller.run("true", limits=[["memory", 1 << 30]])
     wait_for(lambda: not any(path.exists() for path in groups), "the groups are removed")
