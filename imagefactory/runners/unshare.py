@@ -14,7 +14,8 @@ What holds inside, for both:
   at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
   and writable mounts take writes;
 - programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
-- bounds on processes, memory, open files and scratch (limits.py): a watch ends the run that reaches one;
+- bounds on processes, memory, open files and scratch (limits.py): a cgroup where one can be had, and a
+  watch, end the run that reaches one. /proc is read-only, so that no process takes itself out of them;
 - of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
   each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own, and each
   that is a file a pipe.
