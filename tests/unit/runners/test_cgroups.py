@@ -22,15 +22,19 @@ from imagefactory.runners.sandbox.cgroups import (
     unescape,
 )
 
-V2 = "29 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+# Debian 12, with `systemd.unified_cgroup_hierarchy=0` for the second; options that say nothing are left out.
+V2 = (
+    "31 22 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9"
+    " - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n"
+)
 DOCKER_V2 = V2.replace(" rw,nosuid", " ro,nosuid")
 HYBRID = """\
-24 23 0:21 / /sys/fs/cgroup ro,nosuid,nodev,noexec shared:9 - tmpfs tmpfs ro,mode=755
-25 24 0:22 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
-26 24 0:23 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd
-31 24 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
-33 24 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-36 24 0:33 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+31 22 0:26 / /sys/fs/cgroup ro,nosuid,nodev,noexec shared:9 - tmpfs tmpfs ro,size=4096k,mode=755,inode64
+32 31 0:27 / /sys/fs/cgroup/unified rw,relatime shared:10 - cgroup2 cgroup2 rw,nsdelegate
+33 31 0:28 / /sys/fs/cgroup/systemd rw,relatime shared:11 - cgroup cgroup rw,xattr,name=systemd
+36 31 0:31 / /sys/fs/cgroup/pids rw,relatime shared:15 - cgroup cgroup rw,pids
+38 31 0:33 / /sys/fs/cgroup/memory rw,relatime shared:17 - cgroup cgroup rw,memory
+46 31 0:41 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:25 - cgroup cgroup rw,cpu,cpuacct
 """
 DOCKER_V1 = """\
 901 890 0:28 /docker/6f0c /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory
