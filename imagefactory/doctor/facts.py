@@ -36,9 +36,14 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxAttempt:
-    """A thing that was really tried: what the machine said when it refused, else an empty string."""
+    """A sandbox that was really tried: what the machine said when it refused, else an empty string.
+
+    `cgroup` is the version of the group in which the kernel counted it, 0 where `no_cgroup` says why not.
+    """
 
     refusal: str
+    cgroup: int = 0
+    no_cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,12 +104,15 @@ def _bounds(facts: MachineFacts) -> list[Diagnosis]:
     """What a run may take here, and whether Landlock keeps it to its own programs."""
     names = ("processes", "memory", "files", "scratch")
     amounts = ", ".join(format_amount(name, getattr(facts.limits, name)) for name in names)
-    use = _sandbox_use(facts)
+    use, version = _sandbox_use(facts), facts.sandbox.cgroup
+    how = f"counted by the kernel: cgroup v{version}" if version else "a look ten times a second; rlimits"
+    if facts.sandbox.no_cgroup:
+        how += f"; no cgroup: {facts.sandbox.no_cgroup}"
     findings = [
         Diagnosis(
             name="limits",
             state=Health.OK,
-            detail=f"a run may take {amounts} (a look ten times a second; rlimits)",
+            detail=f"a run may take {amounts} ({how})",
             needed_for=use,
         )
     ]

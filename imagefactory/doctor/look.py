@@ -28,7 +28,7 @@ from imagefactory.runners.gpu_devices import (
     parse_linker_cache,
     read_linker_cache,
 )
-from imagefactory.runners.limits import decide_limits, read_room
+from imagefactory.runners.limits import Limits, decide_limits, read_room
 from imagefactory.runners.sandbox.landlock import is_there
 from imagefactory.runners.unshare import attempt
 from imagefactory.settings.choices import ENGINES
@@ -70,6 +70,7 @@ def gather(
     user = _user_name()
     nodes = find_device_nodes(root / "dev")
     version = root / "proc/driver/nvidia/version"
+    limits = decide_limits({}, read_room(settings.store_path))
     return MachineFacts(
         python=sys.version_info[:3],
         machine=platform.machine(),
@@ -86,7 +87,7 @@ def gather(
             for name in SYSCTLS
             if (path := root / "proc/sys" / name).is_file()
         ),
-        sandbox=try_sandbox(),
+        sandbox=try_sandbox(limits),
         tools=tuple(
             (name, found) for name in TOOLS if (found := shutil.which(name, path=environ.get("PATH")))
         ),
@@ -112,20 +113,20 @@ def gather(
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
         probes=ask_all(Access(settings=settings, environ=environ), asked),
-        limits=decide_limits({}, read_room(settings.store_path)),
+        limits=limits,
         landlock=is_there(),
         emulated=tuple(try_emulated()),
     )
 
 
-def try_sandbox() -> SandboxAttempt:
+def try_sandbox(limits: Limits) -> SandboxAttempt:
     """Makes a sandbox with everything but a command: what refuses it would refuse every run."""
     try:
         with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
-            attempt(Path(folder) / "run")
+            version, reason = attempt(Path(folder) / "run", limits=limits)
     except FactoryError as error:
         return SandboxAttempt(refusal=error.message)
-    return SandboxAttempt(refusal="")
+    return SandboxAttempt(refusal="", cgroup=version, no_cgroup=reason)
 
 
 def try_emulated() -> Iterator[Probe]:
@@ -134,7 +135,7 @@ def try_emulated() -> Iterator[Probe]:
         try:
             emulator = find_emulator(architecture(name))
             with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
-                attempt(Path(folder) / "run", emulator)
+                attempt(Path(folder) / "run", emulator=emulator)
         except FactoryError as error:
             yield Probe(name=name, refusal=error.message, remedy=error.hint)
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
+from imagefactory.runners.sandbox.cgroups import memory_limit, read_own
 
 NAMES = ("processes", "memory", "files", "scratch", "time")
 SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -18,13 +19,15 @@ EXAMPLE = "write processes=4096, memory=16G, files=65536, scratch=50G or time=2h
 FEWEST_PROCESSES, PROCESSES_A_PROCESSOR = 4096, 256  # ranks, their threads, and the workers that feed them
 FILES = 65536
 RESERVE = 5 << 30  # bytes of the store's disk that no run takes, a twentieth of a small one
+RESERVE_FILES = 100_000  # inodes of it, in the same way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of a run; None for none. Threads count as processes; `files` holds for each process.
 
-    `reserve` are the free bytes of the store's disk below which the run is ended; None with `scratch`.
+    `reserve` are the free bytes of the store's disk below which the run is ended, `reserve_files` its free
+    inodes; both are None where `scratch` is. `reserve_files` is None too where a disk has no fixed number.
     """
 
     processes: int | None = None
@@ -32,16 +35,22 @@ class Limits:
     files: int | None = None
     scratch: int | None = None
     reserve: int | None = None
+    reserve_files: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a machine has: bytes of memory, processors, and of the store's disk."""
+    """What a machine, or the batch job on it, has: bytes of memory, processors, bytes and inodes of the disk.
+
+    `files` is 0 where a disk has no fixed number of inodes.
+    """
 
     memory: int
     processors: int
     disk: int
     free: int
+    files: int = 0
+    free_files: int = 0
 
 
 def parse_limits(texts: Iterable[str]) -> dict[str, int | None]:
@@ -67,11 +76,14 @@ def parse_amount(name: str, amount: str) -> int:
 def read_room(folder: Path) -> Room:
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     disk = os.statvfs(there)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Room(
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory=min(whole, memory_limit(*read_own()) or whole),
         processors=len(os.sched_getaffinity(0)),
         disk=disk.f_blocks * disk.f_frsize,
         free=disk.f_bavail * disk.f_frsize,
+        files=disk.f_files,
+        free_files=disk.f_favail,
     )
 
 
@@ -85,6 +97,9 @@ def decide_limits(asked: dict[str, int | None], room: Room) -> Limits:
         files=asked.get("files", FILES),
         scratch=scratch,
         reserve=None if scratch is None else reserve,
+        reserve_files=None
+        if scratch is None or not room.files
+        else min(RESERVE_FILES, room.files // 20, room.free_files // 2),
     )
 
 
@@ -112,6 +127,17 @@ def say_over(name: str, limits: Limits) -> tuple[str, str]:
             "the run was ended: its store's disk is nearly full "
             f"(less than {format_amount('scratch', limits.reserve).removeprefix('scratch=')} free)",
             "free space there or set another store; `--limit scratch=none` lets a run fill the disk",
+        )
+    if name == "reserve_files":
+        return (
+            "the run was ended: its store's disk can hold few more files "
+            f"(less than {limits.reserve_files} free inodes)",
+            "remove files there or set another store; `--limit scratch=none` lets a run fill the disk",
+        )
+    if name == "machine":
+        return (
+            "the run was ended by the kernel: memory was out on this machine, or in the batch job around it",
+            "`--limit memory=...` with less, or ask for a job with more",
         )
     met = format_amount(name, getattr(limits, name))
     return f"the run was ended: it reached the limit {met}", f"`--limit {name}=...` with more, or {name}=none"

@@ -14,7 +14,8 @@ What holds inside, for both:
   at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
   and writable mounts take writes;
 - programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
-- bounds on processes, memory, open files and scratch (limits.py): a watch ends the run that reaches one;
+- bounds on processes, memory, open files and scratch (limits.py): a cgroup where one can be had, and a
+  watch, end the run that reaches one. /proc is read-only, so that no process takes itself out of them;
 - of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
   each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own, and each
   that is a file a pipe.
@@ -29,10 +30,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import platform
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,9 +53,11 @@ from imagefactory.runners.emulator import Emulator, find_emulator
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.limits import Limits, decide_limits, read_room, say_over
 from imagefactory.runners.protocol import RunnerGround
+from imagefactory.runners.sandbox.cgroups import look_at, read_own, scope_helps
 from imagefactory.runners.sandbox_plan import SandboxPaths, SandboxPlan, plan, read_caller
 
 SANDBOX = Path(__file__).with_name("sandbox")
+BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # by which systemd-run finds the user's own systemd
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 
 Pipe = int | IO[Any] | None
@@ -188,20 +193,25 @@ class UnshareRunner:
         return sandbox.process
 
 
-def attempt(scratch: Path, emulator: Emulator | None = None) -> None:
+def attempt(
+    scratch: Path, *, emulator: Emulator | None = None, limits: Limits | None = None
+) -> tuple[int, str]:
     """Makes and leaves a whole sandbox. Raises ToolError, with what to do, when this machine refuses it.
 
-    `scratch` is made if need be; what a killed process left there is removed by the next sandbox.
+    `scratch` is made if need be; what a killed process left there is removed by the next sandbox. Returns the
+    version of the cgroup that counted it, or 0 and why there is none.
     """
     decided = plan(
-        SandboxPaths(lower=(), scratch=scratch, emulator=emulator),
+        SandboxPaths(lower=(), scratch=scratch, emulator=emulator, limits=limits or Limits()),
         RunSpec(argv=()),
         read_caller(),
         gpus=None,
         tty=False,
     )
     null = subprocess.DEVNULL
-    Sandbox(decided, stdin=null, stdout=null, stderr=null).wait()
+    sandbox = Sandbox(decided, stdin=null, stdout=null, stderr=null)
+    sandbox.wait()
+    return sandbox.group
 
 
 class Sandbox:
@@ -215,9 +225,12 @@ class Sandbox:
         self.left: list[str] = []  # of earlier sandboxes, where it cannot be removed
         plan_out, plan_in = _pipe()
         status_out, status_in = _pipe()
+        counted = decided.limits.memory is not None or decided.limits.processes is not None
+        scope = find_scope() if counted else ()
         # Only what a Python built against libraries of its own may need; the command never sees it.
-        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-        command = [sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in)]
+        names = ("LD_LIBRARY_PATH", *(BUS if scope else ()))
+        kept = {name: os.environ[name] for name in names if name in os.environ}
+        command = [*scope, sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in)]
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
@@ -248,6 +261,7 @@ class Sandbox:
         if event["event"] == "failed":
             self.end()
             raise explain(event["step"], event["errno"], event["detail"])
+        self.group: tuple[int, str] = (event["group"], event["no_group"])
 
     def collect(self) -> tuple[str, str]:
         """What the command prints until it ends; ("", "") where that was not asked for."""
@@ -305,6 +319,25 @@ class Sandbox:
             self.left.append(event["text"])
         code = self.process.wait()
         return {"event": "failed", "step": "helper", "errno": 0, "detail": f"it ended with {code}"}
+
+
+@functools.cache
+def find_scope() -> tuple[str, ...]:
+    """The start of a command by which the user's systemd brings it to where a group can be made for a run.
+
+    Empty where that is not needed, or does not help. Tried once: a bus may be there, and answer nobody.
+    """
+    program = shutil.which("systemd-run")
+    if program is None or not scope_helps(*read_own(), look_at, os.geteuid()):
+        return ()
+    command = (program, "--user", "--scope", "--quiet", "--collect", "--")
+    null = subprocess.DEVNULL
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        tried = subprocess.run(
+            [*command, "true"], stdin=null, stdout=null, stderr=null, timeout=5, check=False
+        )
+        return command if tried.returncode == 0 else ()
+    return ()
 
 
 @contextlib.contextmanager

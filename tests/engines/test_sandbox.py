@@ -402,7 +402,7 @@ ESCAPES = {
     "program of init": ("opened('/proc/1/exe')", {"EACCES", "EPERM"}),
     "root of init": ("opened('/proc/1/root/')", {"EACCES", "EPERM"}),
     "cwd of init": ("opened('/proc/1/cwd/')", {"EACCES", "EPERM"}),
-    "memory of init": ("opened('/proc/1/mem', os.O_RDWR)", {"EACCES", "EPERM"}),
+    "memory of init": ("opened('/proc/1/mem')", {"EACCES", "EPERM"}),
     "environment of init": ("opened('/proc/1/environ')", {"EACCES", "EPERM"}),
     "files of init": ("sorted({opened(f'/proc/1/fd/{fd}') for fd in range(64)})[0]", {"EACCES"}),
     "kernel settings": ("opened('/proc/sys/kernel/core_pattern', os.O_WRONLY)", {"EROFS", "EACCES"}),

@@ -6,7 +6,8 @@ each other by relative names, because imagefactory reads some of them too: it as
 Two processes come of it. The *keeper* (keeper.py) stays outside: it holds locks on the layers, passes
 signals on, watches the caller and the clock, relays the terminal and removes the scratch folder. The *init*
 (init.py) is process 1 inside: it builds the file system (root.py), gives up every privilege, starts the
-command and reaps.
+command and reaps. Where the run has a cgroup, a third one, the *sweeper* (cgroups.py), removes that when the
+keeper is gone: it is in none of the namespaces, in which nobody may.
 If the caller dies, the keeper ends the init; if the keeper dies, the kernel does; and with the init
 dies every process of its pid namespace, however often it forked away.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -30,6 +31,7 @@ from .syscalls import (
     PR_CAP_AMBIENT,
     PR_CAPBSET_DROP,
     PR_SET_DUMPABLE,
+    PR_SET_NAME,
     PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG,
     PR_SET_SECUREBITS,
@@ -80,6 +82,7 @@ class Init:
 
     def live(self, mask: set[signal.Signals | int]) -> int:
         self.tie_to_keeper()
+        os.read(self.alive, 1)  # the keeper says when it has put this process into its group
         os.umask(0o022)
         os.setsid()
         with step("limits"):  # where the machine's memory ends before the watch looks, this run goes first
@@ -112,15 +115,15 @@ class Init:
         if poll.poll(0):
             os._exit(125)
 
-    def open_terminals(self, proc: int) -> list[int]:
-        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides, and /proc."""
-        followers, masters = [], [proc]
+    def open_terminals(self, shown: list[int]) -> list[int]:
+        """A pseudo-terminal of the sandbox's own for each; the keeper gets `shown`, and their other sides."""
+        followers, masters = [], list(shown)
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
             followers.append(follower)
             masters.append(master)
-        socket.send_fds(self.terminal, [b"t"], masters)
+        socket.send_fds(self.terminal, [bytes([len(shown)])], masters)
         for master in masters:
             os.close(master)
         self.terminal.close()
@@ -131,7 +134,7 @@ class Init:
     def give_up_privileges(self) -> None:
         plan = self.plan
         with step("privileges"):
-            write_file("/proc/self/comm", "init")
+            check(LIBC.prctl(ctypes.c_int(PR_SET_NAME), b"init"))
             with contextlib.suppress(OSError):  # a kernel without key rings
                 calls = ARCHITECTURES[plan["machine"]]
                 syscall(calls["keyctl"], KEYCTL_JOIN_SESSION_KEYRING, None)

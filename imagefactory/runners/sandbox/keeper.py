@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .carriers import Carriers
+from .cgroups import Group, Refusal, find_parent, look_at, read_own
 from .emulator import bring_emulator
 from .init import FORWARDED, Init
 from .streams import fill_stdio, forget_stdio, read_all, write_file
@@ -153,6 +154,8 @@ class Keeper:
         self.began = 0.0
         self.timed_out = False
         self.over: str | None = None
+        self.group: Group | None = None
+        self.no_group = ""  # why
 
     def say(self, **fields: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -179,6 +182,9 @@ class Keeper:
         with step("streams"):
             carriers = Carriers(find_terminals(interactive=plan["tty"]))
         with contextlib.ExitStack() as shown:
+            self.make_group()
+            if self.group:
+                shown.callback(self.group.end)
             held = lock_layers(plan["lower"])
             scratch, lock, left = make_scratch(plan["scratch"])
             try:
@@ -201,6 +207,20 @@ class Keeper:
                     os.close(fd)
             carriers.finish(caller)
             return code
+
+    def make_group(self) -> None:
+        """A group for the run, where this machine allows one: else the watch alone counts."""
+        memory, processes = self.plan["limits"]["memory"], self.plan["limits"]["processes"]
+        if memory is None and processes is None:
+            return
+        try:
+            parent = find_parent(*read_own(), look_at)
+            if isinstance(parent, Refusal):
+                self.no_group = parent.reason
+            else:
+                self.group = Group(parent, memory=memory, processes=processes)
+        except OSError as error:
+            self.no_group = f"the kernel refuses it: {error}"
 
     def on_signal(self, number: int, _: Any) -> None:
         if number == END_NOW:
@@ -227,6 +247,12 @@ class Keeper:
             close_all_but(report_in, alive_out, terminal_in.fileno(), *self.emulator)
             Init(self.plan, scratch, report_in, alive_out, terminal_in, self.emulator).run(mask)
         let_children_run_as_others()
+        if self.group:
+            try:
+                self.group.add(self.init)
+            except OSError as error:
+                self.group, self.no_group = None, f"the kernel refuses it: {error}"
+        os.write(alive, b"1")
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if self.end_now:  # asked for before there was an init to end
             self.kill_init(signal.SIGKILL)
@@ -235,7 +261,7 @@ class Keeper:
         terminal_in.close()
         forget_stdio(*(fd for group in carriers.terminals for fd in group))
         init = os.pidfd_open(self.init)
-        received = receive_terminals(terminal)
+        seen, masters = receive_terminals(terminal)
         failure = read_all(report)
         if failure:
             os.waitpid(self.init, 0)
@@ -243,13 +269,13 @@ class Keeper:
             found = json.loads(failure)
             raise SetupError(found["step"], found["errno"], found["detail"])
         # An init that was killed before it could send them has nothing to be watched.
-        watch = Watch(self.plan["limits"], received[0], scratch) if received else None
-        self.say(event="started")
+        watch = Watch(self.plan["limits"], seen, scratch=scratch, group=self.group) if seen else None
+        self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
         self.began = time.monotonic()
-        carriers.show(received[1:])
+        carriers.show(masters)
         relays = [
             shown.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
-            for master, group in zip(received[1:], carriers.terminals, strict=False)
+            for master, group in zip(masters, carriers.terminals, strict=False)
         ]
         self.watch(caller, init, relays, watch)
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
@@ -258,6 +284,10 @@ class Keeper:
         seconds = time.monotonic() - self.began
         if code < 0:
             code = 128 - code
+        if self.group and self.over is None:  # the kernel has ended processes since the last look
+            self.over = self.group.over_memory()
+        if self.over is not None:
+            code = 128 + signal.SIGKILL
         ended = {"timed_out": self.timed_out, "over": self.over, "seconds": seconds}
         self.say(event="ended", returncode=code, **ended)
         return code

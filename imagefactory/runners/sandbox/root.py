@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from .seccomp import ARCHITECTURES
-from .streams import write_file
+from .streams import read_file, write_file
 from .syscalls import (
     ATTR_NODEV,
     ATTR_NOEXEC,
@@ -41,6 +41,7 @@ from .syscalls import (
     syscall,
 )
 from .targets import open_target
+from .watch import SHARE
 
 # What a process of any user can read about, or do to, the whole machine. Missing ones are passed over.
 MASKED = (
@@ -54,6 +55,10 @@ MASKED_SYS = ("/sys/firmware", "/sys/fs", "/sys/kernel", "/sys/power", "/sys/hyp
 CLOSED = ("proc", "sys", "dev")  # folders of the image that we cover, and where nothing else is mounted
 SYS_PARTS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+TERMINALS = 256  # the machine has 4096, 1024 of them for no sandbox
+# Of the kernel's own memory: 256,000 semaphores and 1024 message queues; by itself it allows a thousand times
+# more. Below Linux 6.10 root alone may say so.
+SYSTEM_V = {"sem": "32000 256000 500 1024", "msgmni": "1024"}
 
 
 class Root:
@@ -62,10 +67,10 @@ class Root:
     def __init__(self, plan: dict[str, Any], scratch: str) -> None:
         self.plan, self.scratch = plan, scratch
         self.in_memory = False
-        self.shown = -1  # /proc, for the keeper's watch
+        self.shown: list[int] = []  # to the watch: /proc, System V's segments, and folders of files in memory
         scratch_limit, memory = plan["limits"]["scratch"], plan["limits"]["memory"]
-        self.size = {} if scratch_limit is None else {"size": str(scratch_limit)}
-        self.shared = "" if memory is None else f",size={memory // 2}"  # as a tmpfs has half of a machine's
+        self.size = {} if scratch_limit is None else tmpfs_size(scratch_limit)
+        self.shared = {} if memory is None else tmpfs_size(memory // 2)  # as a tmpfs has half of a machine's
 
     def build(self) -> None:
         plan = self.plan
@@ -77,10 +82,6 @@ class Root:
         self.mount_overlay(root)
         with step("proc"):
             proc = new_mount("proc", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
-        with step(
-            "limits"
-        ):  # now, by a /proc that no path leads to: later the image's links would have a say
-            write_file("sys/user/max_user_namespaces", "0", folder=proc)
         device = ATTR_NOSUID | ATTR_NOEXEC
         devices = [
             (f"/dev/{name}", self.tree(f"/dev/{name}", device))
@@ -135,7 +136,15 @@ class Root:
         with step("sys"):
             self.make_sys(own["sys"], system)
         with step("proc"):
-            self.shown = os.dup(proc)
+            try:
+                segments = os.open("sysvipc/shm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+            except FileNotFoundError:  # a kernel without System V
+                segments = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            folders = ["/dev/shm", *(["/tmp"] if self.in_memory else [])]
+            if self.in_memory and not plan["read_only"]:
+                folders.append("/")
+            self.shown = [os.dup(proc), segments]
+            self.shown += [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in folders]
             attach(proc, own["proc"])
         os.close(self.root)
 
@@ -182,8 +191,7 @@ class Root:
                         raise
                     # This file system cannot be an upper one (NFS, overlay): keep the changes in memory.
                     self.in_memory = True
-                    size = "".join(f",size={bytes_}" for bytes_ in self.size.values())
-                    mount("tmpfs", self.scratch, MS_NOSUID | MS_NODEV, f"mode=0700{size}")
+                    mount("tmpfs", self.scratch, MS_NOSUID | MS_NODEV, join(mode="0700", **self.size))
                     for name in ("root", "upper", "work", "tmp"):
                         os.mkdir(os.path.join(self.scratch, name), 0o755)
                     self.mount_writable(root, flags, options, self.scratch)
@@ -209,8 +217,9 @@ class Root:
             attach(tree, open_target(dev, path.removeprefix("/dev/"), folder=is_folder(tree)))
         for name in ("shm", "pts", "mqueue"):
             os.mkdir(name, 0o755, dir_fd=dev)
-        mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, f"mode=1777{self.shared}")
-        mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+        mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, join(mode="1777", **self.shared))
+        terminals = f"newinstance,ptmxmode=0666,mode=0620,max={TERMINALS}"
+        mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, terminals)
         mount("mqueue", "/dev/mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0"}
         links |= {"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
@@ -246,24 +255,51 @@ class Root:
         os.close(folder)
 
     def protect_proc(self) -> None:
-        """What is the machine's and not a process's: read-only, or covered."""
+        """Covers what is the machine's and no process's, and makes all of /proc read-only.
+
+        Else any process inside could lower its `oom_score_adj`, and the machine's memory would end others.
+        """
         with step("proc-masks"):
-            proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            for name in sorted(os.listdir("/proc")):
-                path = f"/proc/{name}"
-                found = os.lstat(path)
-                if name.isdigit() or stat.S_ISLNK(found.st_mode):
-                    continue
-                if path in MASKED:
-                    if stat.S_ISDIR(found.st_mode):
+            proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            for path in MASKED:
+                name = os.path.basename(path)
+                with contextlib.suppress(FileNotFoundError):
+                    if stat.S_ISDIR(os.lstat(path).st_mode):
                         mount("tmpfs", path, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0555")
                     else:
                         attach(clone_tree("/dev/null"), open_beneath(proc, name))
-                elif stat.S_ISDIR(found.st_mode) or found.st_mode & 0o222:
-                    tree = clone_tree(path)
-                    restrict(tree, ATTR_RDONLY)
-                    attach(tree, open_beneath(proc, name))
+            with step("limits"):
+                limit_namespaces(proc)
+            close_folder(proc)
             os.close(proc)
+
+
+def limit_namespaces(proc: int) -> None:
+    """No namespace below these, and no fanotify; a share of the user's inotify; few System V objects.
+
+    To be called when all is mounted: the kernel counts each detached tree as a mount namespace.
+    """
+    folder = os.open("sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    for name in os.listdir(folder):
+        if name.endswith("_namespaces") or "_fanotify_" in name:
+            write_file(name, "0", folder=folder)
+    for name, whole in (("instances", "max_user_instances"), ("watches", "max_user_watches")):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
+            most = int(read_file(f"sys/fs/inotify/{whole}", folder=proc))
+            write_file(f"max_inotify_{name}", str(most // SHARE), folder=folder)
+    os.close(folder)
+    for name, text in SYSTEM_V.items():
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            write_file(f"sys/kernel/{name}", text, folder=proc)
+
+
+def tmpfs_size(amount: int) -> dict[str, str]:
+    """With as many files as pages, as by itself: each takes memory that the size does not count."""
+    return {"size": str(amount), "nr_inodes": str(max(amount // 4096, 64))}
+
+
+def join(**options: str) -> str:
+    return ",".join(f"{name}={value}" for name, value in options.items())
 
 
 def is_folder(fd: int) -> bool:

@@ -13,11 +13,22 @@ def write_file(path: str, text: str, *, folder: int | None = None) -> None:
         os.close(fd)
 
 
+def read_file(path: str, *, folder: int | None = None) -> str:
+    """All of a small file, as the kernel shows its settings and counts."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    return read_all(fd).decode()
+
+
 def read_all(fd: int) -> bytes:
+    data = read_rest(fd)
+    os.close(fd)
+    return data
+
+
+def read_rest(fd: int) -> bytes:
     data = b""
     while chunk := os.read(fd, 65536):
         data += chunk
-    os.close(fd)
     return data
 
 

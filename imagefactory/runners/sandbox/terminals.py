@@ -57,9 +57,11 @@ def copy_size(source: int, target: int) -> None:
         fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8)))
 
 
-def receive_terminals(channel: socket.socket) -> list[int]:
-    """/proc and the relay's sides. The sandbox's init sends them, or ends without."""
-    return list(socket.recv_fds(channel, 1, 4)[1])
+def receive_terminals(channel: socket.socket) -> tuple[list[int], list[int]]:
+    """What the watch looks at, and the relay's sides. The sandbox's init sends them, or ends without."""
+    count, received, *_ = socket.recv_fds(channel, 1, 8)
+    looked_at = count[0] if count else 0
+    return received[:looked_at], received[looked_at:]
 
 
 class Relay:

@@ -6,20 +6,30 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from .cgroups import Group
+from .streams import read_rest
 
 INTERVAL = 100  # milliseconds between two looks
 SLICE = 0.02  # seconds of each look that go into counting files: the keeper has terminals to serve too
 DEPTH_LIMIT = 200  # folders: each is held open on the way. What lies deeper is left to the disk's reserve
-PAGE = resource.getpagesize()
+SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one part of so many
 
 
 class Watch:
-    """`proc` is the sandbox's own /proc, whose folders are its processes; `scratch` is where it writes."""
+    """`shown` are of the sandbox: its /proc, whose folders are its processes, the list of its System V
+    segments, and folders whose files are in memory. `scratch` is where it writes.
 
-    def __init__(self, limits: dict[str, Any], proc: int, scratch: str) -> None:
-        self.limits, self.scratch = limits, scratch
+    `group` is the run's own, in which the kernel counts memory and mostly processes; None without one.
+    """
+
+    def __init__(
+        self, limits: dict[str, Any], shown: Sequence[int], *, scratch: str, group: Group | None = None
+    ) -> None:
+        self.limits, self.scratch, self.group = limits, scratch, group
+        proc, self.segments, *self.in_memory = shown
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
         self.walk = sizes(scratch)
@@ -27,48 +37,77 @@ class Watch:
     def over(self) -> str | None:
         """The limit that is reached now."""
         processes, memory = self.limits["processes"], self.limits["memory"]
+        if self.group:
+            if over := self.group.over():
+                return over
+            processes, memory = (None if self.group.pids else processes), None
         if processes is not None or memory is not None:
             pids = [name for name in os.listdir(self.proc) if name.isdigit() and name != "1"]
             if processes is not None and len(pids) >= processes:
                 return "processes"
-            counted = [found for pid in pids if (found := self.count(pid))]
+            counted = [self.count(pid) for pid in pids]
             if processes is not None and sum(threads for threads, _ in counted) >= processes:
                 return "processes"
             # Pages that processes share are in the size of each: what looks too much is counted exactly.
-            looks_over = memory is not None and sum(size for _, size in counted) > memory
-            if looks_over and sum(map(self.proportional, pids)) > memory:
-                return "memory"
+            shared = self.shared()
+            if memory is not None and shared + sum(size for _, size in counted) > memory:
+                sizes_ = [self.proportional(pid) for pid in pids]
+                # Which files in memory are mapped, nobody says: at least, they are one or the other.
+                mapped = max(shared, sum(size for _, size in sizes_))
+                if mapped + sum(own for own, _ in sizes_) > memory:
+                    return "memory"
         return self.over_scratch()
 
-    def count(self, pid: str) -> tuple[int, int] | None:
-        """Threads, and bytes in memory; None for a process that is gone."""
-        with contextlib.suppress(OSError):
-            fields = self.read(f"{pid}/stat").rpartition(b") ")[2].split()
-            return int(fields[17]), int(fields[21]) * PAGE  # num_threads and rss of proc(5)
-        return None
+    def shared(self) -> int:
+        """Bytes of files in memory and of System V's segments, whoever has mapped them."""
+        disks = [os.fstatvfs(fd) for fd in self.in_memory]
+        os.lseek(self.segments, 0, os.SEEK_SET)
+        rows = read_rest(self.segments).splitlines()[1:]
+        files = sum((disk.f_blocks - disk.f_bfree) * disk.f_frsize for disk in disks)
+        return files + sum(sum(map(int, row.split()[14:16])) for row in rows)
 
-    def proportional(self, pid: str) -> int:
-        """Bytes in memory, shared pages divided by those who share them."""
+    def count(self, pid: str) -> tuple[int, int]:
+        """Threads, and bytes in memory and swap with those of page tables; 0 for a process that is gone."""
+        found = self.fields(f"{pid}/status")
+        size = sum(found.get(name, 0) for name in (b"VmRSS", b"VmSwap", b"VmPTE"))
+        return found.get(b"Threads", 0), size * 1024
+
+    def proportional(self, pid: str) -> tuple[int, int]:
+        """The same bytes, shared ones divided by those who share them: its own, and of files in memory.
+
+        What may not be looked into, such as a program that none may read, is counted whole.
+        """
+        found = self.fields(f"{pid}/smaps_rollup")
+        if b"Pss" not in found:
+            return self.count(pid)[1], 0
+        files, tables = found.get(b"Pss_Shmem", 0), self.fields(f"{pid}/status").get(b"VmPTE", 0)
+        return (found[b"Pss"] - files + found.get(b"SwapPss", 0) + tables) * 1024, files * 1024
+
+    def fields(self, name: str) -> dict[bytes, int]:
+        """The numbers of a file of `NAME: NUMBER` lines; none of a process that is gone."""
         with contextlib.suppress(OSError):
-            for line in self.read(f"{pid}/smaps_rollup").splitlines():
-                if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
-        return 0
+            lines = [line.split() for line in self.read(name).splitlines()]
+            return {
+                line[0].rstrip(b":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()
+            }
+        return {}
 
     def read(self, name: str) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.proc)
         try:
-            return os.read(fd, 4096)
+            return os.read(fd, 1 << 16)
         finally:
             os.close(fd)
 
     def over_scratch(self) -> str | None:
-        limit, reserve = self.limits["scratch"], self.limits["reserve"]
+        limit, reserve_files = self.limits["scratch"], self.limits["reserve_files"]
         if limit is None:
             return None
         disk = os.statvfs(self.scratch)
-        if disk.f_bavail * disk.f_frsize < reserve:
+        if disk.f_bavail * disk.f_frsize < self.limits["reserve"]:
             return "reserve"
+        if reserve_files is not None and disk.f_favail < reserve_files:
+            return "reserve_files"
         until = time.monotonic() + SLICE
         for size in self.walk:
             if size > limit:
@@ -141,6 +180,12 @@ def set_limits(limits: dict[str, Any]) -> None:
         lower(resource.RLIMIT_NPROC, limits["processes"] + 2)
     if limits["files"] is not None:
         lower(resource.RLIMIT_NOFILE, limits["files"])
+    for kind in (resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING):  # counted by user, the caller too
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            lower(kind, hard // SHARE)
+    for kind in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):  # whoever is to end the run goes before it
+        lower(kind, 0)
 
 
 def lower(kind: int, most: int) -> None:

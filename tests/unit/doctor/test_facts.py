@@ -90,6 +90,20 @@ def test_why_user_namespaces_are_denied(change: dict[str, object], remedy: str) 
     assert not can_build((finding,))
 
 
+@pytest.mark.parametrize(
+    ("attempt", "detail"),
+    [
+        (SandboxAttempt(refusal="", cgroup=2), "(counted by the kernel: cgroup v2)"),
+        (SandboxAttempt(refusal="", no_cgroup="no bus"), "ten times a second; rlimits; no cgroup: no bus)"),
+    ],
+)
+def test_what_counts_a_run_is_said(attempt: SandboxAttempt, detail: str) -> None:
+    findings = decide(replace(HEALTHY, sandbox=attempt))
+    (limits,) = (finding for finding in findings if finding.name == "limits")
+    assert limits.detail.endswith(detail)
+    assert limits.state is Health.OK
+
+
 def test_settings_for_ordinary_users_do_not_explain_a_refusal_of_root() -> None:
     facts = replace(HEALTHY, sandbox=REFUSED, sysctls=(("kernel/unprivileged_userns_clone", "0"),))
     (finding,) = bad(facts)
@@ -298,7 +312,7 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
 )
 def test_a_limit_of_zero_is_seen_in_proc(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of the kernel's documentation (admin-guide/sysctl/user), where one of them is 0."""
-    monkeypatch.setattr(look, "try_sandbox", lambda: REFUSED)
+    monkeypatch.setattr(look, "try_sandbox", lambda _: REFUSED)
     monkeypatch.setattr(look, "ask_all", lambda access, names: ())
     files = {"self/status": "CapEff:\t0\nSeccomp:\t0\n", f"sys/{limit.replace('.', '/')}": "0\n"}
     for name, text in files.items():

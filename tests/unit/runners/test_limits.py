@@ -9,6 +9,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
+from imagefactory.runners import limits
 from imagefactory.runners.limits import (
     Limits,
     Room,
@@ -20,7 +21,7 @@ from imagefactory.runners.limits import (
     say_over,
 )
 
-ROOM = Room(memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38)
+ROOM = Room(memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38, files=1 << 26, free_files=1 << 25)
 
 
 def test_written_with_units_commas_and_repeated() -> None:
@@ -42,15 +43,19 @@ def test_by_itself_a_run_leaves_the_machine_usable() -> None:
     made = decide_limits({}, ROOM)
     assert made == Limits(
         processes=4096, memory=(100 << 30) // 10 * 9, files=65536,
-        scratch=(1 << 38) - (5 << 30), reserve=5 << 30,
+        scratch=(1 << 38) - (5 << 30), reserve=5 << 30, reserve_files=100_000,
     )  # fmt: skip
     assert decide_limits({}, replace(ROOM, processors=128)).processes == 32768
     full = decide_limits({}, replace(ROOM, free=1 << 20))
     assert (full.scratch, full.reserve) == (1 << 19, 1 << 19)
+    assert decide_limits({}, replace(ROOM, files=1 << 20)).reserve_files == (1 << 20) // 20
+    assert decide_limits({}, replace(ROOM, free_files=1000)).reserve_files == 500
+    assert decide_limits({}, replace(ROOM, files=0, free_files=0)).reserve_files is None  # btrfs
 
 
 def test_what_is_asked_for_goes_before_and_none_lifts() -> None:
     made = decide_limits({"memory": 5, "scratch": None, "processes": None}, ROOM)
+    assert made.reserve_files is None
     assert (made.memory, made.scratch, made.reserve, made.processes, made.files) == (
         5,
         None,
@@ -76,6 +81,8 @@ def test_what_ended_a_run_is_said_with_what_to_do() -> None:
     said, hint = say_over("reserve", Limits(scratch=1, reserve=5 << 30))
     assert "nearly full (less than 5G free)" in said
     assert "scratch=none" in hint
+    assert "500" in say_over("reserve_files", Limits(scratch=1, reserve_files=500))[0]
+    assert say_over("machine", Limits(memory=1)) != say_over("memory", Limits(memory=1))
 
 
 def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:
@@ -83,6 +90,14 @@ def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:
     with pytest.raises(UsageError, match="docker holds no limit on scratch"):
         refuse_limits(spec, "docker", ("scratch",))
     refuse_limits(spec, "x", ("files",))
+
+
+def test_a_batch_jobs_memory_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_room(tmp_path).memory
+    monkeypatch.setattr(limits, "memory_limit", lambda *_: 1 << 20)
+    assert read_room(tmp_path).memory == 1 << 20
+    monkeypatch.setattr(limits, "memory_limit", lambda *_: whole * 2)
+    assert read_room(tmp_path).memory >= whole
 
 
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

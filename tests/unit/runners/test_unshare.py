@@ -509,3 +509,16 @@ def test_an_interrupted_run_ends_its_helper(
     with pytest.raises(KeyboardInterrupt):
         UnshareRunner(Layout(tmp_path)).run(EMPTY, RunSpec(argv=("true",)))
     assert [helper.ended for helper in helpers] == [True]
+
+
+@pytest.mark.parametrize(("helps", "code", "starts"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_systemd_starts_a_run_where_that_gives_it_a_group_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helps: bool, code: int, starts: bool
+) -> None:
+    program = tmp_path / "systemd-run"
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(unshare, "scope_helps", lambda *_: helps)
+    command = unshare.find_scope.__wrapped__()
+    assert command[:3] == ((str(program), "--user", "--scope") if starts else ())

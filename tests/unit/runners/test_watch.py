@@ -4,40 +4,73 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from imagefactory.runners.sandbox.watch import PAGE, Watch, let_children_run_as_others, run_as_others, sizes
+from imagefactory.runners.sandbox import watch
+from imagefactory.runners.sandbox.watch import Watch, let_children_run_as_others, run_as_others, sizes
 
-NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None}
+NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None, "reserve_files": None}
+
+
+K = 1024
+SEGMENTS = """       key      shmid perms                  size  cpid  lpid nattch   uid   gid
+         0          0  1600               1048576   123   123      0     0     0     0     0 1 1 1 1024 1024
+"""
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
-    for pid, threads, pages, shared in ((1, 9, 999, 9), (2, 3, 100, 10), (7, 1, 50, 10)):
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """Two processes that share pages and map 1 KiB of files in memory, of which there are 4 KiB."""
+    for pid, threads, size, tables in ((1, 9, 999, 9), (2, 3, 100, 2), (7, 1, 50, 1)):
         folder = tmp_path / "proc" / str(pid)
         folder.mkdir(parents=True)
-        fields = ["0"] * 50
-        fields[19], fields[23] = str(threads), str(pages)
-        (folder / "stat").write_text(" ".join([str(pid), f"(a ) b{pid})", *fields[2:]]))
-        (folder / "smaps_rollup").write_text(f"head\nPss: {shared * PAGE // 1024} kB\n")
+        lines = [
+            "Name:\ta: 7",
+            "Groups:",
+            f"VmPTE: {tables} kB",
+            f"VmRSS:\t{size} kB",
+            "VmSwap: 5 kB",
+            f"Threads: {threads}",
+        ]
+        (folder / "status").write_text("\n".join(lines))
+        (folder / "smaps_rollup").write_text(
+            "7f-8f ---p 0 00:00 0 [rollup]\nPss: 10 kB\nPss_Shmem: 1 kB\nSwapPss: 2 kB\n"
+        )
     (tmp_path / "proc/8").mkdir()  # gone between the two looks
     (tmp_path / "proc/meminfo").write_text("")
-    return tmp_path / "proc"
+    (tmp_path / "segments").write_text(SEGMENTS)
+    files = SimpleNamespace(f_blocks=10, f_bfree=8, f_frsize=1024)
+    monkeypatch.setattr(watch.os, "fstatvfs", lambda _: files)
+    return tuple(os.open(tmp_path / name, os.O_RDONLY) for name in ("proc", "segments", "proc"))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("limits", "over"), [
     ({"processes": 3}, "processes"), ({"processes": 4}, "processes"), ({"processes": 5}, None),
-    ({"memory": 19 * PAGE}, "memory"), ({"memory": 20 * PAGE}, None), ({"memory": 200 * PAGE}, None),
+    ({"memory": 29 * K - 1}, "memory"), ({"memory": 29 * K}, None), ({"memory": 200 * K}, None),
     ({"scratch": 1 << 60, "reserve": 0}, None), ({"scratch": 1 << 60, "reserve": 1 << 62}, "reserve"),
-    ({}, None),
+    ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 0}, None),
+    ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 1 << 62}, "reserve_files"), ({}, None),
 ])  # fmt: skip
 def test_the_limit_that_is_reached(
-    proc: Path, tmp_path: Path, limits: dict[str, int], over: str | None
+    shown: tuple[int, int, int], tmp_path: Path, limits: dict[str, int], over: str | None
 ) -> None:
+    """Of memory: twice 9 KiB and 2 of swap, 3 of page tables, and 4 of files in memory, 2 of them mapped."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert Watch({**NONE, **limits}, os.open(proc, os.O_PATH), str(scratch)).over() == over
+    assert Watch({**NONE, **limits}, shown, scratch=str(scratch)).over() == over
+
+
+def test_a_process_that_hides_its_memory_is_counted_whole(
+    shown: tuple[int, int, int], tmp_path: Path
+) -> None:
+    (tmp_path / "proc/2/smaps_rollup").unlink()
+    limits = {**NONE, "memory": (107 + 12 + 4) * K}  # 2 whole, 7 by its share, files in memory
+    assert Watch(limits, shown, scratch=str(tmp_path)).over() is None
+    limits["memory"] -= 1
+    again = (os.open(tmp_path / "proc", os.O_RDONLY), *shown[1:])
+    assert Watch(limits, again, scratch=str(tmp_path)).over() == "memory"
 
 
 def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:

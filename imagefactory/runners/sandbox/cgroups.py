@@ -1,0 +1,301 @@
+"""A control group for one run, in which the kernel counts all memory and processes that the run takes.
+
+`find_parent` decides purely, from what /proc says of this process and a look at folders, where a group may be
+made: below this process's own group (v1), or next to it (v2, where a group holds processes or groups, never
+both). No other process is moved, and no limit of the own group is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .streams import forget_stdio, read_file, write_file
+from .syscalls import close_all_but
+
+PREFIX = "imagefactory-"
+WAIT = 5  # seconds at most until the kernel has taken apart the processes of a group that was killed
+SLACK = 1 << 20  # bytes: the kernel counts in batches, so a v1 group has reached its limit this near to it
+UNLIMITED = 1 << 60  # bytes: v1 says a number just below 2**63 where there is no limit
+
+
+class Folder(NamedTuple):
+    """What is to be known of a group: may this process make groups in it, with which controllers.
+
+    `top` is the root of the whole tree; `limited` has limits that a group next to it would not be under.
+    """
+
+    writable: bool = False
+    controllers: frozenset[str] = frozenset()
+    top: bool = False
+    limited: bool = False
+
+
+class Parent(NamedTuple):
+    """The folders in which the group of a run is made: one for v2; `pids` is empty where v1 has none."""
+
+    version: int
+    memory: str
+    pids: str
+
+
+class Refusal(NamedTuple):
+    """Why there is no group for a run."""
+
+    reason: str
+
+
+def find_parent(own: str, mounts: str, look: Callable[[str], Folder]) -> Parent | Refusal:
+    """Decide from the texts of /proc/self/cgroup and /proc/self/mountinfo where a run's group may be made."""
+    paths = own_groups(own, mounts)
+    if "memory" in paths:
+        memory, pids = paths["memory"], paths.get("pids", "")
+        if not look(memory).writable:
+            return Refusal(f"no permission to create one in {memory}")
+        return Parent(1, memory, pids if pids and look(pids).writable else "")
+    if "" not in paths:
+        return Refusal("no cgroup file system is mounted")
+    folder, top = paths[""], look(paths[""])
+    if not top.top:
+        if top.limited:
+            return Refusal(f"{folder} has limits, which a cgroup next to it would escape")
+        if folder in mount_points(mounts):
+            return Refusal(f"this container sees only {folder}, which holds other processes")
+        folder = os.path.dirname(folder)
+        top = look(folder)
+    if not top.writable:
+        return Refusal(f"no permission to create one in {folder}")
+    if "memory" not in top.controllers:
+        return Refusal(f"{folder} does not count memory")
+    return Parent(2, folder, folder if "pids" in top.controllers else "")
+
+
+def scope_helps(own: str, mounts: str, look: Callable[[str], Folder], uid: int) -> bool:
+    """Decide whether systemd can start a user's run where a group may be made, in the user's own slice.
+
+    From elsewhere (a batch job, a service) that would take the run out of what limits, counts and ends it.
+    """
+    if not isinstance(find_parent(own, mounts, look), Refusal):
+        return False
+    paths = own_groups(own, mounts)
+    slice_ = f"/user.slice/user-{uid}.slice/"
+    before, found, _ = paths.get("", "").partition(slice_)
+    if "memory" in paths or not found or look(paths[""]).limited:
+        return False
+    return look(f"{before}{slice_}user@{uid}.service").writable
+
+
+def memory_limit(own: str, mounts: str) -> int | None:
+    """Return the bytes that this process's groups allow it, such as a batch job's; None for all."""
+    paths, points, found = own_groups(own, mounts), mount_points(mounts), []
+    for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        folder = paths.get(controller, "")
+        while folder not in ("", "/"):
+            amount = first_word(f"{folder}/{name}")
+            if amount.isdecimal() and int(amount) < UNLIMITED:
+                found.append(int(amount))
+            folder = "" if folder in points else os.path.dirname(folder)
+    return min(found, default=None)
+
+
+def own_groups(own: str, mounts: str) -> dict[str, str]:
+    """Return this process's groups as folders, by controller, "" for v2; those out of sight are missing."""
+    found: dict[str, str] = {}
+    for line in own.splitlines():
+        number, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        for fields in map(str.split, mounts.splitlines()):
+            kind, _, options = fields[fields.index("-") + 1 :][:3]
+            root, point = unescape(fields[3]), unescape(fields[4])
+            if kind != ("cgroup2" if number == "0" else "cgroup"):
+                continue
+            if number != "0" and not set(names) <= set(options.split(",")):
+                continue
+            # A path that begins with /.. is outside of what this process's cgroup namespace shows.
+            if not path.startswith("/..") and f"{path}/".startswith(root.rstrip("/") + "/"):
+                inside = path[len(root.rstrip("/")) :].strip("/")
+                found |= dict.fromkeys(names, os.path.join(point, inside) if inside else point)
+    return found
+
+
+def mount_points(mounts: str) -> set[str]:
+    return {unescape(line.split()[4]) for line in mounts.splitlines()}
+
+
+def unescape(text: str) -> str:
+    """Return a path of mountinfo, where spaces and the like are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def read_own() -> tuple[str, str]:
+    """Return the texts that say in which groups this process is, and where groups are mounted."""
+    return read_file("/proc/self/cgroup"), read_file("/proc/self/mountinfo")
+
+
+def look_at(folder: str) -> Folder:
+    top = not os.path.exists(f"{folder}/cgroup.type")
+    offered = "cgroup.controllers" if top else "cgroup.subtree_control"
+    limits = (("memory.max", "max"), ("cpu.max", "max"), ("cpuset.cpus", ""))
+    return Folder(
+        writable=os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK),
+        controllers=frozenset(read_setting(f"{folder}/{offered}").split()),
+        top=top,
+        limited=any(first_word(f"{folder}/{name}", default=free) != free for name, free in limits),
+    )
+
+
+def first_word(path: str, *, default: str = "") -> str:
+    return next(iter(read_setting(path, default=default).split()), "")
+
+
+def read_setting(path: str, *, default: str = "") -> str:
+    """Return what a file says, `default` where this kernel, or this group, has none of that name."""
+    try:
+        return read_file(path)
+    except (FileNotFoundError, PermissionError):
+        return default
+
+
+class Group:
+    """The group of one run. Making it raises OSError; a process outside of every namespace removes it.
+
+    That process waits until the one that made it closes `alive`, or is killed.
+    """
+
+    def __init__(self, parent: Parent, *, memory: int | None, processes: int | None) -> None:
+        self.version, self.bytes, self.processes = parent.version, memory, processes
+        parents = [folder for folder in dict.fromkeys((parent.memory, parent.pids)) if folder]
+        for folder in parents:
+            remove_stale(folder)
+        name = f"{PREFIX}{pid_namespace()}-{os.getpid()}-{start_time(os.getpid())}"
+        self.folders = [f"{folder}/{name}" for folder in parents]
+        self.memory = f"{parent.memory}/{name}"
+        self.pids = f"{parent.pids}/{name}" if parent.pids and processes is not None else ""
+        try:
+            for folder in parents:
+                if not os.path.exists(f"{folder}/cgroup.type") and self.version == 2:
+                    write_file(f"{folder}/cgroup.subtree_control", "+memory +pids")
+                os.mkdir(f"{folder}/{name}")
+            self.set_limits()
+            # Now, while this process has all its rights; what it asks for counts later.
+            self.join = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self.folders]
+            self.start_sweeper()
+        except OSError:
+            remove(self.folders)
+            raise
+
+    def set_limits(self) -> None:
+        if self.pids and self.processes is not None:
+            write_file(f"{self.pids}/pids.max", str(self.processes + 1))  # process 1 too
+        if self.bytes is None:
+            return
+        if self.version == 2:
+            write_file(f"{self.memory}/memory.max", str(self.bytes))
+            others = {"memory.oom.group": 1, "memory.swap.max": 0}
+        else:  # TCP has an account of its own there
+            write_file(f"{self.memory}/memory.limit_in_bytes", str(self.bytes))
+            others = {
+                "memory.memsw.limit_in_bytes": self.bytes,
+                "memory.kmem.tcp.limit_in_bytes": self.bytes // 2,
+            }
+        for name, amount in others.items():
+            if os.path.exists(f"{self.memory}/{name}"):  # a kernel without swap has not all
+                write_file(f"{self.memory}/{name}", str(amount))
+
+    def add(self, pid: int) -> None:
+        for fd in self.join:
+            os.write(fd, str(pid).encode())
+            os.close(fd)
+
+    def over(self) -> str | None:
+        """Return the limit that the run has reached: `machine` where others' limit made the kernel end it."""
+        if self.pids and self.processes is not None:
+            # The most that there ever was, where the kernel says that.
+            most = read_setting(f"{self.pids}/pids.peak") or read_setting(f"{self.pids}/pids.current")
+            if int(most or 0) > self.processes:
+                return "processes"
+        return self.over_memory()
+
+    def over_memory(self) -> str | None:
+        if self.bytes is None:
+            return None
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        events = dict(line.split() for line in read_setting(f"{self.memory}/{name}").splitlines())
+        if not int(events.get("oom_kill", 0)):
+            return None
+        if self.version == 2:
+            own = int(events.get("oom", 0)) > 0
+        else:
+            most = max(
+                int(read_setting(f"{self.memory}/memory.{kind}max_usage_in_bytes", default="0"))
+                for kind in ("", "memsw.")
+            )
+            own = most > self.bytes - SLACK
+        return "memory" if own else "machine"
+
+    def start_sweeper(self) -> None:
+        over, self.alive = os.pipe()
+        self.sweeper = os.fork()
+        if self.sweeper == 0:
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                os.setsid()
+                forget_stdio()
+                close_all_but(over)
+                os.read(over, 1)
+                remove(self.folders)
+            finally:
+                os._exit(0)
+        os.close(over)
+
+    def end(self) -> None:
+        os.close(self.alive)
+        os.waitpid(self.sweeper, 0)
+
+
+def remove(folders: list[str], *, seconds: float = WAIT) -> None:
+    """End what is in these groups, and remove them. What resists is removed by a later run."""
+    until = time.monotonic() + seconds
+    for folder in folders:
+        while os.path.exists(folder):
+            with contextlib.suppress(OSError):
+                end_all(folder)
+                os.rmdir(folder)
+                break
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.01)
+
+
+def end_all(folder: str) -> None:
+    if os.path.exists(f"{folder}/cgroup.kill"):
+        write_file(f"{folder}/cgroup.kill", "1")
+        return
+    for pid in map(int, read_file(f"{folder}/cgroup.procs").split()):
+        if pid:  # 0 is one of another namespace's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def remove_stale(parent: str) -> None:
+    """Remove groups whose maker is gone: its process number, with that start, in this pid namespace."""
+    name = re.compile(f"{PREFIX}{pid_namespace()}-([0-9]+)-([0-9]+)")
+    found = [found for entry in os.listdir(parent) if (found := name.fullmatch(entry))]
+    remove(
+        [f"{parent}/{entry[0]}" for entry in found if start_time(int(entry[1])) != int(entry[2])], seconds=0
+    )
+
+
+def pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def start_time(pid: int) -> int:
+    """Return when a process was started, in ticks since the machine was; 0 for one that is gone."""
+    fields = read_setting(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+    return int(fields[19]) if fields else 0
