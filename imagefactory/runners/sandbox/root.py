@@ -81,7 +81,8 @@ class Root:
             "limits"
         ):  # now, by a /proc that no path leads to: later the image's links would have a say
             write_file("sys/user/max_user_namespaces", "0", folder=proc)
-        device = ATTR_NOSUID | ATTR_NOEXEC
+        # Read-only mounts: devices take writes all the same, but no other mode, owner or time.
+        device = ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC
         devices = [
             (f"/dev/{name}", self.tree(f"/dev/{name}", device))
             for name in DEVICES
@@ -89,7 +90,7 @@ class Root:
         ]
         driver = plan["driver"] or {"devices": [], "libraries": [], "programs": [], "links": []}
         # Without noexec: a driver may map memory of its devices as code.
-        devices += [(path, self.tree(path, ATTR_NOSUID)) for path in driver["devices"]]
+        devices += [(path, self.tree(path, ATTR_RDONLY | ATTR_NOSUID)) for path in driver["devices"]]
         libraries = [
             (
                 f"{part}/{os.path.basename(path)}",
