@@ -15,9 +15,8 @@ What holds inside, for both:
   and writable mounts take writes;
 - programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
 - bounds on processes, memory, open files and scratch (limits.py): a watch ends the run that reaches one;
-- of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
-  each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own, and each
-  that is a file a pipe.
+- of the host's files, only `spec.mounts`; of its environment, nothing; of its descriptors, nothing:
+  0, 1 and 2 are pseudo-terminals of the sandbox's own where the caller's are terminals, else pipes.
 
 As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the
 caller's uid of that number without its powers. As an ordinary user `spec.uid` stands for the caller,
@@ -143,6 +142,11 @@ class UnshareRunner:
             except BaseException:
                 sandbox.end()
                 raise
+        if ended["lost"]:
+            raise ToolError(
+                f"not all input or output of the command was passed on: {ended['lost']}",
+                hint="check the disks of the files that it was started with, then run it again",
+            )
         over = say_over(ended["over"], limits) if ended["over"] else ("", "")
         if spec.capture and ended["over"]:
             stderr += f"\n{over[0]} ({over[1]})\n"  # its last words, wherever those are shown
@@ -275,7 +279,7 @@ class Sandbox:
         return texts[0], texts[1]
 
     def wait(self) -> dict[str, Any]:
-        """How the command ended: returncode, timed_out, over (a limit's name), seconds."""
+        """How the command ended: returncode, timed_out, over (a limit), seconds, lost (why bytes were)."""
         event = self._event()
         self.process.wait()
         self.end()

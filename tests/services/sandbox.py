@@ -211,5 +211,13 @@ def caller(request: pytest.FixtureRequest, ground: Path, layers: list[list[objec
     return Caller(request.param, ground, store, layers)
 
 
+def init_of(keeper: int) -> int:
+    """Process 1 of a sandbox, seen from outside; the keeper's other children carry bytes."""
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    own = Path(f"/proc/{keeper}/ns/pid").readlink()
+    (init,) = (int(pid) for pid in children if Path(f"/proc/{pid}/ns/pid").readlink() != own)
+    return init
+
+
 def scratch_folders(caller: Caller) -> list[Path]:
     return list((caller.store / "run").glob("*"))

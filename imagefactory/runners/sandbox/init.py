@@ -14,6 +14,7 @@ import struct
 import termios
 from typing import Any
 
+from .carriers import is_null
 from .emulator import bring_emulator
 from .landlock import start_own_programs_only
 from .root import Root
@@ -196,6 +197,9 @@ class Init:
             for group, follower in zip(self.groups, followers, strict=True):
                 for fd in group:
                     os.dup2(follower, fd)
+            for fd in (0, 1, 2):
+                if is_null(fd):  # the caller's is on a mount where its owner may change its mode
+                    os.dup2(os.open("/dev/null", os.O_RDWR), fd)
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)
             close_all_but(3, *self.emulator)

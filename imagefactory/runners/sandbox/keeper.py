@@ -153,6 +153,7 @@ class Keeper:
         self.began = 0.0
         self.timed_out = False
         self.over: str | None = None
+        self.ended: dict[str, Any] = {}
 
     def say(self, **fields: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -199,7 +200,8 @@ class Keeper:
                     remove_tree(scratch)
                 for fd in (*held, lock):
                     os.close(fd)
-            carriers.finish(caller)
+            lost = carriers.finish(caller)
+            self.say(event="ended", returncode=code, lost=lost, **self.ended)
             return code
 
     def on_signal(self, number: int, _: Any) -> None:
@@ -258,8 +260,7 @@ class Keeper:
         seconds = time.monotonic() - self.began
         if code < 0:
             code = 128 - code
-        ended = {"timed_out": self.timed_out, "over": self.over, "seconds": seconds}
-        self.say(event="ended", returncode=code, **ended)
+        self.ended = {"timed_out": self.timed_out, "over": self.over, "seconds": seconds}
         return code
 
     def watch(self, caller: int, init: int, relays: list[Relay], watch: Watch | None) -> None:

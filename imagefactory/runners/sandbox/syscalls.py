@@ -67,6 +67,11 @@ def unshare(flags: int) -> None:
     check(LIBC.unshare(ctypes.c_int(flags)))
 
 
+def tee(source: int, target: int, count: int) -> int:
+    """Copy bytes from pipe to pipe that stay in the first. Raises BlockingIOError where there are none."""
+    return check(LIBC.tee(source, target, ctypes.c_size_t(count), ctypes.c_uint(os.SPLICE_F_NONBLOCK)))
+
+
 def prctl(option: int, *arguments: int) -> None:
     padded = [*arguments, 0, 0, 0, 0][:4]
     check(LIBC.prctl(ctypes.c_int(option), *(ctypes.c_ulong(value) for value in padded)))

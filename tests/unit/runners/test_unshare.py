@@ -450,7 +450,7 @@ class Helper:
         return "out", "err"
 
     def wait(self) -> dict[str, object]:
-        return {"returncode": 3, "seconds": 1.5, "timed_out": True, "over": self.over}
+        return {"returncode": 3, "seconds": 1.5, "timed_out": True, "over": self.over, "lost": ""}
 
     def end(self) -> None:
         self.ended = True
