@@ -351,6 +351,11 @@ def explain(step: str, number: int, detail: str) -> FactoryError:
             f"this cannot be shown inside the image: {detail}",
             hint="look at the mount's paths; where it is no mount of yours, the image is not usable",
         )
+    if step == "shown":
+        return UsageError(
+            f"this cannot be shown read-only through an overlay: {detail}",
+            hint="--mount SOURCE:TARGET:bind shows it as it is, with sockets that answer",
+        )
     if step == "image":
         return StoreError(
             f"the image has no folder there, but a link or file: {detail}", hint="it is not usable"

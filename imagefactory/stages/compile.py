@@ -120,7 +120,7 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
 def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> RunSpec:
     mounts = (
         Mount(source=scratch / "source", target="/build/source", writable=True),
-        Mount(source=scratch / "tools", target="/build/tools"),
+        Mount(source=scratch / "tools", target="/build/tools", bind=True),
         Mount(source=scratch / "out", target="/build/out", writable=True),
     )
     inside = "/build/source" if source.path.is_dir() else f"/build/source/{source.path.name}"

@@ -45,7 +45,7 @@ from .syscalls import (
     unshare,
     wipe_arguments,
 )
-from .terminals import find_terminals, open_terminal
+from .terminals import find_terminals, open_terminal, send_groups
 from .watch import let_children_run_as_others, set_limits
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -99,7 +99,7 @@ class Init:
         root = Root(self.plan, self.scratch)
         root.build()
         with step("terminal"):
-            followers = self.open_terminals(root.shown)
+            followers = self.open_terminals(root.shown, root.overlays)
         root.protect_proc()
         self.give_up_privileges()
         if not self.plan["argv"]:
@@ -113,17 +113,17 @@ class Init:
         if poll.poll(0):
             os._exit(125)
 
-    def open_terminals(self, proc: int) -> list[int]:
-        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides, and /proc."""
+    def open_terminals(self, proc: int, overlays: list[int]) -> list[int]:
+        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides."""
         followers, masters = [], [proc]
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
             followers.append(follower)
             masters.append(master)
-        socket.send_fds(self.terminal, [b"t"], masters)
-        for master in masters:
-            os.close(master)
+        send_groups(self.terminal, masters, overlays)
+        for fd in (*masters, *overlays):
+            os.close(fd)
         self.terminal.close()
         return followers
 
