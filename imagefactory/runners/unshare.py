@@ -143,10 +143,7 @@ class UnshareRunner:
                 sandbox.end()
                 raise
         if ended["lost"]:
-            raise ToolError(
-                f"not all input or output of the command was passed on: {ended['lost']}",
-                hint="check the disks of the files that it was started with, then run it again",
-            )
+            raise lost_bytes(ended["lost"])
         over = say_over(ended["over"], limits) if ended["over"] else ("", "")
         if spec.capture and ended["over"]:
             stderr += f"\n{over[0]} ({over[1]})\n"  # its last words, wherever those are shown
@@ -340,6 +337,13 @@ def _pipe() -> tuple[int, int]:
 def _refuse_empty(spec: RunSpec) -> None:
     if not spec.argv or not spec.argv[0]:
         raise UsageError("there is no command to run", hint="write one after `--`")
+
+
+def lost_bytes(why: str) -> ToolError:
+    return ToolError(
+        f"not all input or output of the command was passed on: {why}",
+        hint="check the disks of the files that it was started with, then run it again",
+    )
 
 
 def explain(step: str, number: int, detail: str) -> FactoryError:

@@ -66,6 +66,10 @@ class Carriers:
         self.terminals = terminals
         self.screens = [self._start_screen(terminal) for terminal in terminals]
 
+    @property
+    def processes(self) -> list[int]:
+        return [*self.awaited, *self.others]
+
     def _start_screen(self, terminal: tuple[int, ...]) -> socket.socket:
         """Shows what a pseudo-terminal gives, which comes later: it is made inside."""
         here, there = socket.socketpair()
@@ -99,7 +103,7 @@ class Carriers:
                 poll.unregister(fd)
             waiting -= ended
         codes = []
-        for pid in (*self.awaited, *self.others):  # reaped: a container's first process may reap nobody
+        for pid in self.processes:  # reaped: a container's first process may reap nobody
             os.kill(pid, signal.SIGKILL)
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         return next((os.strerror(code) for code in codes if code > 0), "")
