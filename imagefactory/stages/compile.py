@@ -209,7 +209,9 @@ def _clone(url: str, commit: str, folder: Path) -> None:
         ("checkout", "--quiet", "FETCH_HEAD"),
         ("submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1"),
     ):
-        done = subprocess.run(["git", "-C", str(folder), *argv], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
         if done.returncode:
             raise UsageError(f"git cannot have {url} at {commit[:12]}: {done.stderr.strip()[-300:]}")
 
