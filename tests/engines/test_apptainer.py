@@ -646,15 +646,15 @@ def test_a_script_on_stdin_is_the_callers(ground: Ground, tmp_path: Path) -> Non
     sif = ground.make(ground.image)
     driver = f"{sys.executable} {tmp_path / 'driver.py'} {sif.path}"
     (tmp_path / "driver.py").write_text(DRIVER.replace("print(", "0 and print("))
-    write = "echo 'echo PWNED' > /proc/self/fd/0; head -c 3"
+    write = "echo 'echo PWNED' > /proc/self/fd/0"
     script = ""
-    for number, argv in enumerate((["true"], ["sh", "-c", write])):
+    for number, argv in enumerate((["true"], ["sh", "-c", write], ["head", "-c", "3"])):
         spec = json.dumps({"argv": argv, "capture": False})
-        script += f"{driver} {shlex.quote(spec)}\n{'abc' * number}echo outer {number}\n"
+        script += f"{driver} {shlex.quote(spec)}\n{'abc' * (number == 2)}echo outer {number}\n"
     done = subprocess.run(
         ["bash"], input=script.encode(), capture_output=True, cwd=ROOT, timeout=300, check=False
     )
-    assert done.stdout == b"outer 0\nabcouter 1\n", done.stderr
+    assert done.stdout == b"outer 0\nouter 1\nabcouter 2\n", done.stderr
 
 
 def test_values_arrive_as_they_are(ground: Ground) -> None:
