@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.children import LIMIT, child
+from tests.services.children import LIMIT, child, wait_for
 from tests.services.sandbox import ORDINARY_UID, Caller
 
 # Locks of each kind, on each file that is shown; then it waits, and says so.
@@ -27,7 +27,9 @@ for path in ("/work/file", "/one"):
         fcntl.fcntl(os.open(path, os.O_RDONLY), take, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
     try: fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except PermissionError: pass
-open("/out/ready", "w").close(); open("/out/gate").read()
+open("/out/ready", "w").close()
+import time
+while not os.path.exists("/out/gate"): time.sleep(0.02)
 """
 CHANGES = """
 import os, socket
@@ -36,7 +38,7 @@ def see(path):
     except OSError as error: return type(error).__name__
 names = ("replaced", "made", "sub/made", "removed")
 print([see("/work/" + name) for name in names], flush=True)
-open("/out/ready", "w").close(); open("/out/gate").read()
+open("/out/ready", "w").close()
 import time
 after = ["new"] * 3 + ["FileNotFoundError"]
 while [see("/work/" + name) for name in names] != after: time.sleep(0.02)
@@ -49,8 +51,6 @@ def folder(caller: Caller) -> Iterator[Path]:
     (made / "work/sub").mkdir(parents=True)
     (made / "out").mkdir()
     (made / "work/file").write_text("host")
-    for name in ("ready", "gate"):
-        os.mkfifo(made / "out" / name)
     give(caller, made)
     yield made
     shutil.rmtree(made)
@@ -148,9 +148,10 @@ def inside(caller: Caller, folder: Path, code: str) -> Iterator[None]:
     """The code has said that it is ready; it is let go at the end, and must end well."""
     command = caller.command({"argv": ["python3", "-c", code], "mounts": mounts(folder), "capture": False})
     with child(command, env=caller.environment(), stdin=subprocess.DEVNULL) as run:
-        (folder / "out/ready").read_text()
+        ready = folder / "out/ready"
+        wait_for(lambda: ready.exists() or run.poll() is not None, "the command to be ready")
         yield
-        (folder / "out/gate").write_text("")
+        (folder / "out/gate").touch()
         assert run.wait(timeout=LIMIT) == 0
 
 

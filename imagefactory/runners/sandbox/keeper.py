@@ -99,13 +99,14 @@ def lock_layers(paths: Sequence[str]) -> list[int]:
 
 
 def enter_user_namespace(plan: dict[str, Any]) -> None:
-    """A user namespace for this process, one of mounts, and one of processes for its children.
+    """A user namespace for this process, and one of processes for its children.
 
-    In its own namespace of mounts it may refresh those of the sandbox.
+    Where overlays are to be refreshed also one of mounts: only from there may it touch those of the sandbox.
     """
     enter_mapped(plan)
-    with step("namespaces"):
-        unshare(CLONE_NEWNS)
+    if not all(entry["writable"] or entry["bind"] for entry in plan["mounts"]):
+        with step("namespaces"):
+            unshare(CLONE_NEWNS)
     with step("pid-namespace"):
         unshare(CLONE_NEWPID)
 
