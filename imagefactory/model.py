@@ -297,11 +297,16 @@ class Definition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A folder or file of the host shown inside the image."""
+    """A folder or file of the host shown inside the image.
+
+    The unshare runner shows what is not `writable` through an overlay, in which no socket answers, unless it
+    is to `bind` it as it is.
+    """
 
     source: Path
     target: str
     writable: bool = False
+    bind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

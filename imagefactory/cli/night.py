@@ -168,7 +168,9 @@ def _runner(root: Path, log: Path) -> Command:
         with log.open("a", encoding="utf-8") as file:
             file.write(f"\n$ imagefactory {shlex.join(words)}\n")
             file.flush()
-            with subprocess.Popen((*program, *words), stdout=subprocess.PIPE, stderr=file, text=True) as step:
+            with subprocess.Popen(
+                (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
+            ) as step:
                 try:
                     said = step.communicate()[0]
                 except BaseException:

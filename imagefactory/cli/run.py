@@ -58,8 +58,9 @@ HIGHEST_USER = 65534
     "--mount",
     "mounts",
     multiple=True,
-    metavar="SOURCE:TARGET[:rw]",
-    help="Show a folder of this machine inside, read-only unless :rw.",
+    metavar="SOURCE:TARGET[:rw|:bind]",
+    help="Show a folder of this machine inside, read-only unless :rw. "
+    "Sockets and named pipes in it answer only with :rw or :bind.",
 )
 @click.option(
     "--limit",
@@ -81,7 +82,8 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     imagefactory run --emulate A100 pytorch-2.3-cu121 -- python train.py
 
     Without --mount and --workdir the command starts in /work, which is the folder here, read-only. Your home,
-    the store and what holds one of them are not shown; it starts in / then, as it does with --mount alone.
+    hidden folders, the store, the system's folders (/run, /etc, /tmp itself, ...) and what holds one of them
+    are not shown; it starts in / then, as it does with --mount alone.
     Without a factory TARGET is an image of the catalogue that you joined, fetched once by its digest.
     Without COMMAND it is the image's own, in its own folder, or bash where the recipe names none.
     Changes to the image's files are thrown away. The exit code is the command's own.
@@ -93,12 +95,12 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     from imagefactory.runners.limits import parse_limits
     from imagefactory.stages.catalogued import read_offer
     from imagefactory.stages.run import (
-        current_folder,
         fetch_offered,
         find_built,
         find_stored,
         own_start,
         run_made,
+        view_folder,
     )
 
     call: Call = ctx.obj
@@ -129,7 +131,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     if not argv and start.command:
         argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
-        here, told = current_folder(access)
+        here, told = view_folder(access, Path.cwd())
         call.progress.note(told)
         mounts, workdir = ((here,), HERE) if here else ((), "")
     spec = RunSpec(
@@ -203,12 +205,12 @@ def _mount(text: str) -> Mount:
     from imagefactory.model import Mount
 
     parts = text.split(":")
-    writable = len(parts) == 3 and parts[2] == "rw"
-    if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("rw", "ro")):
-        raise UsageError(f"--mount {text!r} is not SOURCE:TARGET or SOURCE:TARGET:rw")
+    how = parts[2] if len(parts) == 3 else "ro"
+    if len(parts) not in (2, 3) or how not in ("ro", "rw", "bind"):
+        raise UsageError(f"--mount {text!r} is not SOURCE:TARGET, with :rw or :bind at most")
     source = Path(parts[0]).absolute()
     if not source.exists():
         raise UsageError(f"--mount {text!r}: {source} does not exist")
     if not parts[1].startswith("/") or ".." in parts[1].split("/"):
         raise UsageError(f"--mount {text!r}: the target must be an absolute path inside the image")
-    return Mount(source=source, target=parts[1], writable=writable)
+    return Mount(source=source, target=parts[1], writable=how == "rw", bind=how == "bind")

@@ -94,7 +94,11 @@ class DockerEngine:
         if shutil.which("docker", path=self.daemon.environ.get("PATH")) is None:
             raise ToolError("the docker command is not installed", hint="apt-get install docker-cli")
         asked = subprocess.run(
-            ["docker", "buildx", "version"], capture_output=True, text=True, env=self._environment()
+            ["docker", "buildx", "version"],
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
         )
         version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", asked.stdout)
         if asked.returncode != 0 or version is None:
@@ -203,7 +207,11 @@ class DockerEngine:
     def _context(self) -> str:
         """The context the docker command speaks with, as the SDK does; `default` where DOCKER_HOST is set."""
         asked = subprocess.run(
-            ["docker", "context", "show"], capture_output=True, text=True, env=self._environment()
+            ["docker", "context", "show"],
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
         )
         return asked.stdout.strip() or "default"
 

@@ -300,7 +300,7 @@ def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
         # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
         environment = (*bench.environment, ("PYTHONHASHSEED", "0"))
         shown = bench.place.prefix
-        mounts = () if bench.linked is None else (Mount(source=bench.linked, target=shown),)
+        mounts = () if bench.linked is None else (Mount(source=bench.linked, target=shown, bind=True),)
         spec = RunSpec(argv=argv, environment=environment, read_only=True, mounts=mounts)
         return runner.start(
             base, spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE, processor=bench.processor

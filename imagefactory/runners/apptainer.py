@@ -1,7 +1,8 @@
 """The runner that starts images with apptainer, as an access point or a batch system would.
 
 Through subprocess and not through spython's `execute`: a command has a time limit, so there must be a
-process to end, its two streams stay apart, and an interactive one gets the caller's terminal.
+process to end, and its two streams stay apart. apptainer hands its descriptors on to the image, so a command
+that is not captured gets those of `sandbox/relay.py`.
 
 What holds inside: of the host's files only `spec.mounts` (and apptainer's own /etc/hosts, resolv.conf,
 passwd and group), of its environment nothing (apptainer adds variables that name the .sif), no capability
@@ -25,11 +26,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import FactoryError, ToolError, UsageError
@@ -40,8 +41,9 @@ from imagefactory.runners.apptainer_command import ApptainerCommand, clean, moun
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.limits import refuse_limits
 from imagefactory.runners.protocol import RunnerGround
+from imagefactory.runners.sandbox.relay import END_NOW, descendants
 from imagefactory.runners.spec import check_spec, planned_mounts
-from imagefactory.runners.unshare import signals_left_to_the_command
+from imagefactory.runners.unshare import SANDBOX, lost_bytes, signals_left_to_the_command
 
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 GRACE_SECONDS = 10.0
@@ -141,7 +143,7 @@ class ApptainerRunner:
     def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
         """Runs `spec.argv`. 127 and 126 mean, as for shells, not found and not executable.
 
-        Not captured, the streams and the terminal are the caller's. Of captured output the first 16 MiB
+        Not captured, its streams are pipes and terminals of a relay's. Of captured output the first 16 MiB
         of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started;
         ToolError too where `gpus` are asked for and this machine has none: apptainer would not mind.
         """
@@ -155,35 +157,39 @@ class ApptainerRunner:
             unshare=shutil.which("unshare", path=self.command.search) or "",
             gpus=gpu_options(found) if found else (),
         )
-        started = os.memfd_create("started")
+        started, lost = os.memfd_create("started"), os.memfd_create("lost")
         try:
             invocation = plan(self.command.find(), str(sif.path), spec, caller, started=started)
-            return self._run(invocation, spec, started)
+            return self._run(invocation, spec, started, lost)
         finally:
             os.close(started)
+            os.close(lost)
 
-    def _run(self, invocation: Invocation, spec: RunSpec, started: int) -> Completed:
+    def _run(self, invocation: Invocation, spec: RunSpec, started: int, lost: int) -> Completed:
         # apptainer writes nothing lasting, but wants a home to look for settings in: an empty one.
         with folder_for_a_while("imagefactory-apptainer-") as home:
             own = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
             extra = {**dict(invocation.environment), **own}
             output = subprocess.PIPE if spec.capture else None
+            relay = (sys.executable, "-I", "-S", str(SANDBOX), "relay", str(lost), str(started))
             begun = time.monotonic()
             try:
                 process = subprocess.Popen(
-                    invocation.argv,
+                    invocation.argv if spec.capture else (*relay, *invocation.argv),
                     env=self.command.environment(extra),
                     stdin=subprocess.DEVNULL if spec.capture else None,
                     stdout=output,
                     stderr=output,
-                    pass_fds=(started,),
+                    pass_fds=(started,) if spec.capture else (started, lost),
                     start_new_session=spec.capture,  # interactive, it needs the terminal's own session
                 )
             except OSError as error:
                 raise ToolError(f"{invocation.argv[0]} cannot be started: {error}") from error
             with signals_left_to_the_command(interactive=not spec.capture):
-                stdout, stderr, timed_out = _collect(process, spec.timeout)
+                stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
         code = process.returncode
+        if why := os.pread(lost, 1000, 0).decode():
+            raise lost_bytes(why)
         if os.fstat(started).st_size == 0 and not timed_out:
             raise explain(stderr, code, spec)
         return Completed(
@@ -216,7 +222,9 @@ def explain(stderr: str, code: int, spec: RunSpec) -> FactoryError:
     )
 
 
-def _collect(process: subprocess.Popen[bytes], timeout: float | None) -> tuple[str, str, bool]:
+def _collect(
+    process: subprocess.Popen[bytes], timeout: float | None, *, relayed: bool
+) -> tuple[str, str, bool]:
     """Both streams and whether time ran out. Whatever happens, nothing runs on."""
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
@@ -243,6 +251,10 @@ def _collect(process: subprocess.Popen[bytes], timeout: float | None) -> tuple[s
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
+            if relayed:  # it passes on what was said before
+                process.send_signal(END_NOW)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_SECONDS)
             _end(process)
         for thread in threads:
             thread.join(GRACE_SECONDS)
@@ -255,23 +267,7 @@ def _collect(process: subprocess.Popen[bytes], timeout: float | None) -> tuple[s
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends apptainer and all below it: what an ordinary user's apptainer started outlives it otherwise."""
     if process.poll() is None:
-        for pid in (process.pid, *_descendants(process.pid)):
+        for pid in (process.pid, *descendants(process.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
-
-
-def _descendants(pid: int) -> tuple[int, ...]:
-    """Every process below `pid`, found by who its parent is."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name before it may hold blanks and brackets (proc(5)).
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found, waiting = [], [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return tuple(found)

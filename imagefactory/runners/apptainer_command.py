@@ -181,7 +181,13 @@ class ApptainerCommand:
     def _ask(self, command: list[str]) -> str:
         try:
             done = subprocess.run(
-                command, env=self.environment(), capture_output=True, text=True, check=False, timeout=60
+                command,
+                env=self.environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+                stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ToolError(f"{command[0]} cannot be started: {error}", hint=INSTALL_HINT) from error
@@ -201,6 +207,7 @@ class ApptainerCommand:
             done = subprocess.run(
                 [program, "--user", "--map-root-user", "true"],
                 env=self.environment(), capture_output=True, text=True, check=False, timeout=60,
+                stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"{program} did not answer within a minute"
@@ -257,6 +264,7 @@ class _Work:
         done = subprocess.run(
             [self.program, "sif", "list", str(self.made)],
             env=dict(self.environment), capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode or "FS (Squashfs/*System" not in done.stdout:
             raise self.fail("what it made is a .sif without a root file system")

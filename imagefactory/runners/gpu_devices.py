@@ -147,7 +147,9 @@ def read_linker_cache() -> str:
     """What `ldconfig -p` prints. Raises ToolError where there is no ldconfig."""
     for program in LDCONFIG:
         if Path(program).is_file():
-            done = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, env={})
+            done = subprocess.run(
+                [program, "-p"], capture_output=True, text=True, check=False, env={}, stdin=subprocess.DEVNULL
+            )
             return done.stdout
     raise ToolError(
         "the driver's libraries cannot be found: there is no ldconfig here",

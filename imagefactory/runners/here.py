@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.model import Mount
@@ -11,23 +12,74 @@ HERE = "/work"
 """Where it is inside. Its own path could hide what the image has there, such as /usr or /opt/env."""
 
 
-def show_folder(folder: Path, *, readable: bool, private: Sequence[Path]) -> tuple[Mount | None, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivatePlace:
+    """A folder that no image sees unasked, nor what holds it; with `below` nor any folder in it."""
+
+    path: Path
+    name: str
+    below: bool = True
+
+
+SYSTEM_PLACES = (
+    *(
+        PrivatePlace(path=Path(path), name="a folder of the system")
+        for path in ("/run", "/var/run", "/dev", "/proc", "/sys", "/etc", "/boot", "/root")
+    ),
+    *(
+        PrivatePlace(path=Path(path), name="a folder of all users", below=False)
+        for path in ("/tmp", "/var/tmp")  # noqa: S108 - the places themselves, no file in them
+    ),
+)
+
+
+def private_places(
+    homes: Sequence[Path], *, own: Sequence[Path], runtime: Sequence[Path]
+) -> tuple[PrivatePlace, ...]:
+    """Return all of them: the caller's homes, imagefactory's own folders, and those of running programs.
+
+    Where a place of the system holds the home, as /root may, folders of the home are like those of others.
+    """
+    return (
+        *(PrivatePlace(path=path, name="your home", below=False) for path in homes),
+        *(PrivatePlace(path=path, name="a folder of imagefactory's own") for path in own),
+        *(PrivatePlace(path=path, name="a folder of running programs") for path in runtime),
+        *(
+            replace(place, below=place.below and not any(home.is_relative_to(place.path) for home in homes))
+            for place in SYSTEM_PLACES
+        ),
+    )
+
+
+def show_folder(
+    folder: Path, *, readable: bool, private: Sequence[PrivatePlace], mounted: Sequence[str] = ()
+) -> tuple[Mount | None, str]:
     """The mount of the current folder, None for one that is not shown, and what is told of it.
 
-    `readable`: its caller may list and enter it. `private` are folders that no image gets to see unasked: the
-    home, the store. Whatever holds one, or lies in the store (all but the first), is not shown.
+    `readable`: its caller may list and enter it. `mounted` are the mount points in it.
     """
-    ask = f"--mount DIR:{HERE} --workdir {HERE} shows another"
+    why = _why_hidden(folder, private)
+    if mounted:
+        why = why or f"holds {mounted[0]}, where another disk is mounted,"
     if not readable:
-        return None, f"{folder} cannot be read by you and is not shown inside; {ask}"
-    home, *stores = private
-    for place in stores:
-        if folder.is_relative_to(place):
-            return None, f"{folder} is of imagefactory's own ({place}) and is not shown inside; {ask}"
-    for place in private:
-        if place.is_relative_to(folder):
-            what = "is your home" if folder == home else f"holds {place}"
-            return None, f"{folder} {what} and is not shown inside; {ask}"
+        why = "cannot be read by you"
+    if why:
+        return (
+            None,
+            f"{folder} {why} and is not shown inside; --mount DIR:{HERE} --workdir {HERE} shows another",
+        )
     return Mount(source=folder, target=HERE), (
         f"{folder} is {HERE} inside, read-only; to write there: --mount .:{HERE}:rw --workdir {HERE}"
     )
+
+
+def _why_hidden(folder: Path, private: Sequence[PrivatePlace]) -> str:
+    for place in private:
+        if folder == place.path:
+            return f"is {place.name}"
+        if place.path.is_relative_to(folder):
+            return f"holds {place.path}"
+        if place.below and folder.is_relative_to(place.path):
+            return f"is in {place.path} ({place.name})"
+    hidden = next((part for part in folder.parts if part.startswith(".")), "")
+    return f"is in a hidden folder ({hidden})" if hidden else ""

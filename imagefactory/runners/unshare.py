@@ -16,9 +16,8 @@ What holds inside, for both:
 - programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
 - bounds on processes, memory, open files and scratch (limits.py): a cgroup where one can be had, and a
   watch, end the run that reaches one. /proc is read-only, so that no process takes itself out of them;
-- of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
-  each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own, and each
-  that is a file a pipe.
+- of the host's files, only `spec.mounts`; of its environment, nothing; of its descriptors, nothing:
+  0, 1 and 2 are pseudo-terminals of the sandbox's own where the caller's are terminals, else pipes.
 
 As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the
 caller's uid of that number without its powers. As an ordinary user `spec.uid` stands for the caller,
@@ -148,6 +147,8 @@ class UnshareRunner:
             except BaseException:
                 sandbox.end()
                 raise
+        if ended["lost"]:
+            raise lost_bytes(ended["lost"])
         over = say_over(ended["over"], limits) if ended["over"] else ("", "")
         if spec.capture and ended["over"]:
             stderr += f"\n{over[0]} ({over[1]})\n"  # its last words, wherever those are shown
@@ -289,7 +290,7 @@ class Sandbox:
         return texts[0], texts[1]
 
     def wait(self) -> dict[str, Any]:
-        """How the command ended: returncode, timed_out, over (a limit's name), seconds."""
+        """How the command ended: returncode, timed_out, over (a limit), seconds, lost (why bytes were)."""
         event = self._event()
         self.process.wait()
         self.end()
@@ -371,6 +372,13 @@ def _refuse_empty(spec: RunSpec) -> None:
         raise UsageError("there is no command to run", hint="write one after `--`")
 
 
+def lost_bytes(why: str) -> ToolError:
+    return ToolError(
+        f"not all input or output of the command was passed on: {why}",
+        hint="check the disks of the files that it was started with, then run it again",
+    )
+
+
 def explain(step: str, number: int, detail: str) -> FactoryError:
     """The error for a sandbox that could not be made at `step` (errno `number`)."""
     if step == "workdir":
@@ -379,6 +387,11 @@ def explain(step: str, number: int, detail: str) -> FactoryError:
         return UsageError(
             f"this cannot be shown inside the image: {detail}",
             hint="look at the mount's paths; where it is no mount of yours, the image is not usable",
+        )
+    if step == "shown":
+        return UsageError(
+            f"this cannot be shown read-only through an overlay: {detail}",
+            hint="--mount SOURCE:TARGET:bind shows it as it is, with sockets that answer",
         )
     if step == "image":
         return StoreError(

@@ -35,7 +35,9 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
     argv += ["-no-xattrs", "-no-progress", "-quiet", str(path.absolute())]
     try:
         with progress.stage(f"unpack {path.name} ({format_bytes(partition.size)}) into {scratch}"):
-            done = subprocess.run(argv, capture_output=True, text=True, errors="replace")
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+            )
         # 2: something was left out, as device files are without root; only files matter here.
         if done.returncode not in (0, 2) or not root.is_dir():
             lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]

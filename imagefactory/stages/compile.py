@@ -120,7 +120,7 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
 def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> RunSpec:
     mounts = (
         Mount(source=scratch / "source", target="/build/source", writable=True),
-        Mount(source=scratch / "tools", target="/build/tools"),
+        Mount(source=scratch / "tools", target="/build/tools", bind=True),
         Mount(source=scratch / "out", target="/build/out", writable=True),
     )
     inside = "/build/source" if source.path.is_dir() else f"/build/source/{source.path.name}"
@@ -209,7 +209,9 @@ def _clone(url: str, commit: str, folder: Path) -> None:
         ("checkout", "--quiet", "FETCH_HEAD"),
         ("submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1"),
     ):
-        done = subprocess.run(["git", "-C", str(folder), *argv], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
         if done.returncode:
             raise UsageError(f"git cannot have {url} at {commit[:12]}: {done.stderr.strip()[-300:]}")
 

@@ -79,7 +79,7 @@ def emulating(
                 ),
                 mounts=(
                     *spec.mounts,
-                    Mount(source=shown, target=INSIDE),
+                    Mount(source=shown, target=INSIDE, bind=True),
                     Mount(source=told, target=TOLD, writable=True),
                 ),
             ),

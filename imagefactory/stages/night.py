@@ -98,7 +98,9 @@ def last_commit(root: Path) -> datetime | None:
     # The runner of CI that checked it out is not who asks.
     command = ("git", "-c", "safe.directory=*", "-C", str(root), "log", "-1", "--format=%ct")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     text = done.stdout.strip()

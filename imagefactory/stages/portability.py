@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,14 @@ from imagefactory.oci.graph import artifact_of, read_manifest
 from imagefactory.oci.model import Descriptor, Image
 from imagefactory.progress import Progress
 from imagefactory.runners.emulator import refuse_emulated
-from imagefactory.runners.here import show_folder
 from imagefactory.stages.choose import Chosen, choose_image
+from imagefactory.stages.run import view_folder
 from imagefactory.stages.runner import make_runner
 from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import Attaching, attach_all, places_of
 from imagefactory.stages.verdicts import called
 from imagefactory.stages.verify import VerifyBench, runner_name
 from imagefactory.suite.portability.runtimes import RUNTIMES
-from imagefactory.verdicts.keys import keys_folder
 from imagefactory.verdicts.portable import SignedPortable, sign_portable
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, visible_gpus
@@ -168,11 +166,7 @@ def shown_models(access: Access, path: Path) -> Path:
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
         raise UsageError(f"--models {path}: no file of Python", hint="a .py file with a function models()")
-    home = Path(access.environ.get("HOME") or "/root")
-    own = (access.layout.path, access.settings.cache_path, keys_folder(access.environ))
-    readable = os.access(path.parent, os.R_OK | os.X_OK)
-    private = [folder.resolve() for folder in (home, *own)]
-    mount, told = show_folder(path.parent, readable=readable, private=private)
+    mount, told = view_folder(access, path.parent)
     if mount is None:
         raise UsageError(
             f"--models {path}: {told.partition(' and is not')[0]}",

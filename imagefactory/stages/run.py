@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,8 @@ from imagefactory.oci.store import DIGEST, check_digest, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.render.define import INIT
 from imagefactory.runners.emulator import emulation
-from imagefactory.runners.here import show_folder
+from imagefactory.runners.here import private_places, show_folder
+from imagefactory.runners.sandbox.shown import mounts_below
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.pull import local_name, pull_image
 from imagefactory.stages.runner import make_runner
@@ -117,10 +120,20 @@ def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, prog
     return chosen.run(made, spec)
 
 
-def current_folder(access: Access) -> tuple[Mount | None, str]:
-    """What a command is shown of the folder where its caller is, and what is told of it."""
-    home = Path(access.environ.get("HOME") or "/root")
+def view_folder(access: Access, folder: Path) -> tuple[Mount | None, str]:
+    """What a command is shown of a folder that its caller has not mounted, and what is told of it."""
+    account = ""
+    with contextlib.suppress(KeyError):  # containers start users that have no account
+        account = pwd.getpwuid(os.getuid()).pw_dir
+    homes = [path for path in (access.environ.get("HOME"), account) if path and path != "/"]
     own = (access.layout.path, access.settings.cache_path, keys_folder(access.environ))
-    folder = Path.cwd()
+    runtime = access.environ.get("XDG_RUNTIME_DIR")
+    private = private_places(
+        [Path(path).resolve() for path in homes or ["/root"]],
+        own=[path.resolve() for path in own],
+        runtime=[Path(runtime).resolve()] if runtime else [],
+    )
+    with Path("/proc/self/mountinfo").open("rb") as file:
+        mounted = mounts_below(str(folder), file)
     readable = os.access(folder, os.R_OK | os.X_OK)
-    return show_folder(folder, readable=readable, private=[path.resolve() for path in (home, *own)])
+    return show_folder(folder, readable=readable, private=private, mounted=mounted)

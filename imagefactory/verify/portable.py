@@ -144,7 +144,7 @@ def try_models(
 
     Raises CheckFailedError where the process ended before it was done.
     """
-    mount = Mount(source=exported, target=EXPORTED_MOUNT)
+    mount = Mount(source=exported, target=EXPORTED_MOUNT, bind=True)
     read = _run(shop, "try", (mount,), folder, {**asked, "folder": EXPORTED_MOUNT}, trying.REPORT)
     found = _parse(read, _TRIED, asked["nonce"], where)
     _refuse_unfinished(found, read, where)
@@ -180,8 +180,8 @@ def _run(
         environment=(PLAIN_FLOATS, *shop.visible),
         gpus=shop.gpus,
         mounts=(
-            Mount(source=suite, target=SUITE_MOUNT),
-            Mount(source=expect, target=EXPECT_MOUNT),
+            Mount(source=suite, target=SUITE_MOUNT, bind=True),
+            Mount(source=expect, target=EXPECT_MOUNT, bind=True),
             Mount(source=folder, target=REPORT_MOUNT, writable=True),
             *mounts,
         ),

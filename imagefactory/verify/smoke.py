@@ -187,8 +187,8 @@ def _spec(bench: _SmokeFiles, way: _Way) -> RunSpec:
         uid=way.uid,
         read_only=way.strict,
         mounts=(
-            Mount(source=bench.folder / "suite", target=SUITE_MOUNT),
-            Mount(source=bench.folder / f"{way.name}-expect", target=EXPECT_MOUNT),
+            Mount(source=bench.folder / "suite", target=SUITE_MOUNT, bind=True),
+            Mount(source=bench.folder / f"{way.name}-expect", target=EXPECT_MOUNT, bind=True),
             Mount(source=bench.folder / f"{way.name}-report", target=REPORT_MOUNT, writable=True),
         ),
         timeout=bench.trial.timeout,

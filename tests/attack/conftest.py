@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+from tests.services.sandbox import ground, layers  # noqa: F401
+
 settings.register_profile(
     "attack",
     max_examples=150,

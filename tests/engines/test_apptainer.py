@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -638,6 +639,22 @@ def test_exit_codes(ground: Ground, argv: tuple[str, ...], code: int) -> None:
 
 def test_the_streams_stay_apart(ground: Ground) -> None:
     assert run(ground, "sh", "-c", "echo out; echo err >&2") == (0, "out\n", "err\n")
+
+
+def test_a_script_on_stdin_is_the_callers(ground: Ground, tmp_path: Path) -> None:
+    """`... | bash` with a run inside: what the image writes to its stdin is no line of that script."""
+    sif = ground.make(ground.image)
+    driver = f"{sys.executable} {tmp_path / 'driver.py'} {sif.path}"
+    (tmp_path / "driver.py").write_text(DRIVER.replace("print(", "0 and print("))
+    write = "echo 'echo PWNED' > /proc/self/fd/0"
+    script = ""
+    for number, argv in enumerate((["true"], ["sh", "-c", write], ["head", "-c", "3"])):
+        spec = json.dumps({"argv": argv, "capture": False})
+        script += f"{driver} {shlex.quote(spec)}\n{'abc' * (number == 2)}echo outer {number}\n"
+    done = subprocess.run(
+        ["bash"], input=script.encode(), capture_output=True, cwd=ROOT, timeout=300, check=False
+    )
+    assert done.stdout == b"outer 0\nouter 1\nabcouter 2\n", done.stderr
 
 
 def test_values_arrive_as_they_are(ground: Ground) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from imagefactory.runners import sandbox
 from tests.services.children import LIMIT, child, wait_for
-from tests.services.sandbox import ORDINARY_UID, Caller, add_layer, entry
+from tests.services.sandbox import ORDINARY_UID, Caller, add_layer, entry, init_of
 
 # Whatever folder of the host an open descriptor stands for, this is a path out of it.
 UP = "../" * 24
@@ -305,11 +305,10 @@ def test_the_init_holds_nothing_of_the_host(caller: Caller, folder: Path) -> Non
     with child(caller.command(spec), env=caller.environment(), pass_fds=(leaked,), **silent) as run:
         writer = os.open(gate, os.O_WRONLY)  # until the command reads
         (keeper,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-        (init,) = (pid for pid in children if is_inside(int(pid)))
+        init = init_of(int(keeper))
 
         def lets_go() -> bool:  # it may come to that when the command runs already
-            held = held_by(int(init))
+            held = held_by(init)
             return {held.pop(name) for name in "012"} == {"/dev/null"} and all(
                 place.startswith("pipe:") for place in held.values()
             )
@@ -318,12 +317,6 @@ def test_the_init_holds_nothing_of_the_host(caller: Caller, folder: Path) -> Non
         os.close(writer)
         os.close(leaked)
         run.wait()
-
-
-def is_inside(pid: int) -> bool:
-    """Whether it has a number in another pid namespace too."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return len(next(line for line in lines if line.startswith("NSpid:")).split()) > 2
 
 
 def held_by(pid: int) -> dict[str, str]:

@@ -49,7 +49,7 @@ spec["argv"] = tuple(spec["argv"])
 spec["limits"] = tuple(map(tuple, spec.get("limits", ())))
 spec["environment"] = tuple(map(tuple, spec.get("environment", ())))
 spec["mounts"] = tuple(
-    Mount(source=Path(m[0]), target=m[1], writable=m[2]) for m in spec.get("mounts", ())
+    Mount(source=Path(m[0]), target=m[1], writable=m[2], bind=m[3:] == [True]) for m in spec.get("mounts", ())
 )
 found = GpuDevices(**request["gpus"]) if request["gpus"] else None
 runner = UnshareRunner(Layout(), find=lambda: found) if found else UnshareRunner(Layout())
@@ -209,6 +209,14 @@ def caller(request: pytest.FixtureRequest, ground: Path, layers: list[list[objec
     if request.param == "user" and os.geteuid() == 0:
         os.chown(store, ORDINARY_UID, ORDINARY_UID)
     return Caller(request.param, ground, store, layers)
+
+
+def init_of(keeper: int) -> int:
+    """Process 1 of a sandbox, seen from outside; the keeper's other children carry bytes."""
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    own = Path(f"/proc/{keeper}/ns/pid").readlink()
+    (init,) = (int(pid) for pid in children if Path(f"/proc/{pid}/ns/pid").readlink() != own)
+    return init
 
 
 def scratch_folders(caller: Caller) -> list[Path]:

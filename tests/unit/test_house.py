@@ -96,3 +96,18 @@ def test_tests_share_by_way_of_made_and_services() -> None:
         and path != Path(__file__)
     ]
     assert found == []
+
+
+def test_no_program_gets_the_callers_stdin() -> None:
+    """It could read a script that a shell reads from there. A runner's own command alone is given it."""
+    gives = {HOUSE / "runners/docker.py", HOUSE / "suite"}  # inside an image stdin is empty already
+    found = [
+        f"{named(path)}:{node.lineno}"
+        for path in FILES
+        if not any(path.is_relative_to(place) for place in gives)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"subprocess\.(run|Popen|call|check_\w+)", ast.unparse(node.func))
+        and not {"stdin", "input"} & {keyword.arg for keyword in node.keywords}
+    ]
+    assert found == []

@@ -170,7 +170,13 @@ def _write_repository(fetched: FetchedBase, repository: Path) -> None:
         except OSError:  # another file system, or a file of another owner
             shutil.copyfile(path, repository / path.name)
             (repository / path.name).chmod(0o644)
-        control = subprocess.run(["dpkg-deb", "--field", path], capture_output=True, text=True, check=False)
+        control = subprocess.run(
+            ["dpkg-deb", "--field", path],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         if control.returncode:
             raise BuildError(f"{path.name} is no Debian package: {control.stderr.strip()}")
         entries.append((control.stdout, path.name, package))

@@ -100,7 +100,12 @@ def has_range(text: str, names: Sequence[str]) -> bool:
 def said_by(argv: Sequence[str], path: str) -> str:
     try:
         done = subprocess.run(
-            argv, env={"PATH": path, "LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False
+            argv,
+            env={"PATH": path, "LC_ALL": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
         return ""

@@ -54,7 +54,12 @@ class CondaTool:
             raise ToolError("conda-lock is not installed", hint=extra_hint("conda")) from error
         try:
             done = subprocess.run(
-                [self.path, "--version"], capture_output=True, text=True, check=False, env=dict(self.environ)
+                [self.path, "--version"],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
             )
         except OSError as error:
             raise ToolError(f"{self.path} does not start: {error.strerror}", hint=_OTHER) from error

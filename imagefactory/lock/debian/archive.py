@@ -128,6 +128,7 @@ class Archive:
             capture_output=True,
             text=True,
             check=False,
+            stdin=subprocess.DEVNULL,
         )
 
 
@@ -158,6 +159,7 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
+                stdin=subprocess.DEVNULL,
             )
             if done.returncode:
                 lines = [line.removeprefix("E: ") for line in error_lines(done.stderr).splitlines()]
@@ -217,7 +219,13 @@ def _watch(argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ..
     """Run an apt command that reports on its standard output; yields percents. Raises DownloadError."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         with subprocess.Popen(
-            argv, cwd=folder, env=dict(environ), stdout=subprocess.PIPE, stderr=complaints, text=True
+            argv,
+            cwd=folder,
+            env=dict(environ),
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            stdin=subprocess.DEVNULL,
         ) as process:
             assert process.stdout is not None
             try:

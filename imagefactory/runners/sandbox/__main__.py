@@ -3,6 +3,10 @@
 It reads a plan (JSON, made by `sandbox_plan.plan`) from PLAN_FD and says on STATUS_FD, as JSON lines, when
 the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`).
 
+    python -I -S .../runners/sandbox relay LOST_FD PASSED_FD PROGRAM ARGUMENT...
+
+starts a program of the host's with pipes and terminals of its own (relay.py).
+
 The folder becomes the package `imagefactory_sandbox`, and leaves the places where Python searches modules:
 none of its names can hide one of the standard library.
 """
@@ -26,4 +30,7 @@ if __name__ == "__main__":
     sys.path[:] = [path for path in sys.path if path != here]
     package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     package.__path__ = [here]
+    if sys.argv[1] == "relay":
+        relay = importlib.import_module(f"{PACKAGE}.relay")
+        sys.exit(relay.main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
     sys.exit(importlib.import_module(f"{PACKAGE}.keeper").main(int(sys.argv[1]), int(sys.argv[2])))

@@ -15,6 +15,7 @@ import struct
 import termios
 from typing import Any
 
+from .carriers import is_null
 from .emulator import bring_emulator
 from .landlock import start_own_programs_only
 from .root import Root
@@ -46,7 +47,7 @@ from .syscalls import (
     unshare,
     wipe_arguments,
 )
-from .terminals import find_terminals, open_terminal
+from .terminals import find_terminals, open_terminal, send_groups
 from .watch import let_children_run_as_others, set_limits
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -101,7 +102,7 @@ class Init:
         root = Root(self.plan, self.scratch)
         root.build()
         with step("terminal"):
-            followers = self.open_terminals(root.shown)
+            followers = self.open_terminals(root.shown, root.overlays)
         root.protect_proc()
         self.give_up_privileges()
         if not self.plan["argv"]:
@@ -115,17 +116,17 @@ class Init:
         if poll.poll(0):
             os._exit(125)
 
-    def open_terminals(self, shown: list[int]) -> list[int]:
-        """A pseudo-terminal of the sandbox's own for each; the keeper gets `shown`, and their other sides."""
-        followers, masters = [], list(shown)
+    def open_terminals(self, shown: list[int], overlays: list[int]) -> list[int]:
+        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides and the rest."""
+        followers, masters = [], list[int]()
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
             followers.append(follower)
             masters.append(master)
-        socket.send_fds(self.terminal, [bytes([len(shown)])], masters)
-        for master in masters:
-            os.close(master)
+        send_groups(self.terminal, shown, masters, overlays)
+        for fd in (*shown, *masters, *overlays):
+            os.close(fd)
         self.terminal.close()
         return followers
 
@@ -199,6 +200,9 @@ class Init:
             for group, follower in zip(self.groups, followers, strict=True):
                 for fd in group:
                     os.dup2(follower, fd)
+            for fd in (0, 1, 2):
+                if is_null(fd):  # the caller's is on a mount where its owner may change its mode
+                    os.dup2(os.open("/dev/null", os.O_RDWR), fd)
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)
             close_all_but(3, *self.emulator)

@@ -19,9 +19,11 @@ from .carriers import Carriers
 from .cgroups import Group, Refusal, find_parent, look_at, read_own
 from .emulator import bring_emulator
 from .init import FORWARDED, Init
+from .shown import INTERVAL as REFRESH
+from .shown import refresh
 from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
-from .terminals import Relay, find_terminals, receive_terminals
+from .terminals import Relay, find_terminals, receive_groups
 from .trees import alone_in, folders_unheld, remove_tree
 from .watch import INTERVAL, Watch, let_children_run_as_others, run_as_others, run_before_others
 
@@ -56,6 +58,7 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
             ("upper", 0o755),
             ("work", 0o700),
             ("tmp", 0o1777),
+            ("empty", 0o755),
         ):
             path = os.path.join(folder, name)
             os.mkdir(path)
@@ -97,8 +100,14 @@ def lock_layers(paths: Sequence[str]) -> list[int]:
 
 
 def enter_user_namespace(plan: dict[str, Any]) -> None:
-    """A user namespace for this process, and one of processes for its children."""
+    """A user namespace for this process, and one of processes for its children.
+
+    Where overlays are to be refreshed also one of mounts: only from there may it touch those of the sandbox.
+    """
     enter_mapped(plan)
+    if not all(entry["writable"] or entry["bind"] for entry in plan["mounts"]):
+        with step("namespaces"):
+            unshare(CLONE_NEWNS)
     with step("pid-namespace"):
         unshare(CLONE_NEWPID)
 
@@ -156,6 +165,8 @@ class Keeper:
         self.over: str | None = None
         self.group: Group | None = None
         self.no_group = ""  # why
+        self.ended: dict[str, Any] = {}
+        self.overlays: list[int] = []
 
     def say(self, **fields: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -205,7 +216,8 @@ class Keeper:
                     remove_tree(scratch)
                 for fd in (*held, lock):
                     os.close(fd)
-            carriers.finish(caller)
+            lost = carriers.finish(caller)
+            self.say(event="ended", returncode=code, lost=lost, **self.ended)
             return code
 
     def make_group(self) -> None:
@@ -261,13 +273,21 @@ class Keeper:
         terminal_in.close()
         forget_stdio(*(fd for group in carriers.terminals for fd in group))
         init = os.pidfd_open(self.init)
-        seen, masters = receive_terminals(terminal)
+        seen, masters, self.overlays = receive_groups(terminal, 3)
+        terminal.close()
         failure = read_all(report)
         if failure:
             os.waitpid(self.init, 0)
             self.init = 0
             found = json.loads(failure)
             raise SetupError(found["step"], found["errno"], found["detail"])
+        try:
+            with step("refresh"):
+                self.refresh()
+        except SetupError:
+            self.kill_init(signal.SIGKILL)
+            os.waitpid(self.init, 0)
+            raise
         # An init that was killed before it could send them has nothing to be watched.
         watch = Watch(self.plan["limits"], seen, scratch=scratch, group=self.group) if seen else None
         self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
@@ -288,9 +308,12 @@ class Keeper:
             self.over = self.group.over_memory()
         if self.over is not None:
             code = 128 + signal.SIGKILL
-        ended = {"timed_out": self.timed_out, "over": self.over, "seconds": seconds}
-        self.say(event="ended", returncode=code, **ended)
+        self.ended = {"timed_out": self.timed_out, "over": self.over, "seconds": seconds}
         return code
+
+    def refresh(self) -> None:
+        for top in self.overlays:
+            refresh(top)
 
     def watch(self, caller: int, init: int, relays: list[Relay], watch: Watch | None) -> None:
         """Returns when the init has ended: by itself, by a limit, or because the caller is gone."""
@@ -303,7 +326,7 @@ class Keeper:
         if not self.plan["tty"]:
             signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
         deadline = None if self.plan["timeout"] is None else self.began + self.plan["timeout"]
-        look = self.began
+        look, stale = self.began, self.began + REFRESH
         watched = {init, caller}
         while True:
             poll = select.poll()
@@ -323,6 +346,10 @@ class Keeper:
             if deadline is not None and time.monotonic() >= deadline:
                 self.timed_out, deadline = True, None
                 self.kill_init(signal.SIGKILL)
+            if self.overlays and time.monotonic() >= stale:
+                with contextlib.suppress(OSError):  # it could at first
+                    self.refresh()
+                stale = time.monotonic() + REFRESH
             if watch and self.over is None and time.monotonic() >= look:
                 self.over, look = watch.over(), time.monotonic() + INTERVAL / 1000
                 if self.over is not None:

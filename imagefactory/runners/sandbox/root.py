@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from .seccomp import ARCHITECTURES
+from .shown import READ_ONLY, needs_overlay, overlay
 from .streams import read_file, write_file
 from .syscalls import (
     ATTR_NODEV,
@@ -68,6 +69,7 @@ class Root:
         self.plan, self.scratch = plan, scratch
         self.in_memory = False
         self.shown: list[int] = []  # to the watch: /proc, System V's segments, and folders of files in memory
+        self.overlays: list[int] = []  # over the host's files, for the keeper to refresh
         scratch_limit, memory = plan["limits"]["scratch"], plan["limits"]["memory"]
         self.size = {} if scratch_limit is None else tmpfs_size(scratch_limit)
         self.shared = {} if memory is None else tmpfs_size(memory // 2)  # as a tmpfs has half of a machine's
@@ -76,13 +78,14 @@ class Root:
         plan = self.plan
         with step("private-mounts"):
             check(LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
-        closed = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
+        closed = READ_ONLY
         mounts = [("/etc/hosts", self.tree(os.path.join(self.scratch, "hosts"), closed))]
         root = os.path.join(self.scratch, "root")
         self.mount_overlay(root)
         with step("proc"):
             proc = new_mount("proc", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
-        device = ATTR_NOSUID | ATTR_NOEXEC
+        # Read-only mounts: devices take writes all the same, but no other mode, owner or time.
+        device = ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC
         devices = [
             (f"/dev/{name}", self.tree(f"/dev/{name}", device))
             for name in DEVICES
@@ -90,7 +93,7 @@ class Root:
         ]
         driver = plan["driver"] or {"devices": [], "libraries": [], "programs": [], "links": []}
         # Without noexec: a driver may map memory of its devices as code.
-        devices += [(path, self.tree(path, ATTR_NOSUID)) for path in driver["devices"]]
+        devices += [(path, self.tree(path, ATTR_RDONLY | ATTR_NOSUID)) for path in driver["devices"]]
         libraries = [
             (
                 f"{part}/{os.path.basename(path)}",
@@ -103,9 +106,7 @@ class Root:
         system = [(path, self.tree(path, closed | ATTR_NOEXEC)) for path in parts]
         if plan["network"] and os.path.exists("/etc/resolv.conf"):
             mounts.append(("/etc/resolv.conf", self.tree("/etc/resolv.conf", closed)))
-        for entry in plan["mounts"]:
-            held = ATTR_NOSUID | ATTR_NODEV | (0 if entry["writable"] else ATTR_RDONLY)
-            mounts.append((entry["target"], self.tree(entry["source"], held)))
+        mounts += [(entry["target"], self.host_tree(entry)) for entry in plan["mounts"]]
         scratch_tmp = (
             None if self.in_memory else self.tree(os.path.join(self.scratch, "tmp"), ATTR_NOSUID | ATTR_NODEV)
         )
@@ -168,6 +169,19 @@ class Root:
             restrict(cloned, attributes)
             return cloned
 
+    def host_tree(self, entry: dict[str, Any]) -> int:
+        """What the caller mounts: as it is where that was asked for, else in an overlay of its own."""
+        source = entry["source"]
+        if entry["writable"]:
+            return self.tree(source, ATTR_NOSUID | ATTR_NODEV)
+        with step("mount-source", source):
+            as_it_is = entry["bind"] or not needs_overlay(source)
+        if as_it_is:
+            return self.tree(source, READ_ONLY)
+        tree, top = overlay(source, os.path.join(self.scratch, "empty"))
+        self.overlays.append(top)
+        return tree
+
     def mount_overlay(self, root: str) -> None:
         """Layers by the shortest names there are: numbers of open folders, read from /proc/self/fd."""
         plan = self.plan
@@ -192,7 +206,7 @@ class Root:
                     # This file system cannot be an upper one (NFS, overlay): keep the changes in memory.
                     self.in_memory = True
                     mount("tmpfs", self.scratch, MS_NOSUID | MS_NODEV, join(mode="0700", **self.size))
-                    for name in ("root", "upper", "work", "tmp"):
+                    for name in ("root", "upper", "work", "tmp", "empty"):
                         os.mkdir(os.path.join(self.scratch, name), 0o755)
                     self.mount_writable(root, flags, options, self.scratch)
             os.chdir("/")

@@ -18,13 +18,17 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 1638
 MNT_DETACH = 2
 # System calls newer than most C libraries; their numbers are the same on every architecture.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 428, 429, 430, 431, 432
+SYS_FSPICK = 433
 SYS_CLOSE_RANGE, SYS_OPENAT2, SYS_MOUNT_SETATTR = 436, 437, 442
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = -100, 0x1000, 0x8000, 1
+AT_SYMLINK_NOFOLLOW = 0x100
 MOVE_FROM_FD, MOVE_TO_FD = 4, 0x40
-FSCONFIG_STRING, FSCONFIG_CREATE, FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC = 1, 6, 1, 1
+FSCONFIG_FLAG, FSCONFIG_STRING, FSCONFIG_CREATE, FSCONFIG_RECONFIGURE = 0, 1, 6, 7
+FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC, FSPICK_CLOEXEC, FSPICK_EMPTY_PATH = 1, 1, 1, 8
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 0x10
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP = 1, 4, 15, 22
+PR_SET_CHILD_SUBREAPER = 36
 PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 28, 38, 47
 SECUREBITS_LOCKED = (
     0b11101111  # no privileges by uid 0, no fix-ups, no ambient ones; keep_caps off; all locked
@@ -67,6 +71,11 @@ def unshare(flags: int) -> None:
     check(LIBC.unshare(ctypes.c_int(flags)))
 
 
+def tee(source: int, target: int, count: int) -> int:
+    """Copy bytes from pipe to pipe that stay in the first. Raises BlockingIOError where there are none."""
+    return check(LIBC.tee(source, target, ctypes.c_size_t(count), ctypes.c_uint(os.SPLICE_F_NONBLOCK)))
+
+
 def prctl(option: int, *arguments: int) -> None:
     padded = [*arguments, 0, 0, 0, 0][:4]
     check(LIBC.prctl(ctypes.c_int(option), *(ctypes.c_ulong(value) for value in padded)))
@@ -77,9 +86,9 @@ def mount(kind: str, target: str, flags: int, options: str = "") -> None:
     check(LIBC.mount(source, os.fsencode(target), source, ctypes.c_ulong(flags), os.fsencode(options)))
 
 
-def clone_tree(path: str) -> int:
-    """A detached copy of the mounts at `path`."""
-    flags = OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC
+def clone_tree(path: str, *, follow: bool = True) -> int:
+    """A detached copy of the mounts at `path`; without `follow` of a link itself."""
+    flags = OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC | (0 if follow else AT_SYMLINK_NOFOLLOW)
     return syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
 
 
@@ -110,6 +119,17 @@ def new_mount(kind: str, attributes: int, **options: str) -> int:
             syscall(SYS_FSCONFIG, context, FSCONFIG_STRING, name.encode(), value.encode(), 0)
         syscall(SYS_FSCONFIG, context, FSCONFIG_CREATE, None, None, 0)
         return syscall(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, attributes)
+    finally:
+        os.close(context)
+
+
+def reconfigure(top: int, *flags: str) -> None:
+    """Sets options of the file system whose mount has this top."""
+    context = syscall(SYS_FSPICK, top, b"", FSPICK_EMPTY_PATH | FSPICK_CLOEXEC)
+    try:
+        for flag in flags:
+            syscall(SYS_FSCONFIG, context, FSCONFIG_FLAG, flag.encode(), None, 0)
+        syscall(SYS_FSCONFIG, context, FSCONFIG_RECONFIGURE, None, None, 0)
     finally:
         os.close(context)
 

@@ -57,11 +57,21 @@ def copy_size(source: int, target: int) -> None:
         fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8)))
 
 
-def receive_terminals(channel: socket.socket) -> tuple[list[int], list[int]]:
-    """What the watch looks at, and the relay's sides. The sandbox's init sends them, or ends without."""
-    count, received, *_ = socket.recv_fds(channel, 1, 8)
-    looked_at = count[0] if count else 0
-    return received[:looked_at], received[looked_at:]
+def send_groups(channel: socket.socket, *groups: list[int]) -> None:
+    """Send descriptors, as many as there are. The kernel takes 253 at once."""
+    for number, group in enumerate(groups):
+        for start in range(0, len(group), 200):
+            socket.send_fds(channel, [bytes([number])], group[start : start + 200])
+
+
+def receive_groups(channel: socket.socket, count: int) -> list[list[int]]:
+    """Return what `send_groups` sent, when the other side is closed. The init sends all, or ends without."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    while True:
+        number, received, _, _ = socket.recv_fds(channel, 1, 200)
+        if not number:
+            return groups
+        groups[number[0]] += received
 
 
 class Relay:

@@ -88,14 +88,16 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    done = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, env=dict(environ), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
         raise Stop(f"`{' '.join(argv)}` says: {clean((done.stderr or done.stdout).encode())}", EXIT_TOOL)
     return done.stdout
 
 
 def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    done = subprocess.run(argv, env=dict(environ), capture_output=True, check=False)
+    done = subprocess.run(argv, env=dict(environ), capture_output=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         lines = [text for line in (done.stderr or done.stdout).splitlines() if (text := clean(line))]
         said = lines[-1] if lines else f"it ended with {done.returncode}"

@@ -216,6 +216,7 @@ class Docker:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 check=False,
+                stdin=subprocess.DEVNULL,
             )
         if ended.returncode in (125, 126, 127) and not (work / "report" / REPORT).exists():
             said = ended.said[-1] if ended.said else "no word"
@@ -227,7 +228,9 @@ class Docker:
         if not self.pulled or self.keep or self._inspect(self.pulled) is None:
             return
         argv = ["docker", "image", "rm", "--", self.pulled]
-        done = subprocess.run(argv, env=self.environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
         if done.returncode:
             said = clean(done.stderr.encode()) or f"it ended with {done.returncode}"
             say(f"left: {self.pulled}: {said}")
@@ -235,7 +238,9 @@ class Docker:
     def _insist_on_room(self) -> None:
         """Where docker's daemon is on this machine and says where it keeps its images."""
         argv = ["docker", "info", "--format", "{{.DockerRootDir}}"]
-        done = subprocess.run(argv, env=self.environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
         root = Path(done.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
         if done.returncode == 0 and here and root.is_dir():
@@ -243,7 +248,9 @@ class Docker:
 
     def _inspect(self, image: str) -> Mapping[str, Any] | None:
         argv = ["docker", "image", "inspect", "--format", "{{json .}}", "--", image]
-        done = subprocess.run(argv, env=self.environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
         if done.returncode:
             return None
         found: Mapping[str, Any] = json.loads(done.stdout)

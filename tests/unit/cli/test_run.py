@@ -103,19 +103,34 @@ def test_the_current_folder_is_there_to_read(
     said = call("run", "pytorch-2.3-cu121", "--", "python", "train.py")
     assert f"{project} is /work inside, read-only; to write there: --mount .:/work:rw" in said.err
     assert call("run", "-q", "pytorch-2.3-cu121", "--", "true").err == ""
-    for options in (("--mount", ".:/data:rw"), ("--workdir", "/opt")):
+    for options in (("--mount", ".:/data:rw"), ("--mount", ".:/data:bind"), ("--workdir", "/opt")):
         assert call("run", *options, "pytorch-2.3-cu121", "--", "true").err == ""
     assert [(spec.mounts, spec.workdir) for _, spec in ran] == [
         ((Mount(source=project, target="/work"),), "/work"),
         ((Mount(source=project, target="/work"),), "/work"),
         ((Mount(source=project, target="/data", writable=True),), "/"),
+        ((Mount(source=project, target="/data", bind=True),), "/"),
         ((), "/opt"),
     ]
-    for folder, why in ((home, "is your home"), (tmp_path, f"holds {home}"), (tmp_path / "store", "'s own")):
+    (home / ".ssh").mkdir()
+    (tmp_path / "runtime/tmux").mkdir(parents=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    for folder, why in (
+        (home, "is your home"),
+        (tmp_path, f"holds {home}"),
+        (tmp_path / "store", "'s own"),
+        (home / ".ssh", "hidden"),
+        (tmp_path / "runtime/tmux", "running programs"),
+        (Path("/"), "holds"),
+        (Path("/etc"), "of the system"),
+        (Path("/dev"), "of the system"),
+        (Path("/tmp"), "/tmp"),
+    ):
         monkeypatch.chdir(folder)
         said = call("run", "pytorch-2.3-cu121", "--", "true")
         assert why in said.err
         assert (ran[-1][1].mounts, ran[-1][1].workdir) == ((), "/")
+    assert call("run", "--mount", ".:/data:plain", "pytorch-2.3-cu121", "--", "true").code == 2
 
 
 def test_without_a_command_the_recipes_own_starts_in_the_folder_here(

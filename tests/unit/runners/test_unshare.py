@@ -140,7 +140,7 @@ def test_plan_is_plain_json() -> None:
     )
     read = json.loads(json.dumps(asdict(decided(spec, gpus=GPUS))))
     assert read["lower"] == ["/s/a", "/s/b"]
-    assert read["mounts"] == [{"source": "/h", "target": "/m", "writable": False}]
+    assert read["mounts"] == [{"source": "/h", "target": "/m", "writable": False, "bind": False}]
     assert (read["timeout"], read["caller"], read["network"], read["read_only"]) == (2.5, 9, False, False)
 
 
@@ -450,7 +450,7 @@ class Helper:
         return "out", "err"
 
     def wait(self) -> dict[str, object]:
-        return {"returncode": 3, "seconds": 1.5, "timed_out": True, "over": self.over}
+        return {"returncode": 3, "seconds": 1.5, "timed_out": True, "over": self.over, "lost": ""}
 
     def end(self) -> None:
         self.ended = True
