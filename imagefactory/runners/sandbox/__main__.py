@@ -1,7 +1,8 @@
-"""Starts the program: python -I -S .../runners/sandbox PLAN_FD STATUS_FD
+"""Starts the program: python -I -S .../runners/sandbox PLAN_FD STATUS_FD [build]
 
 It reads a plan (JSON, made by `sandbox_plan.plan`) from PLAN_FD and says on STATUS_FD, as JSON lines, when
-the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`).
+the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`). `build` runs
+mmdebstrap instead of an image's command, and says only what went wrong.
 
 The folder becomes the package `imagefactory_sandbox`, and leaves the places where Python searches modules:
 none of its names can hide one of the standard library.
@@ -22,8 +23,9 @@ if __name__ == "__main__":
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
         )  # Ctrl-C before the keeper listens ends it without a word
+    program = (sys.argv[3:] or ["keeper"])[0]
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if path != here]
     package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     package.__path__ = [here]
-    sys.exit(importlib.import_module(f"{PACKAGE}.keeper").main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(importlib.import_module(f"{PACKAGE}.{program}").main(int(sys.argv[1]), int(sys.argv[2])))

@@ -64,11 +64,12 @@ class Watch:
 
     def over_scratch(self) -> str | None:
         limit, reserve = self.limits["scratch"], self.limits["reserve"]
+        if reserve is not None:
+            disk = os.statvfs(self.scratch)
+            if disk.f_bavail * disk.f_frsize < reserve:
+                return "reserve"
         if limit is None:
             return None
-        disk = os.statvfs(self.scratch)
-        if disk.f_bavail * disk.f_frsize < reserve:
-            return "reserve"
         until = time.monotonic() + SLICE
         for size in self.walk:
             if size > limit:

@@ -30,6 +30,7 @@ def proc(tmp_path: Path) -> Path:
     ({"processes": 3}, "processes"), ({"processes": 4}, "processes"), ({"processes": 5}, None),
     ({"memory": 19 * PAGE}, "memory"), ({"memory": 20 * PAGE}, None), ({"memory": 200 * PAGE}, None),
     ({"scratch": 1 << 60, "reserve": 0}, None), ({"scratch": 1 << 60, "reserve": 1 << 62}, "reserve"),
+    ({"reserve": 0}, None), ({"reserve": 1 << 62}, "reserve"),
     ({}, None),
 ])  # fmt: skip
 def test_the_limit_that_is_reached(
