@@ -182,6 +182,10 @@ def test_too_many_processes_end_the_build(builder: Builder) -> None:
     assert "processes" in str(code)
 
 
+def test_a_build_is_killed_first_when_memory_ends(builder: Builder) -> None:
+    assert builder.run("cat", "/proc/self/oom_score_adj")[:2] == (0, "1000\n")
+
+
 def test_a_killed_caller_takes_the_build_along(builder: Builder) -> None:
     mark = f"{builder.home}-mark"
     argv = builder.argv("sh", "-c", f"sleep 1000; : {mark}")

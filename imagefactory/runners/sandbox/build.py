@@ -119,6 +119,10 @@ class Keeper:
             if os.getppid() != self.plan["caller"]:
                 return 125, {}  # it has died
             run_before_others()
+            # If the machine's memory ends, the kernel kills a process of this build first. Set out here, by
+            # root with CAP_SYS_RESOURCE, it is also the least that scripts may set.
+            with step("limits"):
+                write_file("/proc/self/oom_score_adj", "1000")
             enter_own_ids(self.plan)
             with step("pid-namespace"):
                 unshare(CLONE_NEWPID)
@@ -179,8 +183,6 @@ class Init:
         self.tie_to_keeper()
         os.umask(0o022)
         os.setsid()
-        with step("limits"):  # if the machine's memory ends, the kernel kills this build first
-            write_file("/proc/self/oom_score_adj", "1000")
         with step("namespaces"):
             unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
         with step("network-namespace"):
