@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -90,7 +91,7 @@ class BuildProcess:
         finally:
             os.close(plan_out)
             os.close(status_in)
-        with os.fdopen(plan_in, "wb") as file:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(plan_in, "wb") as file:
             file.write(json.dumps(plan).encode())
         self._status = os.fdopen(status_out, "rb")
 

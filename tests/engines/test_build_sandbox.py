@@ -151,6 +151,18 @@ def test_it_has_no_id_of_the_host_that_owns_anything(builder: Builder) -> None:
         assert outside > pwd.getpwnam(builder.user).pw_uid
 
 
+def test_it_sees_only_what_it_needs(builder: Builder) -> None:
+    code, stdout, _ = builder.run(
+        "sh", "-c", "ls /etc; cut -d: -f1 /etc/passwd; ls /run /var /root /sys /tmp"
+    )
+    assert code == 0
+    assert stdout.split() == [
+        *("alternatives", "group", "ld.so.cache", "passwd"),
+        *("root", "_apt", "nobody"),
+        *("/root:", "/run:", "/sys:", "/tmp:", "/var:"),
+    ]
+
+
 def test_a_signal_to_all_processes_stays_inside(builder: Builder, host: Host) -> None:
     code, _, _ = builder.run("perl", "-e", "kill('KILL', -1); sleep(1) while kill(0, -1); exit 7")
     assert code == 7

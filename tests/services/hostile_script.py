@@ -55,12 +55,12 @@ attempt('store', sub { open(my $f, '>', "$home/store/mine") });
 attempt('disks', sub { grep { -b } glob('/dev/* /dev/*/*') });
 attempt('sockets', sub { grep { -S } glob('/run/* /run/*/* /tmp/* /var/run/* /dev/*') });
 attempt('init-root', sub { -e "/proc/1/root$home" });
-for my $path ('/usr', '/bin', '/input', '/etc/passwd', '/dev/null') {
+for my $path ('/usr', '/bin', '/input', '/etc/alternatives', '/dev/null') {
     run('mount', '-o', 'remount,bind,rw,dev,suid', $path);
 }
 attempt('usr', sub { open(my $f, '>', '/usr/bin/imagefactory-was-here') });
 attempt('input', sub { grep { writes($_) } glob('/input/*') });
-attempt('passwd', sub { writes('/etc/passwd') });
+attempt('alternatives', sub { open(my $f, '>', '/etc/alternatives/imagefactory-was-here') });
 attempt('input-unlink', sub { grep { unlink } glob('/input/*.deb') });
 close($out);
 """

@@ -64,8 +64,13 @@ from .syscalls import (
 from .watch import INTERVAL, Watch, let_children_run_as_others, run_before_others, set_limits
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# What the system's programs read of /etc. apt's settings are not among it: they may hold passwords.
-CONFIGURATION = ("alternatives", "group", "ld.so.cache", "nsswitch.conf", "passwd")
+# What the system's programs read of /etc, and what stands for the rest: no script learns who has an account.
+CONFIGURATION = ("alternatives", "ld.so.cache")
+ACCOUNTS = {
+    "passwd": "root:x:0:0::/root:/bin/sh\n_apt:x:42:65534::/nonexistent:/bin/false\n"
+    "nobody:x:65534:65534::/nonexistent:/bin/false\n",
+    "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
+}
 FOLDERS = ("dev", "dev/shm", "etc", "input", "proc", "root", "run", "sys", "tmp", "var")
 MAPS = ("uid_map", "gid_map")
 
@@ -245,6 +250,9 @@ class Init:
             }
             for path, fd in trees.items():
                 mount_at(fd, path)
+            for name, text in ACCOUNTS.items():
+                with open(f"etc/{name}", "w") as file:
+                    file.write(text)
         return proc
 
     def give_up_privileges(self) -> None:
