@@ -113,10 +113,15 @@ class BuildProcess:
 
 def explain_failure(report: Mapping[str, Any], limits: Limits) -> FactoryError:
     """The error for what the sandbox reported: a limit, or a step that failed."""
-    if name := report.get("over"):
-        amount = limits.reserve if name == "reserve" else getattr(limits, name)
+    name = report.get("over")
+    if name == "reserve":
+        free = format_amount("scratch", limits.reserve).removeprefix("scratch=")
         return BuildError(
-            f"the scripts of the packages reached a limit: {format_amount(str(name), amount)}",
+            f"the build was ended: its disk has less than {free} free", hint="free space, or set TMPDIR"
+        )
+    if name:
+        return BuildError(
+            f"the build was ended: it reached the limit {format_amount(name, getattr(limits, name))}",
             hint="build on a machine that has more of it, or distrust the lock",
         )
     return explain(str(report["step"]), int(report["errno"]), str(report["detail"]))
