@@ -90,7 +90,7 @@ INSTALLING = Moment(
     "mmdebstrap's dpkg installs packages",
     "open",
     "*/.base.tar.* w *",
-    meets="imagefactory-base-*/mmdebstrap.*/var/lib/dpkg/info/*.list",
+    meets="imagefactory-base-*/tree/mmdebstrap.*/var/lib/dpkg/info/*.list",
 )
 SEGMENT = Moment("a thread has made a segment", "os.rename", "*.part */segments/*")
 RECORDED = Moment("the image is recorded", "os.rename", "* */images/*.json *")

@@ -6,6 +6,7 @@ test can look at what is asked for, answer with damaged files, and show that the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -29,13 +30,15 @@ import pytest
 
 import imagefactory
 from imagefactory.engines.base import build, fetch, look
+from imagefactory.engines.base.builder import builder_facts, choose_ids
 from imagefactory.errors import BuildError, DownloadError, LockError
 from imagefactory.lock.debian.file import base_content_hash, read_base_lock, write_base_lock
 from imagefactory.lock.debian.solve import lock_base
 from imagefactory.lock.debian.sources import DebianMirror, find_mirror
-from imagefactory.model import Base, BaseLock, Where
+from imagefactory.model import Base, BaseLock, DebianPackage, Where
 from imagefactory.progress import Quiet
 from tests.services.children import LIMIT, wait_for
+from tests.services.hostile_script import ALLOWED, make_host, parse_report
 
 ETC_APT = Path("/etc/apt")
 NEEDS = (
@@ -274,13 +277,12 @@ import os, signal, threading, time
 from contextlib import suppress
 from pathlib import Path
 
-def end_in_the_middle():  # when a program runs in the root that mmdebstrap makes
-    made = os.environ["TMPDIR"] + "/imagefactory-base-"
+def end_in_the_middle():  # when dpkg works in the root that mmdebstrap makes
+    installed = "imagefactory-base-*/tree/mmdebstrap.*/var/lib/dpkg/info/*.list"
     while True:
-        for process in os.listdir("/proc"):
-            with suppress(OSError):  # it has ended meanwhile, or is none
-                if os.readlink(f"/proc/{process}/root").startswith(made):
-                    os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(OSError):  # it is gone again
+            if any(Path(os.environ["TMPDIR"]).glob(installed)):
+                os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
 
 threading.Thread(target=end_in_the_middle, daemon=True).start()
@@ -307,48 +309,123 @@ def test_a_killed_build_takes_all_along(
     done = subprocess.run(argv, env=environ, check=False, timeout=LIMIT)
     assert done.returncode == -signal.SIGKILL
     left = next(scratch.glob("imagefactory-base-*"))
-    assert list(left.glob("mmdebstrap.*")), "it was killed before mmdebstrap began"
+    made = next(left.glob("tree/mmdebstrap.*/var")).parent
     # The kernel ends a pid namespace at once, but not in no time.
-    wait_for(lambda: not running_in(left), "what ran in the root ends")
+    wait_for(lambda: not running_in(made.name), "what ran in the root ends")
     assert str(left) not in Path("/proc/self/mounts").read_text()
-    with build._scratch(environ):  # the next build
+    with build._scratch(environ, choose_ids(builder_facts())):  # the next build
         assert not left.exists()
     assert not (scratch / "out/a.tar").exists()
 
 
-TORN_DOWN = '#!/bin/sh\n[ "$1" != --version ] || exec echo mmdebstrap 1.3.5\nkill -HUP 0\n'
-"""What mmdebstrap does when the reader of its tar is gone: a full disk, or a tar that is refused."""
-
-
 def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
-    tmp_path: Path, fetched: dict[str, fetch.FetchedBase]
+    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    double = tmp_path / "bin/mmdebstrap"
-    double.parent.mkdir()
-    double.write_text(TORN_DOWN)
-    double.chmod(0o755)
-    environ = {**os.environ, "PATH": f"{double.parent}:{os.environ['PATH']}"}
+    """It sends one when the reader of its tar is gone: a full disk, or a tar that is refused."""
+    monkeypatch.setattr(build, "mmdebstrap_command", lambda _: ("sh", "-c", "kill -HUP 0; exit 1"))
     heard: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
         with pytest.raises(BuildError, match="mmdebstrap ended with"):
-            build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=environ)
+            build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert heard == []
 
 
-def running_in(folder: Path) -> list[str]:
-    """Processes whose root or command line speaks of `folder`."""
+def test_a_writer_that_goes_on_after_a_broken_tar_is_ended(
+    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = ("sh", "-c", "while echo not a tar; do :; done")
+    monkeypatch.setattr(build, "mmdebstrap_command", lambda _: endless)
+    with pytest.raises(BuildError, match="mmdebstrap ended with"):
+        build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+
+
+def test_a_line_without_end_is_not_kept(
+    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("sh", "-c", "head -c 10000000 /dev/zero >&2; exit 1")
+    monkeypatch.setattr(build, "mmdebstrap_command", lambda _: line)
+    with pytest.raises(BuildError) as caught:
+        build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+    assert len(caught.value.message) < 200_000
+
+
+def running_in(text: str) -> list[str]:
+    """Processes whose root or command line speaks of `text`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().decode(errors="replace")
-            if str(folder) in words or str((process / "root").readlink()).startswith(str(folder)):
+            if text in words or text in str((process / "root").readlink()):
                 found.append(words)
         except OSError:  # it ended meanwhile
             continue
     return found
+
+
+# --- packages that are not Debian's --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def least(own: DebianMirror) -> fetch.FetchedBase:
+    """The smallest base."""
+    base = replace(BASES["debian-12"], packages=("usr-is-merged",))
+    return fetch.fetch_base(base, lock_base(base, None, own, Quiet()), own, Quiet(), locked=True)
+
+
+def with_hostile(least: fetch.FetchedBase, script: str, debs: Path) -> fetch.FetchedBase:
+    """The same base with one package more, which runs `script`: as a stranger's cache and lock have it."""
+    with tempfile.TemporaryDirectory() as folder:
+        control = Path(folder) / "root/DEBIAN"
+        control.mkdir(parents=True)
+        (control / "control").write_text(
+            "Package: zz-hostile\nVersion: 1.0\nArchitecture: all\nMaintainer: A <a@b.org>\nDescription: x\n"
+        )
+        (control / "postinst").write_text(script)
+        (control / "postinst").chmod(0o755)
+        subprocess.run(
+            ["dpkg-deb", "--build", "--root-owner-group", control.parent, f"{folder}/a.deb"], check=True
+        )
+        content = Path(folder, "a.deb").read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    package = DebianPackage(
+        name="zz-hostile", version="1.0", architecture="all", sha256=sha256, size=len(content)
+    )
+    path = fetch.deb_path(debs, package)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    lock = replace(least.lock, packages=(*least.lock.packages, package))
+    return replace(least, lock=lock, debs=(*least.debs, path))
+
+
+def test_a_cached_package_that_debian_did_not_sign_is_not_installed(
+    least: fetch.FetchedBase, own: DebianMirror
+) -> None:
+    hostile = with_hostile(least, "#!/bin/sh\n", own.debs)
+    with pytest.raises(BuildError, match=r"zz-hostile 1\.0"):
+        fetch.fetch_base(hostile.base, hostile.lock, own, Quiet(), locked=True)
+    newer = fetch.fetch_base(hostile.base, hostile.lock, own, Quiet())
+    assert [(one.name, one.new) for one in newer.moved] == [("zz-hostile", "")]
+    assert "zz-hostile" not in {package.name for package in newer.lock.packages}
+
+
+def test_a_hostile_package_reaches_nothing_of_the_machine(
+    least: fetch.FetchedBase, room: Path, tmp_path: Path
+) -> None:
+    with make_host(room, "package") as host:
+        hostile = with_hostile(least, host.script("/report"), room / "stranger/debs")
+        made = build.build_base(hostile, tmp_path / "base.tar", Quiet(), environ=os.environ)
+        host.check()
+        for path, package in zip(hostile.debs, hostile.lock.packages, strict=True):
+            fetch.verify_deb(path, package)
+    with tarfile.open(made.path) as tar:
+        report = tar.extractfile("report")
+        assert report is not None
+        found = parse_report(report.read().decode())
+    assert len(found) > 20
+    assert [name for name, reached in found.items() if reached] == list(ALLOWED)
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.engines.base.builder import builder_facts, choose_ids
 from imagefactory.engines.layer_plan import LayerInputs
 from imagefactory.engines.layer_work import new_compiler
 from imagefactory.engines.pyc import BaseCompiler
@@ -20,6 +21,8 @@ from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.debian.file import downloaded_filename
 from imagefactory.lock.debian.sources import find_mirror
 from imagefactory.progress import Quiet
+from imagefactory.runners.build_sandbox import SYSTEM_PATH, TREE, BuildProcess, prepare_folder
+from imagefactory.runners.emulator import find_emulator
 from imagefactory.versions import natural
 from tests.services.sandbox import Caller, add_layer, entry
 
@@ -84,6 +87,24 @@ def test_what_is_emulated_sees_no_gpu(arm: Caller) -> None:
     said = arm.run("/arm", gpus=True)
     assert said["error"] == "ToolError"
     assert "runs by emulation here, and sees no GPU" in str(said["message"])
+
+
+def test_scripts_of_a_base_for_another_processor_run_in_its_chroot(tmp_path: Path) -> None:
+    prepare_folder(tmp_path)
+    program = tmp_path / TREE / "root/arm"
+    program.parent.mkdir()
+    program.write_bytes(arm_program(42))
+    program.chmod(0o755)
+    build = BuildProcess(
+        tmp_path,
+        ("chroot", "/tmp/root", "/arm"),
+        environment={"PATH": SYSTEM_PATH},
+        ids=choose_ids(builder_facts()),
+        emulator=find_emulator("arm64"),
+    )
+    with build.process as process:
+        _, stderr = process.communicate()
+        assert build.wait() == 42, stderr
 
 
 # All that Debian 12's Python needs to start, 5 MB: a whole base takes qemu minutes.

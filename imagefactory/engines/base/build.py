@@ -11,15 +11,12 @@ import errno
 import fcntl
 import hashlib
 import os
-import shlex
 import shutil
-import signal
+import stat
 import subprocess
-import sys
 import tarfile
 import tempfile
 import threading
-import urllib.parse
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,20 +24,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from imagefactory.engines.base.builder import ROOT_NAMESPACES, require_mmdebstrap, said_by
+from imagefactory.engines.base.builder import builder_facts, choose_ids
 from imagefactory.engines.base.fetch import FetchedBase, verify_deb
 from imagefactory.engines.base.look import SETUP_HOOK
 from imagefactory.engines.base.tar import WrittenLayer, check_installed, write_layer
-from imagefactory.errors import BuildError, DownloadError, ToolError
+from imagefactory.errors import BuildError, DownloadError, FactoryError
 from imagefactory.lock.debian.file import lock_architecture
-from imagefactory.lock.debian.sources import search_path
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Progress
-from imagefactory.runners.emulator import Emulator, find_emulator
+from imagefactory.runners.build_sandbox import (
+    INPUT,
+    SYSTEM_PATH,
+    TREE,
+    BuildProcess,
+    IdMaps,
+    prepare_folder,
+)
+from imagefactory.runners.emulator import find_emulator
 from imagefactory.trees import remove_tree
 
-OWN_IDS = Path(__file__).with_name("own_ids.py")
-_LOG_TAIL = 30
+_LOG_TAIL, _LINE = 30, 4096  # lines that are kept, and their bytes: scripts print what they like
 _SCRATCH = "imagefactory-base-"
 
 
@@ -61,8 +64,7 @@ def build_base(
     Same lock, same bytes, as root and as an ordinary user. Raises ToolError when this machine cannot do
     it, DownloadError for a .deb that is not the locked one, BuildError with the log's tail otherwise.
     """
-    require_mmdebstrap(environ)
-    find_emulator(lock_architecture(fetched.lock))
+    ids, emulator = choose_ids(builder_facts()), find_emulator(lock_architecture(fetched.lock))
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
         try:
             verify_deb(path, package)
@@ -70,11 +72,18 @@ def build_base(
             raise DownloadError(f"{path} is not there", hint="run the command again to fetch it") from error
     beside = out_tar.with_name(f".{out_tar.name}.{os.getpid()}")
     try:
-        with _scratch(environ) as scratch:
-            _check_scratch(scratch, fetched.lock)
-            repository = scratch / "debs"
-            _write_repository(fetched, repository)
-            made = _install(fetched, repository, beside, progress, environ)
+        with _scratch(environ, ids) as scratch:
+            _check_clock(scratch, fetched.lock)
+            prepare_folder(scratch)
+            _write_repository(fetched, scratch / INPUT)
+            process = BuildProcess(
+                scratch,
+                mmdebstrap_command(fetched.lock),
+                environment=build_environment(fetched.lock),
+                ids=ids,
+                emulator=emulator,
+            )
+            made = _install(fetched, process, beside, progress)
         beside.replace(out_tar)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -88,59 +97,36 @@ def build_base(
     return BaseTar(path=out_tar, sha256=made.sha256, size=made.size)
 
 
-def mmdebstrap_command(
-    lock: BaseLock,
-    repository: Path,
-    dpkg_options: Path,
-    *,
-    as_root: bool,
-    emulator: Emulator | None = None,
-) -> list[str]:
-    """Install every locked package, and nothing that is not locked, from a folder of .debs.
-
-    Root mode mounts /proc and the like into the tree: in namespaces of its own, so that nothing stays
-    mounted and nothing goes on running when this process is killed. Unshare mode has its own. An emulator
-    that the machine has not registered is in a user namespace, which root mode has none of.
-    """
-    own = emulator is not None and emulator.own
-    return [
-        *((sys.executable, "-I", "-S", str(OWN_IDS)) if own and as_root else ()),
-        *("setpriv", "--pdeathsig", "KILL" if as_root else "TERM", "--"),
-        *((*ROOT_NAMESPACES, "--kill-child", "--") if as_root else ()),
+def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
+    """Install every locked package, and nothing that is not locked, from the .debs in /input."""
+    return (
         "mmdebstrap",
-        f"--mode={'root' if as_root else 'unshare'}",
+        "--mode=root",
         "--variant=apt",
         f"--architectures={lock_architecture(lock)}",
         "--format=tar",
         "--verbose",
         f"--include={','.join(package.name for package in lock.packages)}",
-        f"--dpkgopt={dpkg_options}",
+        f"--dpkgopt=/{INPUT}/dpkg.cfg",
         f"--setup-hook={SETUP_HOOK}",
-        *((f"--setup-hook={emulator_hook(emulator)}",) if emulator and own else ()),
         "--skip=check/qemu,output/dev",
         lock.suite,
         "-",
-        # the folder's packages have been verified one by one: that is where the trust comes from
-        f"deb [trusted=yes] copy://{urllib.parse.quote(str(repository))} ./",
-    ]
+        # the packages have been verified one by one: that is where the trust comes from
+        f"deb [trusted=yes] copy:///{INPUT} ./",
+    )
 
 
-def emulator_hook(emulator: Emulator) -> str:
-    """Registers it in the user namespace of the process that runs this, as long as its mounts live."""
-    table, entry = "/proc/sys/fs/binfmt_misc", f":emulator:{emulator.files}:{emulator.program}:PF"
-    return f"mount -t binfmt_misc binfmt_misc {table} && printf %s {shlex.quote(entry)} > {table}/register"
-
-
-def build_environment(lock: BaseLock, scratch: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What mmdebstrap and the packages' scripts see: nothing of the caller's but the search path."""
+def build_environment(lock: BaseLock) -> dict[str, str]:
+    """What mmdebstrap and the packages' scripts see: nothing of the caller's."""
     return {
-        "PATH": search_path(environ),
+        "PATH": SYSTEM_PATH,
         "HOME": "/root",
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": str(lock.source_date_epoch),
         "PYTHONHASHSEED": "0",  # packages' scripts compile Python modules
-        "TMPDIR": str(scratch),
+        "TMPDIR": "/tmp",  # noqa: S108 - the build's own
     }
 
 
@@ -161,8 +147,6 @@ def format_release(lock: BaseLock, index: bytes) -> str:
 
 
 def _write_repository(fetched: FetchedBase, repository: Path) -> None:
-    repository.mkdir(mode=0o755)
-    repository.chmod(0o755)  # mmdebstrap reads it as another user; the umask may not get in the way
     entries = []
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
         try:
@@ -184,41 +168,24 @@ def _write_repository(fetched: FetchedBase, repository: Path) -> None:
     for file, text in (
         (repository / "Packages", index),
         (repository / "Release", format_release(fetched.lock, index.encode())),
-        (repository.parent / "dpkg.cfg", "force-unsafe-io\n"),
+        (repository / "dpkg.cfg", "force-unsafe-io\n"),
     ):
         file.write_text(text, encoding="utf-8")
         file.chmod(0o644)
 
 
-def _install(
-    fetched: FetchedBase, repository: Path, out: Path, progress: Progress, environ: Mapping[str, str]
-) -> WrittenLayer:
-    as_root = os.geteuid() == 0
-    options = repository.parent / "dpkg.cfg"
-    emulator = find_emulator(lock_architecture(fetched.lock))
-    argv = mmdebstrap_command(fetched.lock, repository, options, as_root=as_root, emulator=emulator)
+def _install(fetched: FetchedBase, build: BuildProcess, out: Path, progress: Progress) -> WrittenLayer:
     log: deque[str] = deque(maxlen=_LOG_TAIL)
     title = f"installing {fetched.base.name}"
     with (
         progress.task(title, total=2 * len(fetched.lock.packages), unit="steps") as task,
-        subprocess.Popen(
-            argv,
-            env=build_environment(fetched.lock, repository.parent, environ),
-            cwd="/",
-            umask=0o022,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # When it cannot write its tar it sends SIGHUP to its whole process group, and in ours stands the
-            # script that called us: so it has its own.
-            start_new_session=True,
-        ) as process,
+        build.process as process,
     ):
         assert process.stdout is not None
         assert process.stderr is not None
 
         def follow(stream: IO[bytes]) -> None:
-            for raw in stream:
+            for raw in iter(lambda: stream.readline(_LINE), b""):
                 line = raw.decode("utf-8", "replace").rstrip()
                 log.append(line)
                 if line.startswith(("Unpacking ", "Setting up ")):
@@ -230,18 +197,16 @@ def _install(
             result, broken = write_layer(process.stdout, out, fetched), None
         except tarfile.TarError as error:
             result, broken = None, error
+            process.stdout.close()  # so that whoever still writes ends
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL if as_root else signal.SIGTERM)
-            process.stdout.close()  # whoever outlives the signal ends at its next write
-            process.wait()
+            build.kill()
             follower.join()
             raise
-        process.wait()
         follower.join()
-    if process.returncode or result is None:
+        code = build.wait()
+    if code or result is None:
         raise BuildError(
-            f"{fetched.base.name}: mmdebstrap ended with {process.returncode}"
+            f"{fetched.base.name}: mmdebstrap ended with {code}"
             f"{f' ({broken})' if broken else ''}; its last words:\n" + "\n".join(log),
             hint="imagefactory doctor says what this machine lacks for it",
         )
@@ -250,7 +215,7 @@ def _install(
 
 
 @contextmanager
-def _scratch(environ: Mapping[str, str]) -> Iterator[Path]:
+def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
     """A folder for one build, removed at the end; those of killed builds are removed at the start.
 
     A running build holds a lock on its folder, which the kernel takes from a killed one.
@@ -258,10 +223,11 @@ def _scratch(environ: Mapping[str, str]) -> Iterator[Path]:
     parent = Path(environ.get("TMPDIR") or tempfile.gettempdir())
     for old in parent.glob(f"{_SCRATCH}*"):
         try:
-            if old.stat().st_uid == os.geteuid():
+            found = old.lstat()  # anyone may put a link here
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
                 with (old / ".lock").open("r") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(old, environ)
+                    _remove(old, ids)
         except (FileNotFoundError, BlockingIOError):  # just made, just removed or at work
             continue
     # It gets the name that others look for once it is locked, and is locked until it is gone.
@@ -272,14 +238,18 @@ def _scratch(environ: Mapping[str, str]) -> Iterator[Path]:
         try:
             yield scratch
         finally:
-            _remove(scratch, environ)
+            _remove(scratch, ids)
 
 
-def _remove(scratch: Path, environ: Mapping[str, str]) -> None:
-    """Remove a build's folder; what an ordinary user's namespace left in it belongs to subordinate ids."""
-    left = [str(path) for path in scratch.glob("mmdebstrap.*")]
-    if left and os.geteuid() != 0:
-        said_by(["mmdebstrap", "--unshare-helper", "rm", "-rf", "--", *left], search_path(environ))
+def _remove(scratch: Path, ids: IdMaps) -> None:
+    """Remove a build's folder. What is in its tree belongs to the ids of the build, which root may remove."""
+    if os.geteuid() != 0 and (scratch / TREE).is_dir() and any((scratch / TREE).iterdir()):
+        argv = ("find", "/tmp", "-mindepth", "1", "-delete")  # noqa: S108 - the build's own
+        removal = BuildProcess(scratch, argv, environment={"PATH": SYSTEM_PATH}, ids=ids)
+        with removal.process:
+            removal.process.communicate()
+            with contextlib.suppress(FactoryError):
+                removal.wait()
     for path in scratch.iterdir():
         if path.name != ".lock":
             with contextlib.suppress(OSError):
@@ -288,17 +258,10 @@ def _remove(scratch: Path, environ: Mapping[str, str]) -> None:
         remove_tree(scratch)
 
 
-def _check_scratch(scratch: Path, lock: BaseLock) -> None:
-    """The clock must be past the lock's, and an ordinary user's namespace must reach the folder."""
+def _check_clock(scratch: Path, lock: BaseLock) -> None:
+    """Raises BuildError if the clock is behind the lock's."""
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
             f"this machine's clock is behind the lock of {lock.base}, so times in the base would vary",
             hint="set the clock",
-        )
-    scratch.chmod(0o755)
-    closed = [str(folder) for folder in scratch.parents if not folder.stat().st_mode & 0o001]
-    if closed and os.geteuid() != 0:
-        raise ToolError(
-            f"{closed[0]} is closed to other users, so mmdebstrap's namespace cannot reach {scratch}",
-            hint="set TMPDIR to a folder that others may enter",
         )

@@ -1,42 +1,45 @@
-"""What a machine must have to make bases: mmdebstrap, namespaces, and subordinate ids for ordinary users."""
+"""What a machine must have to make bases: mmdebstrap, a user namespace, and ids that are of no user."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError
-from imagefactory.lock.debian.sources import search_path
+from imagefactory.runners.build_sandbox import SYSTEM_PATH, IdMaps
 
-ROOT_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")
+IDS = 65536
+"""As many ids as Debian's packages may use."""
+LAST_ID = 0x6FFFFFFF
+"""The last id that systemd sets apart for containers (its UIDS-GIDS.md): no user of the machine has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderFacts:
-    """What decides whether this machine can make bases. `mmdebstrap` is its version, empty without it."""
+    """What decides whether this machine can make bases. `mmdebstrap` is its version, empty without it.
+
+    `uid_map` and `gid_map` are those of this process, `subuid` and `subgid` the texts of the files in /etc.
+    `names` are the user's name and number, as those files may name it.
+    """
 
     is_root: bool
     mmdebstrap: str
     has_newuidmap: bool
-    has_subordinate_ids: bool
-    namespaces: bool
-    user: str
+    names: tuple[str, ...]
+    uid_map: str
+    gid_map: str
+    subuid: str
+    subgid: str
 
 
-def require_mmdebstrap(environ: Mapping[str, str]) -> str:
-    """mmdebstrap's version. Raises ToolError with the command that mends what is missing."""
-    facts = builder_facts(environ)
-    check_builder(facts)
-    return facts.mmdebstrap
-
-
-def check_builder(facts: BuilderFacts) -> None:
-    """Raises ToolError for the first thing that keeps this machine from making bases."""
+def choose_ids(facts: BuilderFacts) -> IdMaps:
+    """The ids that become 0 to 65535 in a build. Raises ToolError for the first thing that is missing."""
     sudo = "" if facts.is_root else "sudo "
     if not facts.mmdebstrap:
         raise ToolError(
@@ -44,64 +47,68 @@ def check_builder(facts: BuilderFacts) -> None:
             hint=f"{sudo}apt-get install mmdebstrap{'' if facts.is_root else ' uidmap'}",
         )
     if facts.is_root:
-        if not facts.namespaces:
+        uid, gid = unused_ids(facts.uid_map), unused_ids(facts.gid_map)
+        if uid is None or gid is None:
             raise ToolError(
-                "this machine denies root the mount and pid namespaces that bases are made in",
-                hint="run on the machine itself, or give the container the capability SYS_ADMIN",
+                f"root has no {IDS} ids here besides its own, and a base is never made with root's",
+                hint="build outside of this container, or give it two ranges of 65536 ids",
             )
-        return
+        return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=False)
     if not facts.has_newuidmap:
         raise ToolError("an ordinary user needs newuidmap to make bases", hint="sudo apt-get install uidmap")
-    if not facts.has_subordinate_ids:
+    uid, gid = delegated_ids(facts.subuid, facts.names), delegated_ids(facts.subgid, facts.names)
+    if uid is None or gid is None:
         raise ToolError(
-            f"user '{facts.user}' has no 65536 subordinate ids in /etc/subuid and /etc/subgid",
-            hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {facts.user} "
+            f"user '{facts.names[0]}' has no {IDS} subordinate ids in /etc/subuid and /etc/subgid",
+            hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {facts.names[0]} "
             "(choose a range that no other line of these files has)",
         )
-    if not facts.namespaces:
-        raise ToolError(
-            "this machine denies user namespaces to ordinary programs",
-            hint="sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or "
-            "kernel.unprivileged_userns_clone=1 (older Debian), or run with sudo",
-        )
+    return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=True)
 
 
-def builder_facts(environ: Mapping[str, str]) -> BuilderFacts:
-    """Look at this machine; starts two short processes, changes nothing."""
-    path = search_path(environ)
-    is_root = os.geteuid() == 0
+def unused_ids(id_map: str) -> int | None:
+    """The first of 65536 ids for root to build with: the highest of its namespace, up to LAST_ID."""
+    found = []
+    for line in id_map.splitlines():
+        first, _, count = map(int, line.split())
+        start = min(first + count, LAST_ID + 1) - IDS
+        if start >= max(first, 1):
+            found.append(start)
+    return max(found, default=None)
+
+
+def delegated_ids(text: str, names: Sequence[str]) -> int | None:
+    """The first of 65536 ids that a subuid(5) or subgid(5) file gives one of `names`, None without them."""
+    for line in text.splitlines():
+        match = re.fullmatch(r"([^:]+):([0-9]+):([0-9]+)", line.strip())
+        if match and match[1] in names and int(match[2]) and int(match[3]) >= IDS:
+            return int(match[2])
+    return None
+
+
+def builder_facts() -> BuilderFacts:
+    """Read what this machine has; starts one short process, changes nothing."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         user = str(os.geteuid())
-    tools = ("newuidmap", "newgidmap")
-    probe = ROOT_NAMESPACES if is_root else ("unshare", "--user")
     return BuilderFacts(
-        is_root=is_root,
-        mmdebstrap=said_by(["mmdebstrap", "--version"], path).removeprefix("mmdebstrap "),
-        has_newuidmap=all(shutil.which(tool, path=path) for tool in tools),
-        has_subordinate_ids=all(
-            has_range(_text(Path(file)), (user, str(os.geteuid()))) for file in ("/etc/subuid", "/etc/subgid")
-        ),
-        namespaces=said_by([*probe, "--", "echo", "yes"], path) == "yes",
-        user=user,
+        is_root=os.geteuid() == 0,
+        mmdebstrap=_output(["mmdebstrap", "--version"]).removeprefix("mmdebstrap "),
+        has_newuidmap=all(shutil.which(tool, path=SYSTEM_PATH) for tool in ("newuidmap", "newgidmap")),
+        names=(user, str(os.geteuid())),
+        uid_map=_text(Path("/proc/self/uid_map")),
+        gid_map=_text(Path("/proc/self/gid_map")),
+        subuid=_text(Path("/etc/subuid")),
+        subgid=_text(Path("/etc/subgid")),
     )
 
 
-def has_range(text: str, names: Sequence[str]) -> bool:
-    """Whether a subuid(5) or subgid(5) file gives one of `names` a range of 65536 ids."""
-    fields = [line.split(":") for line in text.splitlines()]
-    return any(
-        len(field) == 3 and field[0] in names and field[2].isdigit() and int(field[2]) >= 65536
-        for field in fields
-    )
-
-
-def said_by(argv: Sequence[str], path: str) -> str:
+def _output(argv: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             argv,
-            env={"PATH": path, "LC_ALL": "C.UTF-8"},
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"},
             capture_output=True,
             text=True,
             check=False,

@@ -1,9 +1,17 @@
-"""The locked .debs of a base, in the cache: what is missing is fetched, each file held against its hash."""
+"""The locked .debs of a base, in the cache: what is missing is fetched, each file checked against its hash.
+
+The hash in a lock says which file is meant, not who made it: a lock comes with a project, and so may a file.
+So a .deb counts only if an index that Debian's keyring has signed offers it. The cache keeps a record of that
+beside the file, which stays valid when the archive has moved on.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
+import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +19,7 @@ from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError
 from imagefactory.lock.debian.archive import Archive, open_archive
-from imagefactory.lock.debian.file import deb_filename, downloaded_filename, lock_architecture
+from imagefactory.lock.debian.file import deb_filename, downloaded_filename, format_package, lock_architecture
 from imagefactory.lock.debian.solve import solve_base
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock, DebianPackage
@@ -62,12 +70,17 @@ def fetch_base(
         moved: tuple[Moved, ...] = ()
         missing = _missing(lock, mirror.debs)
         if missing:
+            if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
+                progress.note(
+                    f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
+                    "checking the archive's indexes"
+                )
             with open_archive(mirror, lock.suite, lock_architecture(lock), progress) as archive:
                 gone = _gone(missing, archive)
                 if gone and locked:
                     raise BuildError(
                         f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
-                        + "\n".join(f"  {package.name} {package.version}" for package in gone),
+                        + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
                         hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
                         "a debian-mirror that keeps old versions gives the locked ones",
                     )
@@ -131,18 +144,57 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
 
 
 def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
-    """What the cache lacks. A damaged file there counts as missing and is removed."""
-    missing = []
-    for package in lock.packages:
-        path = deb_path(debs, package)
-        try:
-            verify_deb(path, package)
-        except FileNotFoundError:
-            missing.append(package)
-        except DownloadError:
-            path.unlink()
-            missing.append(package)
-    return missing
+    """What the cache lacks, as a file or as its record. A damaged file counts as missing and is removed."""
+    return [
+        package for package in lock.packages if not (_is_whole(package, debs) and is_recorded(package, debs))
+    ]
+
+
+def _is_whole(package: DebianPackage, debs: Path) -> bool:
+    path = deb_path(debs, package)
+    try:
+        verify_deb(path, package)
+    except FileNotFoundError:
+        return False
+    except DownloadError:
+        path.unlink()
+        return False
+    return True
+
+
+def record_path(debs: Path, package: DebianPackage) -> Path:
+    """Where the cache keeps the record that Debian's signed index offered a package: its line of a lock."""
+    return deb_path(debs, package).with_name("signed")
+
+
+def is_recorded(package: DebianPackage, debs: Path) -> bool:
+    """Whether this user, or root, has recorded that a signed index offers exactly this package.
+
+    In a cache where others may write, their records do not count.
+    """
+    try:
+        fd = os.open(record_path(debs, package), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        own = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+        text = format_package(package).encode()
+        return own and stat.S_ISREG(found.st_mode) and file.read(len(text) + 1) == text
+
+
+def _record(package: DebianPackage, debs: Path) -> None:
+    """Not synced to the disk, as the package is not: half a record does not count."""
+    path = record_path(debs, package)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
+        file.write(format_package(package))
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
+
+
+def _describe_gone(package: DebianPackage, debs: Path) -> str:
+    there = " (in the cache, but without a record of Debian's signature)"
+    return f"  {package.name} {package.version}{there if deb_path(debs, package).exists() else ''}"
 
 
 def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPackage]:
@@ -162,7 +214,10 @@ def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPack
 
 
 def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, progress: Progress) -> None:
-    """Through a folder that survives a killed process, so that nothing is fetched twice."""
+    """Through a folder that survives a killed process, so that nothing is fetched twice.
+
+    The caller has found all of `packages` in the signed indexes.
+    """
     partial = debs / "partial"
     partial.mkdir(exist_ok=True)
     remaining = [package for package in packages if not _adopt(package, partial, debs)]
@@ -185,7 +240,10 @@ def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, p
 
 
 def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
-    """Take a file that an earlier, interrupted download has left whole."""
+    """Take a file that is in the cache, or that an earlier, interrupted download has left whole."""
+    if _is_whole(package, debs):
+        _record(package, debs)
+        return True
     path = partial / downloaded_filename(package)
     try:
         verify_deb(path, package)
@@ -200,6 +258,7 @@ def _keep(path: Path, package: DebianPackage, debs: Path) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
     path.chmod(0o644)
     path.replace(final)
+    _record(package, debs)
 
 
 @contextmanager

@@ -21,6 +21,9 @@ from imagefactory.model import BaseLock
 from imagefactory.oci.tar_header import CappedInfo
 from imagefactory.oci.tree import unpackable_parts
 
+STATUS_LIMIT = 64 << 20
+"""Bytes of dpkg's list of packages: 64,000 packages, as many as Debian has."""
+
 
 class HashedLayer(io.RawIOBase):
     """Counts and hashes what goes through."""
@@ -71,6 +74,8 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
                     raise BuildError(f"{name}: {member.name} is a hard link to {member.linkname}, left out")
                 unpackable_parts(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
+                    if member.size > STATUS_LIMIT:
+                        raise BuildError(f"{name}: dpkg's status file has {member.size} bytes")
                     status = data.read()
                     installed, data = parse_status(status.decode()), io.BytesIO(status)
                 layer.addfile(member, data)
@@ -114,7 +119,11 @@ def _made(
         if path in (".", "dev") or path in fixed or not is_kept(path, is_folder=member.isdir()):
             continue
         attributes = [key for key in member.pax_headers if "xattr" in key or "acl" in key]
-        if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        if (
+            attributes
+            or member.issparse()
+            or not (member.isreg() or member.isdir() or member.issym() or member.islnk())
+        ):
             raise BuildError(f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed")
         entry = tarfile.TarInfo(path)
         entry.type, entry.mode, entry.size = member.type, member.mode, member.size

@@ -61,10 +61,12 @@ def format_base_lock(lock: BaseLock) -> str:
         f"source-date-epoch: {lock.source_date_epoch}\n\n"
     )
     packages = sorted(lock.packages, key=lambda package: package.name)
-    return header + "".join(
-        f"{package.name} {package.version} {package.architecture} {package.sha256} {package.size}\n"
-        for package in packages
-    )
+    return header + "".join(map(format_package, packages))
+
+
+def format_package(package: DebianPackage) -> str:
+    """The line of a package in a lock."""
+    return f"{package.name} {package.version} {package.architecture} {package.sha256} {package.size}\n"
 
 
 def parse_base_lock(text: str, file: str) -> BaseLock:

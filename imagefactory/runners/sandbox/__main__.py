@@ -1,7 +1,8 @@
-"""Starts the program: python -I -S .../runners/sandbox PLAN_FD STATUS_FD
+"""Starts the program: python -I -S .../runners/sandbox PLAN_FD STATUS_FD [build]
 
 It reads a plan (JSON, made by `sandbox_plan.plan`) from PLAN_FD and says on STATUS_FD, as JSON lines, when
-the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`).
+the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`). `build` runs
+mmdebstrap instead of an image's command, and says only what went wrong.
 
     python -I -S .../runners/sandbox relay LOST_FD PASSED_FD PROGRAM ARGUMENT...
 
@@ -33,4 +34,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "relay":
         relay = importlib.import_module(f"{PACKAGE}.relay")
         sys.exit(relay.main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
-    sys.exit(importlib.import_module(f"{PACKAGE}.keeper").main(int(sys.argv[1]), int(sys.argv[2])))
+    program = (sys.argv[3:] or ["keeper"])[0]
+    sys.exit(importlib.import_module(f"{PACKAGE}.{program}").main(int(sys.argv[1]), int(sys.argv[2])))

@@ -21,7 +21,7 @@ from .emulator import bring_emulator
 from .init import FORWARDED, Init
 from .shown import INTERVAL as REFRESH
 from .shown import refresh
-from .streams import fill_stdio, forget_stdio, read_all, write_file
+from .streams import forget_stdio, read_all, read_plan, write_file
 from .syscalls import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_groups
 from .trees import alone_in, folders_unheld, remove_tree
@@ -357,12 +357,5 @@ class Keeper:
 
 
 def main(plan_fd: int, status_fd: int) -> int:
-    close_all_but(plan_fd, status_fd)
-    fill_stdio()
-    for fd in (plan_fd, status_fd):
-        os.set_inheritable(fd, False)
-    try:
-        plan = json.loads(read_all(plan_fd))
-    except ValueError:
-        return 1  # the caller died as it wrote
-    return Keeper(plan, status_fd).run()
+    plan = read_plan(plan_fd, status_fd)
+    return 1 if plan is None else Keeper(plan, status_fd).run()

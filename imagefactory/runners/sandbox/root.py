@@ -137,14 +137,10 @@ class Root:
         with step("sys"):
             self.make_sys(own["sys"], system)
         with step("proc"):
-            try:
-                segments = os.open("sysvipc/shm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-            except FileNotFoundError:  # a kernel without System V
-                segments = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             folders = ["/dev/shm", *(["/tmp"] if self.in_memory else [])]
             if self.in_memory and not plan["read_only"]:
                 folders.append("/")
-            self.shown = [os.dup(proc), segments]
+            self.shown = [os.dup(proc), open_segments(proc)]
             self.shown += [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in folders]
             attach(proc, own["proc"])
         os.close(self.root)
@@ -305,6 +301,14 @@ def limit_namespaces(proc: int) -> None:
     for name, text in SYSTEM_V.items():
         with contextlib.suppress(FileNotFoundError, PermissionError):
             write_file(f"sys/kernel/{name}", text, folder=proc)
+
+
+def open_segments(proc: int) -> int:
+    """The list of System V segments that a /proc has, open; an empty file on a kernel without them."""
+    try:
+        return os.open("sysvipc/shm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    except FileNotFoundError:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def tmpfs_size(amount: int) -> dict[str, str]:

@@ -49,8 +49,8 @@ TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 Instruction = tuple[int, int, int, int]
 
 
-def seccomp_program(machine: str) -> list[Instruction]:
-    """The BPF filter: (code, jump if true, jump if false, constant) each."""
+def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
+    """The BPF filter: (code, jump if true, jump if false, constant) each. `modes` denies setuid files."""
     calls = ARCHITECTURES[machine]
 
     def argument(index: int) -> Instruction:
@@ -73,7 +73,7 @@ def seccomp_program(machine: str) -> list[Instruction]:
         rule(name, [(RETURN, 0, 0, NOT_PERMITTED)])
     for name in UNKNOWN:
         rule(name, [(RETURN, 0, 0, NO_CALL)])
-    for name, (mode, flags) in MODES.items():
+    for name, (mode, flags) in MODES.items() if modes else ():
         tests = [argument(mode), (JUMP_ANY_BIT, 0, 1, 0o6000), (RETURN, 0, 0, NOT_PERMITTED)]
         guard = [argument(flags), (JUMP_ANY_BIT, 0, len(tests), CREATES)] if flags is not None else []
         rule(name, [*guard, *tests, (RETURN, 0, 0, ALLOW)])
@@ -98,8 +98,9 @@ def allow_one_of(values: tuple[int, ...], between: int) -> list[Instruction]:
     return [(JUMP_EQUAL, len(values) - place + between, 0, value) for place, value in enumerate(values)]
 
 
-def install_seccomp(machine: str) -> None:
-    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in seccomp_program(machine))
+def install_seccomp(machine: str, *, modes: bool = True) -> None:
+    instructions = seccomp_program(machine, modes=modes)
+    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     code = ctypes.create_string_buffer(packed, len(packed))
     program = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
     header = ctypes.create_string_buffer(program, len(program))

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
+
+from .syscalls import close_all_but
+
+
+def read_plan(plan_fd: int, status_fd: int) -> dict[str, Any] | None:
+    """The plan that the caller writes, None if it died meanwhile. No other descriptor above 2 stays open."""
+    close_all_but(plan_fd, status_fd)
+    fill_stdio()
+    for fd in (plan_fd, status_fd):
+        os.set_inheritable(fd, False)
+    try:
+        plan: dict[str, Any] = json.loads(read_all(plan_fd))
+    except ValueError:
+        return None
+    return plan
 
 
 def write_file(path: str, text: str, *, folder: int | None = None) -> None:

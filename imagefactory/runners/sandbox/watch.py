@@ -100,14 +100,16 @@ class Watch:
             os.close(fd)
 
     def over_scratch(self) -> str | None:
-        limit, reserve_files = self.limits["scratch"], self.limits["reserve_files"]
+        limit, reserve = self.limits["scratch"], self.limits["reserve"]
+        reserve_files = self.limits["reserve_files"]
+        if reserve is not None or reserve_files is not None:
+            disk = os.statvfs(self.scratch)
+            if reserve is not None and disk.f_bavail * disk.f_frsize < reserve:
+                return "reserve"
+            if reserve_files is not None and disk.f_favail < reserve_files:
+                return "reserve_files"
         if limit is None:
             return None
-        disk = os.statvfs(self.scratch)
-        if disk.f_bavail * disk.f_frsize < self.limits["reserve"]:
-            return "reserve"
-        if reserve_files is not None and disk.f_favail < reserve_files:
-            return "reserve_files"
         until = time.monotonic() + SLICE
         for size in self.walk:
             if size > limit:

@@ -51,7 +51,8 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, in
     ({"memory": 29 * K - 1}, "memory"), ({"memory": 29 * K}, None), ({"memory": 200 * K}, None),
     ({"scratch": 1 << 60, "reserve": 0}, None), ({"scratch": 1 << 60, "reserve": 1 << 62}, "reserve"),
     ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 0}, None),
-    ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 1 << 62}, "reserve_files"), ({}, None),
+    ({"scratch": 1 << 60, "reserve": 0, "reserve_files": 1 << 62}, "reserve_files"),
+    ({"reserve": 0}, None), ({"reserve": 1 << 62}, "reserve"), ({}, None),
 ])  # fmt: skip
 def test_the_limit_that_is_reached(
     shown: tuple[int, int, int], tmp_path: Path, limits: dict[str, int], over: str | None

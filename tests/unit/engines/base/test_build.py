@@ -13,6 +13,7 @@ from imagefactory.engines.base.build import _write_repository
 from imagefactory.engines.base.fetch import FetchedBase
 from imagefactory.errors import BuildError
 from imagefactory.model import BaseLock, DebianPackage
+from imagefactory.runners.build_sandbox import INPUT, prepare_folder
 from tests.made.programs import Program
 from tests.made.values import make_base
 
@@ -44,7 +45,7 @@ def fetched(tmp_path: Path) -> FetchedBase:
 def test_another_user_can_read_the_repository_whatever_the_umask(
     linked: bool, fetched: FetchedBase, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mmdebstrap in unshare mode is another user; the cache may be on another file system."""
+    """mmdebstrap runs with other ids; the cache may be on another file system."""
 
     def refuse(self: Path, target: Path) -> None:
         raise OSError
@@ -53,11 +54,12 @@ def test_another_user_can_read_the_repository_whatever_the_umask(
         monkeypatch.setattr(Path, "hardlink_to", refuse)
     program("dpkg-deb", "Package: hello\nVersion: 1.0")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    repository = tmp_path / "debs"
+    prepare_folder(tmp_path)
+    repository = tmp_path / INPUT
     _write_repository(fetched, repository)
-    made = [repository, *repository.iterdir(), tmp_path / "dpkg.cfg"]
+    made = [repository, *repository.iterdir()]
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in made} == {
-        "debs": "0o755",
+        "input": "0o755",
         "hello_1.0_amd64.deb": "0o644",
         "Packages": "0o644",
         "Release": "0o644",
@@ -73,5 +75,6 @@ def test_what_dpkg_cannot_read_is_said(
 ) -> None:
     program("dpkg-deb", fails="not a Debian format archive\n", code=2)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    prepare_folder(tmp_path)
     with pytest.raises(BuildError, match=r"hello_1\.0_amd64\.deb is no Debian package: not a Debian format"):
-        _write_repository(fetched, tmp_path / "debs")
+        _write_repository(fetched, tmp_path / INPUT)

@@ -7,7 +7,6 @@ import fnmatch
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from imagefactory.cli import cli
-from imagefactory.engines.base import build, builder, fetch, look, tar
+from imagefactory.engines.base import build, fetch, look, tar
 from imagefactory.errors import BuildError, DownloadError, LockError, ToolError
 from imagefactory.lock.debian import archive, file, sources
 from imagefactory.lock.debian.file import (
@@ -37,7 +36,7 @@ from imagefactory.lock.debian.sources import (
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Quiet
 from imagefactory.recipes.read import read_bases
-from imagefactory.runners.emulator import Emulator
+from imagefactory.runners.build_sandbox import IdMaps
 from tests.made.values import make_base
 
 TREE = Path(__file__).parents[4]
@@ -409,34 +408,20 @@ def test_the_key_follows_the_lock() -> None:
 
 
 def test_commands() -> None:
-    command = build.mmdebstrap_command(LOCK, Path("/s p/debs"), Path("/o"), as_root=False)
-    assert command[:5] == ["setpriv", "--pdeathsig", "TERM", "--", "mmdebstrap"]
-    assert "--mode=unshare" in command
+    command = build.mmdebstrap_command(LOCK)
+    assert command[:2] == ("mmdebstrap", "--mode=root")
     assert "--include=gcc,libc6,python3" in command
-    assert command[-3:] == ["bookworm", "-", "deb [trusted=yes] copy:///s%20p/debs ./"]
-    rooted = build.mmdebstrap_command(LOCK, Path("/d"), Path("/o"), as_root=True)
-    assert rooted[:6] == ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount"]
-    assert rooted[rooted.index("mmdebstrap") - 2 :][:2] == ["--kill-child", "--"]
-    assert not any("binfmt" in word for word in rooted)
-    emulator = Emulator(machine="aarch64", program="/q", own=True, files=r"M::\x7f:\xff")
-    for as_root in (False, True):
-        arm = build.mmdebstrap_command(ARM, Path("/d"), Path("/o"), as_root=as_root, emulator=emulator)
-        assert "--architectures=arm64" in arm
-        assert any(r"':emulator:M::\x7f:\xff:/q:PF' >" in word for word in arm)
-        assert (str(build.OWN_IDS) in arm) == as_root
-        registered = replace(emulator, own=False)
-        given = build.mmdebstrap_command(ARM, Path("/d"), Path("/o"), as_root=as_root, emulator=registered)
-        assert not any("emulator" in word for word in given)
-        assert given[0] == "setpriv"
-    environ = {"LANG": "de", "TMPDIR": "/u", "PATH": "", "http_proxy": "p"}
-    assert build.build_environment(LOCK, Path("/t"), environ) == {
+    assert "--architectures=amd64" in command
+    assert "--architectures=arm64" in build.mmdebstrap_command(ARM)
+    assert command[-3:] == ("bookworm", "-", "deb [trusted=yes] copy:///input ./")
+    assert build.build_environment(LOCK) == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": "1700000000",
         "PYTHONHASHSEED": "0",
-        "TMPDIR": "/t",
+        "TMPDIR": "/tmp",
     }
     assert build.format_release(LOCK, b"abc").splitlines()[1:2] == ["Codename: bookworm"]
     assert build.format_packages([("Package: a\n", "a.deb", package("a"))]) == (
@@ -444,12 +429,27 @@ def test_commands() -> None:
     )
 
 
+IDS = IdMaps(uid_map="0 100000 65536", gid_map="0 100000 65536", delegated=False)
+
+
+def test_a_link_where_a_killed_builds_folder_would_be_is_not_followed(tmp_path: Path) -> None:
+    """Anyone may put one into /tmp."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / ".lock").touch()
+    (precious / "file").touch()
+    (tmp_path / "imagefactory-base-dead").symlink_to(precious)
+    with build._scratch({"TMPDIR": str(tmp_path)}, IDS):
+        pass
+    assert (precious / "file").exists()
+
+
 def test_a_killed_builds_folder_is_cleared_and_a_running_ones_is_not(tmp_path: Path) -> None:
     environ = {"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
     dead = tmp_path / "imagefactory-base-dead"
     (dead / "debs").mkdir(parents=True)
     (dead / ".lock").touch()
-    with build._scratch(environ) as running, build._scratch(environ) as other:
+    with build._scratch(environ, IDS) as running, build._scratch(environ, IDS) as other:
         assert not dead.exists()
         assert {running, other} == set(tmp_path.iterdir())
     assert list(tmp_path.iterdir()) == []
@@ -464,21 +464,21 @@ def test_no_other_build_takes_a_folder_that_is_just_made_or_being_removed(
 
     def another_build() -> None:
         monkeypatch.undo()
-        with build._scratch(environ):
+        with build._scratch(environ, IDS):
             pass
 
     def lock_late(*arguments: Any) -> None:
         another_build()
         flock(*arguments)
 
-    def remove_slowly(scratch: Path, environ: Mapping[str, str]) -> None:
+    def remove_slowly(scratch: Path, ids: IdMaps) -> None:
         another_build()
         removed.append(scratch)
         assert scratch.is_dir()
-        remove(scratch, environ)
+        remove(scratch, ids)
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    with build._scratch(environ) as scratch:
+    with build._scratch(environ, IDS) as scratch:
         assert scratch.is_dir()
         monkeypatch.setattr(build, "_remove", remove_slowly)
     assert removed == [scratch]
@@ -561,6 +561,7 @@ def test_a_layer_is_what_was_made_less_what_a_host_leaks(tmp_path: Path) -> None
     ("odd", "word"),
     [
         (entry("zz", b"", type=tarfile.CHRTYPE), "/zz: a special file"),
+        (entry("zz", b"x", type=tarfile.GNUTYPE_SPARSE), "/zz: a special file"),
         (entry("zz", b"x", pax_headers={"SCHILY.xattr.security.capability": "x"}), "/zz: .*xattr"),
         (entry("zz", b"", type=tarfile.LNKTYPE, linkname="./var/log/dpkg.log"), "zz is a hard link"),
         (entry("zz" * 128, b"x"), "zz.* has a name of 256 bytes"),
@@ -575,6 +576,12 @@ def test_what_no_base_may_hold_is_refused(
         tar.write_layer(made(*TREE_ENTRIES, odd), tmp_path / "a.tar", fetched())
 
 
+def test_a_list_of_packages_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar, "STATUS_LIMIT", len(STATUS) - 1)
+    with pytest.raises(BuildError, match="status"):
+        tar.write_layer(made(*TREE_ENTRIES), tmp_path / "a.tar", fetched())
+
+
 def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
     whole = made(*TREE_ENTRIES).read()
     for size in (0, 100, whole.index(STATUS.encode()) + 10):
@@ -586,44 +593,6 @@ def test_other_packages_than_locked_are_refused() -> None:
     installed = tar.parse_status(STATUS.replace("2.36-9+deb12u14", "2.37-1"))
     with pytest.raises(BuildError, match=r"libc6 2\.36-9\+deb12u14 amd64, libc6 2\.37-1 amd64"):
         tar.check_installed(frozenset(installed), LOCK)
-
-
-# --- what the machine must have ------------------------------------------------------------------
-
-READY = builder.BuilderFacts(
-    is_root=False,
-    mmdebstrap="1.3.5",
-    has_newuidmap=True,
-    has_subordinate_ids=True,
-    namespaces=True,
-    user="ada",
-)
-
-
-@pytest.mark.parametrize(
-    ("changes", "hint"),
-    [
-        ({"mmdebstrap": ""}, "sudo apt-get install mmdebstrap uidmap"),
-        ({"mmdebstrap": "", "is_root": True}, "apt-get install mmdebstrap"),
-        ({"has_newuidmap": False}, "sudo apt-get install uidmap"),
-        ({"has_subordinate_ids": False}, "usermod --add-subuids"),
-        ({"namespaces": False}, "kernel.apparmor_restrict_unprivileged_userns=0"),
-        ({"namespaces": False, "is_root": True}, "SYS_ADMIN"),
-    ],
-)
-def test_what_is_missing_is_said_with_the_command_that_mends_it(
-    changes: dict[str, object], hint: str
-) -> None:
-    with pytest.raises(ToolError) as caught:
-        builder.check_builder(replace(READY, **changes))  # type: ignore[arg-type]
-    assert hint in caught.value.hint
-
-
-def test_a_ready_machine_passes() -> None:
-    builder.check_builder(READY)
-    builder.check_builder(replace(READY, is_root=True, has_newuidmap=False, has_subordinate_ids=False))
-    assert builder.has_range("bob:1:65536\nada:100000:65536\n", ("ada", "1000"))
-    assert not builder.has_range("ada:100000:10\nbob:1:65536\nada\n", ("ada", "1000"))
 
 
 def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:
