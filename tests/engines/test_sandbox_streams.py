@@ -223,16 +223,16 @@ def test_output_that_has_no_room_is_an_error(caller: Caller) -> None:
 
 
 def test_no_mode_of_a_device_is_changed(caller: Caller) -> None:
-    """As root the image's user owns them on the host too."""
+    """As root the image's user owns them on the host too. It asks for what they have: a test harms no machine."""
     code = """
 import os
 for path in ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"):
-    for change in (lambda: os.chmod(path, 0o600), lambda: os.chown(path, 0, 0), lambda: os.utime(path)):
+    for change in (lambda: os.chmod(path, 0o666), lambda: os.chown(path, 0, 0), lambda: os.utime(path)):
         try: print("changed", path, change())
         except OSError: pass
 for fd in (0, 1, 2):
     if os.readlink(f"/proc/self/fd/{fd}") != "/dev/null": continue
-    try: print("changed", fd, os.fchmod(fd, 0o600))
+    try: print("changed", fd, os.fchmod(fd, 0o666))
     except OSError: pass
 print(len(open("/dev/zero", "rb").read(9)), open("/dev/null", "w").write("x"))
 """
