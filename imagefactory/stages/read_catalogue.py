@@ -33,6 +33,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select_one
+from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.verdicts.trust import read_trust
@@ -105,7 +106,8 @@ def _refuse_older(folder: Path, where: str, made: datetime) -> None:
 
 def _near(settings: Settings) -> bool:
     """Whether the factory itself, or this call, names a catalogue."""
-    return settings.catalogue.origin.startswith("$") or settings.catalogue.origin == str(settings.files[0])
+    origin = settings.catalogue.origin
+    return origin.startswith("$") or origin == str(settings.root_path / FILE_NAME)
 
 
 def _read_file(path: Path) -> bytes:
