@@ -26,7 +26,7 @@ from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
 from imagefactory.documents import format_time
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory, is_factory, read_factory
-from imagefactory.files import replace_text, replacing
+from imagefactory.files import remove_inside, replace_text, replacing
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor
@@ -166,7 +166,7 @@ def _cached(folder: Path, layer: Descriptor, fetch: Callable[[], bytes]) -> byte
 
 def _forget_old(folder: Path) -> None:
     for path in sorted(_files(folder), key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
-        path.unlink(missing_ok=True)
+        remove_inside(folder, path)
 
 
 def _files(folder: Path) -> Iterator[Path]:
