@@ -55,8 +55,8 @@ def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
-    """The user's own, whether it is there or not."""
-    home, own = Path(environ.get("HOME") or "/"), environ.get("XDG_CONFIG_HOME", "")
+    """The user's own, whether it is there or not. A relative HOME would be a folder of any project."""
+    home, own = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
 
 

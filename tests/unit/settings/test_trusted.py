@@ -74,6 +74,17 @@ def test_a_fifo_in_the_files_place_is_an_error(clone: Path) -> None:
         load_settings(directory=clone, start=clone, environ={})
 
 
+def test_a_relative_home_is_no_folder_of_a_project(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clone)
+    own = clone / ".config/imagefactory"
+    own.mkdir(parents=True)
+    (own / "imagefactory.toml").write_text('registry = "evil.example"\n')
+    for environ in ({"HOME": "."}, {"HOME": ".", "XDG_CONFIG_HOME": ".config"}):
+        assert load_settings(directory=None, start=Path("/"), environ=environ).registry.value == ""
+        with pytest.raises(UntrustedProjectError):
+            load_settings(directory=clone, start=clone, environ=environ)
+
+
 # --- ownership -----------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
-from imagefactory.web import Patience, RefusedError, redact
+from imagefactory.web import Patience, RefusedError, redact, without_login
 from tests.made.solving import target
 from tests.made.trusted import write_settings
 from tests.services.channels import (
@@ -366,3 +366,17 @@ def test_without_rattler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ToolError) as caught:
         ChannelAccess().gateway(tmp_path)
     assert caught.value.hint == extra_hint("conda")
+
+
+def test_a_lock_sends_no_password_without_tls(tmp_path: Path) -> None:
+    """Its addresses come from anyone; those of the user's own settings may be without."""
+    (tmp_path / ".netrc").write_text("machine lab.example login ann password hunter2\n")
+    channels = find_channels("lab=http://lab.example:8080/lab", {"HOME": str(tmp_path)}, "")
+    assert channels.login("https://lab.example/x") == ("ann", "hunter2")
+    assert channels.login("http://lab.example:8080/lab/x") == ("ann", "hunter2")
+    assert channels.login("http://lab.example/lab/x") is without_login
+    auth = tmp_path / "auth.json"
+    auth.write_text('{"lab.example": {"CondaToken": "hunter2"}}')
+    tokens = find_channels("", {"HOME": str(tmp_path), "RATTLER_AUTH_FILE": str(auth)}, "")
+    assert "hunter2" in tokens.address("https://lab.example/lab/x")
+    assert "hunter2" not in tokens.address("http://lab.example/lab/x")
