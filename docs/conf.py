@@ -31,6 +31,7 @@ from imagefactory.lock.debian import file as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
 from imagefactory.pools import inventory
 from imagefactory.settings.meanings import MEANINGS
+from imagefactory.settings.sources import REASONS
 from imagefactory.stages import nights
 from imagefactory.stages import tables as combos
 from imagefactory.verdicts import revocation, statement
@@ -227,8 +228,11 @@ def shape(row: dict[str, Any], known: dict[str, Any]) -> str:
 
 
 def settings() -> str:
-    rows = ((f"`{name}`", default, meaning) for name, (default, meaning) in MEANINGS.items())
-    return table(("key", "default", "meaning"), rows)
+    rows = (
+        (f"`{name}`", default, meaning, "no" if REASONS[name] else "yes")
+        for name, (default, meaning) in MEANINGS.items()
+    )
+    return table(("key", "default", "meaning", "any project"), rows)
 
 
 def exit_codes() -> str:

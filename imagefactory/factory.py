@@ -16,6 +16,9 @@ from imagefactory.recipes.expand import expand_sound
 from imagefactory.recipes.read import read_bases, read_each
 from imagefactory.settings.load import Settings
 
+FOLDERS = ("recipes", "lockfiles", "definitions", "wheels")
+"""The folders of a project that commands read and write."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factory(Access):
@@ -98,6 +101,23 @@ def read_sound(
 ) -> Factory:
     """The recipes without a fault, and the faults of the others. Raises RecipeError for bases.yaml's own."""
     folder = recipes_folder(settings)
+    if not settings.shipped:
+        _refuse_links_out(settings.root_path)
     recipes, faults = read_each(folder)
     bases, targets, told = expand_sound(recipes, read_bases(folder), faults)
     return Factory(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=told)
+
+
+def _refuse_links_out(root: Path) -> None:
+    """Raise UsageError for a folder or file of the project that leads out of it.
+
+    Commands read, write and remove there; a clone may bring such links along.
+    """
+    top = root.resolve()
+    for folder in (root / name for name in (*FOLDERS, "lockfiles/bases")):
+        entries = folder.iterdir() if folder.is_dir() else ()
+        for path in (folder, *entries):
+            if path.is_symlink() and not path.resolve().is_relative_to(top):
+                raise UsageError(
+                    f"{path} is a link out of the project {root}", hint="put what it leads to in its place"
+                )

@@ -140,7 +140,7 @@ def held_alone(lock: Path, refusal: FactoryError) -> Iterator[None]:
 def open_lock(path: Path) -> Iterator[int]:
     with explain_full_disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         yield handle
     finally:
@@ -201,24 +201,75 @@ def entries_of(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-class Removal:
-    """Removes one thing after the other (with `dry_run` none), and goes past what cannot be removed.
+@contextmanager
+def path_inside(top: Path, path: Path) -> Iterator[Path]:
+    """A name for `path`, which is below `top`, by way of its folder, which is open.
 
-    `bytes` is what went, or would go; `stuck` the paths that stay, and why.
+    No link below `top` is followed, also where one is put there meanwhile: a store or cache that others can
+    write to must not lead anywhere else. `top` itself may be a link. Raises OSError.
+    """
+    *folders, name = path.relative_to(top).parts
+    if ".." in folders or name == "..":
+        raise OSError(errno.EINVAL, "the path leads out of its folder", str(path))
+    here, opened = top, os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            here /= folder
+            above = opened
+            try:
+                opened = os.open(
+                    folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above
+                )
+            except NotADirectoryError as error:
+                raise OSError(errno.ELOOP, "it is a link or no folder", str(here)) from error
+            os.close(above)
+        pinned = f"/proc/self/fd/{opened}/"
+        try:
+            yield Path(pinned + name)
+        except OSError as error:
+            if str(error.filename).startswith(pinned):
+                error.filename = f"{here}/{str(error.filename).removeprefix(pinned)}"
+            raise
+    finally:
+        os.close(opened)
+
+
+def remove_inside(top: Path, path: Path) -> None:
+    """Removes what is at `path`, below `top`, as `path_inside` names it; nothing there is fine."""
+    with suppress(FileNotFoundError), path_inside(top, path) as pinned:
+        remove_tree(pinned)
+
+
+def refuse_links(top: Path, *folders: str) -> None:
+    """Raises StoreError where a link is directly in `top`, or in one of these folders of it."""
+    for folder in (top, *(top / name for name in folders)):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise StoreError(
+                        f"{entry.path} is a link, and would lead out of {top}",
+                        hint="remove the link, or name the folder that it leads to in your settings",
+                    )
+
+
+class Removal:
+    """Removes one thing after the other in `top` (with `dry_run` none), and goes past what cannot be removed.
+
+    `bytes` is what went, or would go; `stuck` the paths that stay, and why. No link in `top` is followed.
     """
 
-    def __init__(self, *, dry_run: bool) -> None:
-        self.dry_run = dry_run
+    def __init__(self, top: Path, *, dry_run: bool) -> None:
+        self.top, self.dry_run = top, dry_run
         self.bytes = 0
         self.stuck: list[tuple[str, StoreError]] = []
 
-    def remove(self, path: Path, *, by_way_of: Path | None = None) -> bool:
-        """Whether what is at `path` went. It is first renamed to `by_way_of`: nobody takes half for all."""
+    def remove(self, path: Path, *, by_way_of: str = "") -> bool:
+        """Whether what is at `path` went. It first gets the name `by_way_of`: nobody takes half for all."""
         before = len(self.stuck)
-        with self.going_on(path):
-            size = tree_bytes(path)
+        with self.going_on(path), path_inside(self.top, path) as pinned:
+            size = tree_bytes(pinned)
             if not self.dry_run:
-                remove_tree(path.rename(by_way_of) if by_way_of else path)
+                remove_tree(pinned.rename(pinned.with_name(by_way_of)) if by_way_of else pinned)
             self.bytes += size
         return len(self.stuck) == before
 

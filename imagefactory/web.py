@@ -5,11 +5,12 @@ No address is known here: whoever asks brings it, and says how the web is reache
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -133,11 +134,9 @@ class Web:
     """
 
     def __init__(self, source: WebAccess, *, patience: Patience | None = None) -> None:
-        import requests
-
         self.patience = patience or Patience()
         self._source = source
-        self._session = requests.Session()
+        self._session = _careful_session()
         self._session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
         if source.proxy:
             self._session.proxies = {"http": source.proxy, "https": source.proxy}
@@ -240,6 +239,23 @@ class _Timely:
         return response
 
 
+def _careful_session() -> requests.Session:
+    """A session that sends no password of netrc where a redirect leads without TLS."""
+    import requests
+
+    class Session(requests.Session):
+        def rebuild_auth(
+            self, prepared_request: requests.PreparedRequest, response: requests.Response
+        ) -> None:
+            super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
+            before, after = urlsplit(response.url), urlsplit(prepared_request.url or "")
+            same = (before.scheme, before.netloc) == (after.scheme, after.netloc)
+            if after.scheme != "https" and not same:
+                prepared_request.headers.pop("Authorization", None)
+
+    return Session()
+
+
 def mount_timely(session: requests.Session, *, threads: int = 10) -> None:
     """Lets answers that never begin be no wait without end. `threads` is how many connections to one host."""
     from requests.adapters import HTTPAdapter
@@ -298,6 +314,28 @@ def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 def on_loopback(host: str) -> bool:
     """Whether a host name is this machine itself, which a container reaches in its network alone."""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def without_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """A `Login` that adds nothing, and keeps a netrc from being asked."""
+    return request
+
+
+def sends_openly(url: str, known: Iterable[str] = ()) -> bool:
+    """Return whether others could read a password that goes to `url`.
+
+    Not with TLS, nor on this machine. Where `known` begins with its scheme, host and port, the user named it.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return False
+    if parts.scheme == "https" or host == "localhost":
+        return False
+    return (parts.scheme, parts.hostname, parts.port) not in (
+        (one.scheme, one.hostname, one.port) for one in map(urlsplit, known)
+    )
 
 
 def local_path(url: str) -> Path | None:

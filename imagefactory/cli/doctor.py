@@ -37,7 +37,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
     """
     from imagefactory.stages.doctor import examine_for
 
-    findings, good = examine_for(purpose, ctx.obj.settings, os.environ, datetime.now(UTC))
+    findings, good = examine_for(purpose, ctx.obj.checked_settings, os.environ, datetime.now(UTC))
     if as_json:
         rows = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
         value: dict[str, object] = {"for": purpose, "good": good, "findings": rows}

@@ -125,7 +125,7 @@ def trust(
 
     from imagefactory.settings.files import user_file
     from imagefactory.verdicts.keys import check_name, keys_folder, read_public
-    from imagefactory.verdicts.trust import Grant, add_key, read_text, write_text
+    from imagefactory.verdicts.trust import Grant, add_key, read_text
 
     public = read_public(key, keys_folder(os.environ))
     public = replace(public, name=check_name(name or public.name))
@@ -136,12 +136,14 @@ def trust(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     text, where = read_text(path), str(path)
-    write_text(path, add_key(text, Grant(key=public, since=begin, until=end, evidence=evidence), where))
+    grant = Grant(key=public, since=begin, until=end, evidence=evidence)
+    note = _replace(path, text, add_key(text, grant, where))
     if options["as_json"]:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
         return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
     say(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     say("compare that key with its owner's")
+    say(note) if note else None
     return say_next("keys", "show")
 
 
@@ -157,17 +159,41 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     What it signed before stays good until it expires. A key that was stolen can write any date: delete its
     whole [[trust]] row instead.
     """
-    from imagefactory.verdicts.trust import read_text, retire_key, write_text
+    from imagefactory.verdicts.trust import read_text, retire_key
 
     path = _file(ctx, user=options["user"])
     text, where = read_text(path), str(path)
     end: date = until.date() if until else datetime.now(UTC).replace(microsecond=0)
-    write_text(path, retire_key(text, name, end, where))
+    note = _replace(path, text, retire_key(text, name, end, where))
     if options["as_json"]:
         return say_json("trust", {"name": name, "file": where, "until": end.isoformat()})
     say(f"{where}: '{name}' is trusted until {end.isoformat()}")
     say("what it signed before stays good until it expires; of a stolen key delete the whole [[trust]] row")
+    say(note) if note else None
     return say_next("keys", "show")
+
+
+def _replace(path: Path, before: str, text: str) -> str:
+    """Write the file; keep the user's trust in its project. Return what to say where there was none to keep.
+
+    A file without any restricted setting needs no trust, so all that needs it afterwards is the user's own
+    change. Other lines are not trusted on the way.
+    """
+    from imagefactory.settings.files import own_files, parse_document
+    from imagefactory.settings.sources import find_restricted
+    from imagefactory.settings.trusted import is_trusted, trust_command, trust_project
+    from imagefactory.verdicts.trust import write_text
+
+    root, content = path.parent, before.encode()
+    known = is_trusted(root, content, os.environ)
+    known = known or not find_restricted(parse_document(content, path), before)
+    write_text(path, text)
+    if path in own_files(os.environ):
+        return ""
+    if known:
+        trust_project(root, text.encode(), os.environ)
+        return ""
+    return f"this counts when you trust the project: {trust_command(root)}"
 
 
 def _file(ctx: click.Context, *, user: bool) -> Path:

@@ -162,7 +162,7 @@ def _telling(mail: str | None) -> Iterator[None]:
 
 def _runner(root: Path, log: Path) -> Command:
     """Runs this very program; what it says and prints goes to the log. It ends with this process."""
-    program = (sys.executable, "-m", "imagefactory", "-C", str(root), "--progress", "plain")
+    program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
         with log.open("a", encoding="utf-8") as file:
@@ -204,7 +204,7 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
         ("--mail", given["mail"]),
     )
     words = [word for option in options if option[1] for word in option]
-    command = (sys.executable, "-m", "imagefactory", "-C", root, "night", *words, *names)
+    command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
     files = format_units(root, command, os.environ)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

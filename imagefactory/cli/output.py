@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
     from imagefactory.settings.load import Settings
+    from imagefactory.settings.sources import RestrictedSetting
+    from imagefactory.settings.trusted import UntrustedProjectError
 
 P = ParamSpec("P")
 
@@ -47,11 +49,35 @@ class Call:
 
     @property
     def settings(self) -> Settings:
+        """The settings. A project that sets what only a trusted one may is asked about on a terminal.
+
+        Raises UntrustedProjectError where nobody can be asked, and for the answer no.
+        """
+        from imagefactory.settings.trusted import UntrustedProjectError
+
+        try:
+            return self._load(strict=True)
+        except UntrustedProjectError as error:
+            if not self._may_ask() or not ask_trust(error):
+                raise
+        return self._load(strict=True)
+
+    @property
+    def checked_settings(self) -> Settings:
+        """The settings without those that an untrusted project may not set: for commands that show them."""
+        return self._load(strict=False)
+
+    def _load(self, *, strict: bool) -> Settings:
         from imagefactory.settings.load import load_settings
 
-        return load_settings(
-            directory=self.directory, start=Path.cwd(), environ=os.environ, user=os.geteuid()
-        )
+        return load_settings(directory=self.directory, start=Path.cwd(), environ=os.environ, strict=strict)
+
+    def _may_ask(self) -> bool:
+        """Whether a person is at the terminal, and not a program that reads JSON or completes words."""
+        context = click.get_current_context(silent=True)
+        if context is None or context.resilient_parsing or context.params.get("as_json"):
+            return False
+        return at_terminal() and self.progress_style != "json"
 
     @property
     def access(self) -> Access:
@@ -178,6 +204,28 @@ def terminal_width() -> int | None:
 def at_terminal() -> bool:
     """Whether a person is there who can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask_trust(error: UntrustedProjectError) -> bool:
+    """Show what an untrusted project sets, and ask whether to trust it; record the answer yes."""
+    from imagefactory.settings.trusted import trust_project
+
+    write(2, f"{error.file} sets what only a trusted project may set:")
+    write(2, "\n".join(f"  {line}" for line in restricted_lines(error.settings)))
+    if not click.confirm("Trust this project, until that file changes?", err=True):
+        return False
+    trust_project(error.file.parent, error.content, os.environ)
+    return True
+
+
+def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
+    """Each setting with its line in the file, its value without secrets, and why it is restricted."""
+    from imagefactory.documents import shown
+    from imagefactory.settings.files import without_secrets
+
+    for one in settings:
+        value = shown(without_secrets(one.value))
+        yield f"{one.line or '-'}: {one.name} = {value}  ({one.reason})"
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:

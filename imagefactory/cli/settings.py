@@ -2,27 +2,103 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import click
 
-from imagefactory.cli.output import json_option, say, say_json, terminal_width
+from imagefactory.cli.output import (
+    Call,
+    json_option,
+    restricted_lines,
+    say,
+    say_json,
+    terminal_width,
+    write,
+)
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.settings.sources import RestrictedSetting
 
 
 @click.command()
+@click.option("--trust", is_flag=True, help="Trust this project, until its imagefactory.toml changes.")
+@click.option("--untrust", is_flag=True, help="Trust this project no more.")
 @json_option
-@click.pass_context
-def settings(ctx: click.Context, as_json: bool) -> None:
+@click.pass_obj
+def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
     """Print every setting, its value and where it came from.
 
+    \b
+    imagefactory settings                  in the current project
+    imagefactory settings --trust          accept all that its imagefactory.toml sets
+    imagefactory -C DIR settings --trust   the same, for the project in DIR
+
     Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
+    A project that you do not trust may set few of them: programs, folders, servers and keys come from your
+    own file, the site's, or the environment.
     """
     from imagefactory.report.text import format_table
+    from imagefactory.settings.trusted import trust_command
     from imagefactory.web import redact
 
+    if trust or untrust:
+        return _change(call, trust=trust, untrust=untrust, as_json=as_json)
+    loaded = call.checked_settings
     rows = [
         {"name": name, "value": redact(setting.value), "origin": setting.origin}
-        for name, setting in ctx.obj.settings.rows()
+        for name, setting in loaded.rows()
     ]
     if as_json:
-        return say_json("settings", {"settings": rows})
+        return say_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
     table = [(row["name"], row["value"] or "-", row["origin"]) for row in rows]
-    return say(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+    say(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+    if loaded.untrusted:
+        write(2, "not used, because you do not trust this project:")
+        write(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
+        write(2, f"  what to do: read imagefactory.toml. To trust it: {trust_command(loaded.root_path)}")
+    return None
+
+
+def _change(call: Call, *, trust: bool, untrust: bool, as_json: bool) -> None:
+    from imagefactory.settings.files import FILE_NAME, parse_document, read_content
+    from imagefactory.settings.sources import find_restricted
+    from imagefactory.settings.trusted import trust_project, untrust_project
+
+    if trust and untrust:
+        raise UsageError("--trust and --untrust exclude each other", hint="give one of them")
+    loaded = call.checked_settings
+    root, file = loaded.root_path, loaded.root_path / FILE_NAME
+    content = None if loaded.shipped else read_content(file)
+    if content is None:
+        raise UsageError(
+            "there is no project to trust: no imagefactory.toml here or above",
+            hint="name one: imagefactory -C DIR settings --trust",
+        )
+    if untrust:
+        before = untrust_project(root, os.environ)
+        if as_json:
+            return say_json("project-trust", {"file": str(file), "trusted": False, "before": before})
+        return say(f"{file} is not trusted" + ("" if before else ", and was not"))
+    # What is shown and what is recorded are of the same bytes.
+    found = find_restricted(parse_document(content, file), content.decode())
+    trust_project(root, content, os.environ)
+    if as_json:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(found)}
+        return say_json("project-trust", value)
+    say(f"{file} is trusted until it changes")
+    for line in restricted_lines(found):
+        say(f"  {line}")
+    return None
+
+
+def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
+    from imagefactory.settings.files import without_secrets
+
+    return [
+        {"name": one.name, "value": without_secrets(one.value), "line": one.line or None} for one in settings
+    ]

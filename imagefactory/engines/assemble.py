@@ -58,7 +58,7 @@ from imagefactory.engines.own_layer import lay_own_files, own_title
 from imagefactory.engines.protocol import Supplies
 from imagefactory.engines.wheel_layer import AlteredError, Prefix
 from imagefactory.errors import StoreError
-from imagefactory.files import explain_full_disk, unseal
+from imagefactory.files import explain_full_disk, remove_inside, unseal
 from imagefactory.gpu.platforms import architecture
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import (
@@ -121,8 +121,8 @@ class AssembleEngine:
         """Drops what the cache holds by the name of an AlteredError: a wheel, or an archive unpacked."""
         for package, path in files.items():
             if isinstance(package, LockedWheel):
-                if path.name == name:
-                    path.unlink(missing_ok=True)
+                if path.name == name and path.is_relative_to(self.cache):  # none of the project's own
+                    remove_inside(self.cache, path)
             elif record_name(package) == name:
                 forget_extracted(self.cache, package)
 

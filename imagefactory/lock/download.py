@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from imagefactory.errors import DownloadError
+from imagefactory.files import remove_inside
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import LockedConda, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, Task, format_bytes
@@ -98,7 +99,7 @@ class PackageCache:
             if verify:
                 with path.open("rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != package.sha256:
-                        path.unlink()
+                        remove_inside(self.folder, path)
                         return False
         except FileNotFoundError:
             return False
@@ -267,7 +268,8 @@ class _Transfer:
     def _continue(self) -> str:
         """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
         size, digest = self.package.size, hashlib.sha256()
-        with self.part.open("ab") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self.part, flags, 0o644), "ab") as file:
             position = file.tell()
             if position > size:
                 position = 0

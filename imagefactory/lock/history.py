@@ -12,6 +12,12 @@ from imagefactory.errors import LockError
 from imagefactory.lock.files import lock_names, read_lock
 from imagefactory.model import Lock, Target
 
+HARMLESS_GIT = tuple(
+    word
+    for setting in ("log.showSignature=false", "core.fsmonitor=false", "protocol.allow=never")
+    for word in ("-c", setting)
+)
+"""Options for reading a repository whose own `.git/config` may name programs to run: none is."""
 _SECONDS = 60
 _COMMIT = "\x01"
 
@@ -93,7 +99,10 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
 def _git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], input=given, capture_output=True, timeout=_SECONDS
+            ["git", "-C", str(folder), *HARMLESS_GIT, *arguments],
+            input=given,
+            capture_output=True,
+            timeout=_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
         return b""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import entries_of, unseal
+from imagefactory.files import entries_of, remove_inside, unseal
 from imagefactory.oci.layout import Layout, referrer_record
 from imagefactory.oci.manifests import INDEX_TYPES, MALFORMED
 from imagefactory.oci.model import Descriptor
@@ -105,7 +105,7 @@ def _fault(layout: Layout, wrong: _Wrong, *, mend: bool) -> Fault:
         return Fault(place=place, error=error)
     try:
         if wrong.right is None:
-            wrong.path.unlink(missing_ok=True)
+            remove_inside(layout.path, wrong.path)
         else:
             layout.write_file(wrong.path, wrong.right)
     except OSError as failed:

@@ -72,7 +72,7 @@ def collect(
 
 
 def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
-    removal = Removal(dry_run=dry_run)
+    removal = Removal(layout.path, dry_run=dry_run)
     folder = layout.path / "blobs" / "sha256"
     blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
     records = _records(layout, needed.digests)

@@ -37,6 +37,8 @@ from imagefactory.files import (
     explain_full_disk,
     move_to,
     open_lock,
+    refuse_links,
+    remove_inside,
     seal,
     unseal,
     used,
@@ -123,7 +125,7 @@ class Layout:
             return False
         if digest != descriptor.digest:
             with suppress(OSError):  # another's store, which he alone can mend
-                path.unlink()  # its size says that it is whole: nobody would make it anew
+                remove_inside(self.path, path)  # its size says that it is whole: nobody would make it anew
         return digest == descriptor.digest
 
     def damaged(self, digest: str) -> StoreError:
@@ -171,7 +173,8 @@ class Layout:
     def unrefer(self, subject: str, digest: str) -> None:
         """Forgets that the manifest of `digest` names `subject`: without a tag, nothing keeps it then."""
         with explain_full_disk(self.path):
-            (self._referrers(subject) / f"{self.blob_path(digest).name}.json").unlink(missing_ok=True)
+            record = self._referrers(subject) / f"{self.blob_path(digest).name}.json"
+            remove_inside(self.path, record)
 
     def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
         """The manifests that name `subject`, which are all here, each with its artifact type."""
@@ -355,6 +358,7 @@ class Layout:
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
         """Held while building or running: a collection waits until nobody uses the store."""
+        self.refuse_links()
         with used(self.path / "locks" / "store", progress):
             self._found()
             yield
@@ -393,8 +397,13 @@ class Layout:
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
         """Held while collecting: builds wait, and it waits for them."""
+        self.refuse_links()
         with used_by_nobody(self.path / "locks" / "store", progress):
             yield
+
+    def refuse_links(self) -> None:
+        """Raises StoreError for a link among the store's folders: a project may have brought them along."""
+        refuse_links(self.path, "blobs", "locks", "unpacked", "journal", "referrers")
 
 
 REBUILD = "build or pull it again: `imagefactory build TARGET` makes what is missing"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import StoreError
+from imagefactory.files import remove_inside
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import canonical_json
 from imagefactory.oci.model import Descriptor, Layer
@@ -107,7 +108,7 @@ class SquashStore:
     def forget(self, layer: Layer) -> None:
         """Drops the record of a layer whose row changed, and the .sif where it does."""
         record = self.layout.recall(SQUASHED, self._record(layer).stem) or {}
-        self._record(layer).unlink(missing_ok=True)
+        remove_inside(self.layout.path, self._record(layer))
         if digest := str(record.get("digest", "")):
             self.layout.holds(Descriptor(media_type="", digest=digest, size=0))
 

@@ -16,7 +16,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import Removal, entries_of, explain_full_disk, replacing, seal, unseal
+from imagefactory.files import (
+    Removal,
+    entries_of,
+    explain_full_disk,
+    open_lock,
+    path_inside,
+    refuse_links,
+    remove_inside,
+    replacing,
+    seal,
+    unseal,
+)
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tree import LayerTree
 from imagefactory.oci.unpack_layer import unpack_layer
@@ -89,14 +100,14 @@ class Unpacked:
                     continue
                 if not leftover and not held.enter_context(_unused(entry)):
                     continue
-                if removal.remove(entry, by_way_of=None if leftover else self._new_part(digest)):
+                if removal.remove(entry, by_way_of="" if leftover else self._new_part(digest).name):
                     gone.append(entry.name)
         for sums in [] if removal.dry_run else entries_of(self.folder / ".sums"):
             # One that begins with a dot was being written, of the layer that comes next in its name.
             digest = sums.name.removeprefix(".").partition(".")[0]
             with removal.going_on(sums), self._lock(digest, wait=False) as alone:
                 if alone and not (self.folder / sums.name).is_dir():
-                    sums.unlink()
+                    remove_inside(removal.top, sums)
         return tuple(gone)
 
     def drop_changed(self, layers: Sequence[Layer], progress: Progress) -> None:
@@ -138,14 +149,18 @@ class Unpacked:
             if fault and mend:
                 progress.note(f"  layer {name[:12]} is removed, to be unpacked anew: {fault}")
                 waiting = "  waiting for commands that run in it to end ..."
-                with _unused(tree, lambda: progress.note(waiting)):
-                    remove_tree(tree.rename(self._new_part(name)))
+                with (
+                    _unused(tree, lambda: progress.note(waiting)),
+                    path_inside(self.folder.parent, tree) as pinned,
+                ):
+                    remove_tree(pinned.rename(pinned.with_name(self._new_part(name).name)))
         return fault
 
     def _sums(self, name: str) -> Path:
         return self.folder / ".sums" / name
 
     def _prepare(self) -> None:
+        refuse_links(self.folder.parent, self.folder.name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o700)
@@ -178,7 +193,7 @@ class Unpacked:
                 return
             for left in self.folder.glob(f".{final.name}.*part"):
                 with suppress(OSError):  # what stays is in nobody's way, and `store gc` names it
-                    remove_tree(left)
+                    remove_inside(self.folder.parent, left)
             with self._part(final.name) as part:
                 digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
                 self._keep(part, digests, final)
@@ -199,7 +214,7 @@ class Unpacked:
             yield part
         finally:
             with suppress(OSError):
-                remove_tree(part)
+                remove_inside(self.folder.parent, part)
 
     def _new_part(self, name: str) -> Path:
         """Where a layer is made or removed. Each time another: one that cannot be removed may lie there."""
@@ -210,7 +225,7 @@ class Unpacked:
         """True while this process alone may make or remove the layer `name`; False when another does."""
         locks = self.folder / ".locks"
         locks.mkdir(exist_ok=True)
-        with (locks / name).open("w") as file:
+        with open_lock(locks / name) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

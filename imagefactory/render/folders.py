@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.files import replace_bytes
+from imagefactory.files import remove_inside, replace_bytes
 from imagefactory.lock.files import format_lock_files
 from imagefactory.model import Definition, OwnFile
 from imagefactory.render.apptainer import render_apptainer
@@ -65,10 +65,10 @@ def write_definitions(
     try:
         for path in folder.glob("*.*"):
             if _OF_LOCKS.fullmatch(path.name) and path.name not in files and path.is_file():
-                path.unlink()
+                remove_inside(folder, path)
         for path in (*(folder / OWN).rglob("*"), *(folder / WHEELS).glob("*")):
             if not path.is_dir() and path.relative_to(folder).as_posix() not in (copied or {}):
-                path.unlink()
+                remove_inside(folder, path)
     except OSError as error:
         raise _unusable(folder, error) from error
     every: dict[str, str | OwnFile] = {**files, **(copied or {})}
@@ -79,13 +79,13 @@ def write_definitions(
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(f"{path} leads out of {folder}", hint="remove the link")
             data, mode = _data(content)
-            if not path.is_file() or path.read_bytes() != data:
+            if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
                 replace_bytes(path, data)
             if mode and stat.S_IMODE(path.stat().st_mode) != mode:
                 path.chmod(mode)
             # What a kill left beside it earlier.
             for left in path.parent.glob(f".{path.name}.????????"):
-                left.unlink()
+                remove_inside(folder, left)
         except OSError as error:
             raise _unusable(path, error) from error
 
@@ -106,6 +106,9 @@ def check_definitions(
             path = _place(folder, name)
             if name not in there:
                 faults.append(f"{path}: missing")
+                continue
+            if path.is_symlink():  # what it leads to is not to be shown
+                faults.append(f"{path}: stale\n  (it is a link)")
                 continue
             (data, mode), held = _data(content), path.read_bytes()
             if held != data:

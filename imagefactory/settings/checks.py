@@ -128,7 +128,8 @@ def _check_channels(setting: Setting) -> None:
 
 
 def _check_solver(setting: Setting) -> None:
-    if setting.value in SOLVERS or ("/" in setting.value and Path(setting.value).is_file()):
+    path = Path(setting.value)  # a relative one would be another program in each folder
+    if setting.value in SOLVERS or (path.is_absolute() and path.is_file()):
         return
     raise UsageError(
         f"solver '{setting.value}' ({setting.origin}) is not known",

@@ -10,6 +10,8 @@ and a site's staff sets the registry, the catalogue and whom to believe for ever
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -38,46 +40,51 @@ MAX_BYTES = 1 << 20
 
 
 def files_of(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where settings may be written, the nearest first, each once, whether it is there or not.
+    """Where settings may be written, the nearest first, each once, whether it is there or not."""
+    return tuple(dict.fromkeys((root / FILE_NAME, *own_files(environ))))
+
+
+def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the user's file and those of the site, the nearest first, whether they are there or not.
 
     A folder of XDG_CONFIG_DIRS that is not absolute is left out, as that specification says.
     """
     folders = (environ.get("XDG_CONFIG_DIRS") or SITE_FOLDERS).split(":")
     sites = (Path(one) / "imagefactory" / FILE_NAME for one in folders if one.startswith("/"))
-    return tuple(dict.fromkeys((root / FILE_NAME, user_file(environ), *sites)))
+    return tuple(dict.fromkeys((user_file(environ), *sites)))
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
-    """The user's own, whether it is there or not."""
-    home, own = Path(environ.get("HOME") or "/"), environ.get("XDG_CONFIG_HOME", "")
+    """The user's own, whether it is there or not. A relative HOME would be a folder of any project."""
+    home, own = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
-
-
-def refuse_strangers(path: Path, user: int) -> None:
-    """Raises UsageError for a file of another user: its [[trust]] rows would say whom to believe.
-
-    Root may work in anybody's folder, as CI does.
-    """
-    if user != ROOT and path.is_file() and path.stat().st_uid not in (ROOT, user):
-        raise UsageError(
-            f"{path} is another user's, and would say whom to believe",
-            hint=f"if you mean it, name its folder: imagefactory -C {path.parent} ...",
-        )
 
 
 def read_document(path: Path) -> dict[str, Any]:
     """A file's tables and keys, none where it is not there. Raises UsageError for what is no TOML."""
+    return parse_document(read_content(path) or b"", path)
+
+
+def read_content(path: Path) -> bytes | None:
+    """The bytes of a file of settings, None where it is not there. Raises UsageError."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{path}: cannot be read: it is not a file", hint="remove it, or rename it")
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return None
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read: {error.strerror}", hint="look at its rights, and at whose HOME is set"
         ) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: is larger than {MAX_BYTES} bytes", hint="is that your file of settings?")
+    return data
+
+
+def parse_document(data: bytes, path: Path) -> dict[str, Any]:
+    """The tables and keys in the bytes of the file at `path`. Raises UsageError for what is no TOML."""
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -19,12 +19,15 @@ from imagefactory.settings.checks import check_values
 from imagefactory.settings.choices import ENGINES, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import (
     FILE_NAME,
-    ROOT,
     files_of,
+    own_files,
+    parse_document,
     parse_values,
+    read_content,
     read_document,
-    refuse_strangers,
 )
+from imagefactory.settings.sources import RestrictedSetting, find_restricted, key_ids, may_be_set
+from imagefactory.settings.trusted import UntrustedProjectError, is_trusted, refuse_foreign_project
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 LEDGER_KEY = "IMAGEFACTORY_LEDGER_KEY"
@@ -58,7 +61,8 @@ class Settings:
     commas; an empty text is the default that is not known here: none, or what the machine's own tools are set
     to.
 
-    `files` are those that settings and trust may be written in, the nearest first.
+    `files` are those whose keys and policy count, the nearest first: without that of a project that the user
+    does not trust. `untrusted` is what such a project sets in vain.
     """
 
     root: Setting
@@ -83,6 +87,7 @@ class Settings:
     licences: Setting
     sif_folder: Setting
     files: tuple[Path, ...] = ()
+    untrusted: tuple[RestrictedSetting, ...] = ()
 
     @property
     def root_path(self) -> Path:
@@ -144,27 +149,50 @@ def find_root(start: Path) -> Path | None:
 
 
 def load_settings(
-    *, directory: Path | None, start: Path, environ: Mapping[str, str], user: int = ROOT
+    *,
+    directory: Path | None,
+    start: Path,
+    environ: Mapping[str, str],
+    user: int | None = None,
+    strict: bool = True,
 ) -> Settings:
-    """Settings for a call of the user with this id in `start`; `directory` is what `-C` named, if anything.
+    """Settings for a call in `start`; `directory` is what `-C` named, if anything.
 
     The root is `directory`, else the nearest folder upwards with an imagefactory.toml, else SHIPPED.
 
     The environment beats the files, the nearest file beats the others, a file beats the default. Raises
     UsageError for a file that cannot be read, an unknown key or a value that cannot be used, naming the file
-    or the variable; and for a root that was found upwards and is another user's, as one in /tmp may be.
+    or the variable; and for a root that was found upwards and that another than `user` (the caller) could
+    have put there, as in /tmp. Raises UntrustedProjectError for a project that sets what only a trusted one
+    may (settings/sources.py); where not `strict` that is left out, and is in `untrusted`.
     """
     found = directory or find_root(start)
     root = found.absolute() if found else SHIPPED
     here = root if found else start.absolute()
-    if not directory:
-        refuse_strangers(root / FILE_NAME, user)
     home = Path(environ.get("HOME") or "/")
-    files = files_of(root, environ)
+    project, files = root / FILE_NAME, files_of(root, environ)
+    documents = {path: read_document(path) for path in own_files(environ)}
+    trusted, content = True, None
+    restricted: tuple[RestrictedSetting, ...] = ()
+    if project not in documents:
+        content = read_content(project)
+        trusted = content is None or is_trusted(root, content, environ)
+        if not trusted and not directory:
+            refuse_foreign_project(root, os.geteuid() if user is None else user, environ)
+        documents[project] = parse_document(content or b"", project)
+        if content is not None and not trusted:
+            known_keys = [key for path in files[1:] for key in key_ids(documents[path])]
+            restricted = find_restricted(documents[project], content.decode(), known_keys)
+    if restricted and strict:
+        raise UntrustedProjectError(project, content or b"", restricted)
     known = {_toml_name(name): name for name in _names() if name != "root"}
     written = {
-        path: {known[key]: text for key, text in parse_values(read_document(path), path, known).items()}
-        for path in files
+        path: {
+            known[key]: text
+            for key, text in parse_values(document, path, known).items()
+            if may_be_set(key, trusted=trusted or path != project)
+        }
+        for path, document in documents.items()
     }
     defaults = {
         "root": str(root),
@@ -204,12 +232,13 @@ def load_settings(
                 value=str(path if path.is_absolute() else folder / path), origin=values[key].origin
             )
     check_values(values)
-    return Settings(**values, files=files)
+    believed = files if trusted else tuple(path for path in files if path != project)
+    return Settings(**values, files=believed, untrusted=restricted)
 
 
 def _names() -> tuple[str, ...]:
     """The settings' names as attributes, in the order they are told."""
-    return tuple(field.name for field in fields(Settings) if field.name != "files")
+    return tuple(field.name for field in fields(Settings) if field.name not in ("files", "untrusted"))
 
 
 def _is_path(key: str, text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from imagefactory.catalogue.offers import judge_offer
-from imagefactory.doctor.facts import Diagnosis, Probe
+from imagefactory.doctor.facts import Diagnosis, Health, Probe
 from imagefactory.doctor.judge import can_build
 from imagefactory.doctor.look import examine
 from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
@@ -15,7 +15,9 @@ from imagefactory.errors import FactoryError, extra_hint
 from imagefactory.factory import is_factory, names_catalogue, recipes_folder
 from imagefactory.pools.model import open_pool, pool_here
 from imagefactory.settings.choices import POOLS
+from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
+from imagefactory.settings.trusted import trust_command
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.proven import proven_grounds
 from imagefactory.verdicts.keys import keys_folder, own_keys
@@ -41,11 +43,12 @@ def examine_for(
     purpose: str, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> tuple[tuple[Diagnosis, ...], bool]:
     """What was found, and whether nothing is lacking. Only what the purpose needs is asked."""
+    project = _untrusted(settings)
     if purpose == "build":
-        findings = examine(settings, environ=environ)
+        findings = (*project, *examine(settings, environ=environ))
         return findings, can_build(findings)
     if purpose == "submit":
-        findings = judge_submit(_look(settings, environ, now, catalogue=True))
+        findings = (*project, *judge_submit(_look(settings, environ, now, catalogue=True)))
     else:
         asked = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
@@ -53,8 +56,23 @@ def examine_for(
             for one in examine(settings, environ=environ, asked=asked)
             if one.name in (*_MACHINE, "registry") or (one.name in asked and one.needed_for == "run")
         )
-        findings = judge_verify(_look(settings, environ, now, catalogue=False), machine)
+        findings = (*project, *judge_verify(_look(settings, environ, now, catalogue=False), machine))
     return findings, works(findings)
+
+
+def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
+    """Every other command stops at a project that sets what only a trusted one may."""
+    if not settings.untrusted:
+        return ()
+    names = ", ".join(one.name for one in settings.untrusted)
+    return (
+        Diagnosis(
+            name="project",
+            state=Health.DENIED,
+            detail=f"{settings.root_path / FILE_NAME} sets {names}, and you do not trust this project",
+            remedy=f"read that file. To trust it: {trust_command(settings.root_path)}",
+        ),
+    )
 
 
 def _look(settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool) -> UseFacts:

@@ -25,6 +25,7 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.lock.history import HARMLESS_GIT
 from imagefactory.matrix.changes import (
     KeptPlan,
     NightReport,
@@ -96,7 +97,7 @@ def night_since(factory: Factory, before: KeptPlan, told: NightTold) -> NightRep
 def last_commit(root: Path) -> datetime | None:
     """When a factory's repository last changed; None where git tells of none."""
     # The runner of CI that checked it out is not who asks.
-    command = ("git", "-c", "safe.directory=*", "-C", str(root), "log", "-1", "--format=%ct")
+    command = ("git", "-c", "safe.directory=*", *HARMLESS_GIT, "-C", str(root), "log", "-1", "--format=%ct")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL

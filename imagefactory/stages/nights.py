@@ -16,11 +16,10 @@ from typing import Any
 
 from imagefactory.documents import format_value, parse_value
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.files import entries_of, explain_full_disk, held_alone, replace_text
+from imagefactory.files import entries_of, explain_full_disk, held_alone, remove_inside, replace_text
 from imagefactory.matrix.changes import KeptPlan, NightReport
 from imagefactory.settings.load import Settings
 from imagefactory.sweeps.sweep_file import SWEEP
-from imagefactory.trees import remove_tree
 
 KEPT = 60
 """Nights that are kept; older ones are dropped, and their sweeps with them."""
@@ -68,8 +67,8 @@ def _drop(settings: Settings, folder: Path) -> None:
         name = (folder / SWEPT).read_text("utf-8").strip() if (folder / SWEPT).is_file() else ""
         sweep = settings.store_path / "sweeps" / Path(name).name
         if name and (sweep / SWEEP).is_file():
-            remove_tree(sweep)
-        remove_tree(folder)
+            remove_inside(settings.store_path, sweep)
+        remove_inside(settings.store_path, folder)
 
 
 def last_night(settings: Settings) -> NightReport | None:

@@ -41,6 +41,8 @@ def _files(root: Path, one: FilesWanted) -> Iterator[Path]:
             if not file.is_dir() and all(part in said for part in hidden):
                 if not file.resolve().is_relative_to(root.resolve()):
                     raise _fault(one, f"finds {file}, a link out of {root}", "copy what it leads to")
+                if ".git" in file.resolve().relative_to(root.resolve()).parts:  # with the user's tokens
+                    raise _fault(one, f"finds {file}, which is git's own", "name files of the project")
                 yield file
 
 

@@ -26,13 +26,14 @@ from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
 from imagefactory.documents import format_time
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory, is_factory, read_factory
-from imagefactory.files import replace_text, replacing
+from imagefactory.files import remove_inside, replace_text, replacing
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select_one
+from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.verdicts.trust import read_trust
@@ -105,7 +106,8 @@ def _refuse_older(folder: Path, where: str, made: datetime) -> None:
 
 def _near(settings: Settings) -> bool:
     """Whether the factory itself, or this call, names a catalogue."""
-    return settings.catalogue.origin.startswith("$") or settings.catalogue.origin == str(settings.files[0])
+    origin = settings.catalogue.origin
+    return origin.startswith("$") or origin == str(settings.root_path / FILE_NAME)
 
 
 def _read_file(path: Path) -> bytes:
@@ -164,7 +166,7 @@ def _cached(folder: Path, layer: Descriptor, fetch: Callable[[], bytes]) -> byte
 
 def _forget_old(folder: Path) -> None:
     for path in sorted(_files(folder), key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
-        path.unlink(missing_ok=True)
+        remove_inside(folder, path)
 
 
 def _files(folder: Path) -> Iterator[Path]:

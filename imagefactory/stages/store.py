@@ -63,7 +63,7 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> Rem
     remembered = [(path, unseal(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
     needed |= {package.sha256 for base_lock in bases for package in base_lock.packages}
-    cache, removal = factory.settings.cache_path, Removal(dry_run=dry_run)
+    cache, removal = factory.settings.cache_path, Removal(factory.settings.cache_path, dry_run=dry_run)
     with used_by_nobody(cache_lock(factory), progress):
         kinds = ("wheels", "conda", "debs", "segments")
         for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.errors import FactoryError, RegistryError, StoreError
-from imagefactory.files import explain_full_disk, replacing
+from imagefactory.files import explain_full_disk, remove_inside, replacing
 from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
 from imagefactory.oci.manifests import (
@@ -172,7 +172,7 @@ class Journal:
         path = self._file(place)
         rows = b"".join(format_row(one) + b"\n" for one in statements)
         if not rows:
-            path.unlink(missing_ok=True)
+            remove_inside(self.path, path)
             return
         with explain_full_disk(self.path), replacing(path, durable=True) as file:
             file.write(rows)

@@ -13,8 +13,9 @@
     expires-days = 90
     suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
 
-The rows of all files count: the factory's, the user's and the site's (settings_files.py). Where two of them
-have the same key or name, the nearest file's row does; of policies the nearest counts alone.
+The rows of all files count: the user's, the site's, and the project's where the user trusts it
+(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does; of policies
+the nearest counts alone.
 
 A retired key's verdicts of before `until` stay good until they expire: the row says so, and whoever holds the
 key also writes the dates. Of a key that was stolen, the whole row has to go.
@@ -188,7 +189,7 @@ def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, An
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")  # its very bytes: the user may trust a file by them
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", hint="it is a text in UTF-8") from error
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from imagefactory.documents import shown
 from imagefactory.errors import CheckFailedError, StoreError, UsageError
+from imagefactory.files import remove_inside
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verify.model import LEVELS, Subject
 
@@ -248,7 +249,7 @@ class NonceLedger:
                 ours = NONCE.fullmatch(path.name[:32]) or path.name.startswith(BESIDE)
                 with contextlib.suppress(FileNotFoundError):
                     if ours and path.is_file() and path.stat().st_mtime < before:
-                        path.unlink()
+                        remove_inside(self.folder, path)
 
 
 def check_open(known: Issued, now: datetime) -> None:

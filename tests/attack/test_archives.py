@@ -113,7 +113,7 @@ def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, da
             assert not unpacked.path(layer.diff_id).exists()
         else:
             assert found.is_dir()
-        unpacked.collect((), Removal(dry_run=False))
+        unpacked.collect((), Removal(unpacked.folder, dry_run=False))
         assert [path for path in unpacked.folder.iterdir() if path.name not in (".locks", ".sums")] == []
         packer = LayerPacker(io.BytesIO(), packers)
         try:

@@ -533,7 +533,7 @@ def test_what_lies_unpacked_can_be_collected(tmp_path: Path, made: MadeChannel) 
     first = factory_.build(lock)
     for dry_run in (True, False):
         assert list((factory_.cache / "conda-pkgs").iterdir())
-        removal = Removal(dry_run=dry_run)
+        removal = Removal(factory_.cache, dry_run=dry_run)
         remove_extracted(factory_.cache, removal)
         assert removal.bytes > 100_000
     assert not list((factory_.cache / "conda-pkgs").iterdir())

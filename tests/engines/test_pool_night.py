@@ -78,6 +78,7 @@ def nights(cluster: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with registry_server(folder / "registry", RegistryOptions(certificate=known.sign(REGISTRY))) as registry:
         text = f'registry = "{registry.host}/gpu"\ncertificates = "{cluster.there(bundle)}"\n'
         (ground.root / "imagefactory.toml").write_text(text)
+        ground.run("settings", "--trust")
         ground.run("keys", "new", "nights")
         ground.run("keys", "trust", "nights")
         ground.run("push", *(ground.name(trick) for trick in TRICKS[1:]))

@@ -89,6 +89,7 @@ def centre(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             f'registry = "{registry.host}/gpu"\ncertificates = "{pool.there(bundle)}"\n'
         )
         pool.trust(known.path)
+        ground.run("settings", "--trust")
         ground.run("keys", "new", "throwaway")
         yield Centre(
             ground=ground,

@@ -38,6 +38,7 @@ from imagefactory.verify.model import Subject
 from imagefactory.verify.suite_files import suite_digest
 from imagefactory.web import Patience
 from tests.made.store_contract import image_index, image_manifest
+from tests.made.trusted import write_settings
 from tests.made.verdicts import HOST, LAB, MADE_UP, whole_report
 from tests.services.registry import RegistryOptions as ServedOptions
 from tests.services.registry import registry_server
@@ -120,7 +121,7 @@ def machines(memory_registry: str, tmp_path: Path) -> list[Machine]:
         since=today - timedelta(days=1),
         until=today + timedelta(days=9),
     )
-    (root / "imagefactory.toml").write_text(add_key("", grant, "imagefactory.toml"))
+    write_settings(root, add_key("", grant, "imagefactory.toml"), {"HOME": str(tmp_path)})
     found = []
     for capability in CAPABILITIES:
         environ = {"IMAGEFACTORY_STORE": str(tmp_path / capability), "HOME": str(tmp_path)}

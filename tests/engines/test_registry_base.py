@@ -69,6 +69,7 @@ class Site:
         (root / "recipes" / "pytorch.yaml").write_text(RECIPE.format(base=base))
         shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
         shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
+        self.run(root, "settings", "--trust")
         self.run(root, "lock", TARGET)
         return root
 

@@ -647,7 +647,7 @@ def test_layers_in_use_are_not_collected(caller: Caller) -> None:
         "import sys; from pathlib import Path; from imagefactory.oci.unpack import Unpacked;"
         "from imagefactory.files import Removal;"
         f"unpacked = Unpacked(Path({str(caller.store / 'unpacked')!r}));"
-        "print(len(unpacked.collect([], Removal(dry_run=False))))"
+        "print(len(unpacked.collect([], Removal(unpacked.folder, dry_run=False))))"
     )
     prefix = caller.command(spec)[: caller.command(spec).index(PYTHON)]
     ask = [*prefix, PYTHON, "-c", collect]

@@ -223,7 +223,7 @@ def test_output_that_has_no_room_is_an_error(caller: Caller) -> None:
 
 
 def test_no_mode_of_a_device_is_changed(caller: Caller) -> None:
-    """As root the image's user owns them on the host too. It asks for what they have: a test harms no machine."""
+    """As root the image's user owns them on the host too. The test asks for the mode that they have."""
     code = """
 import os
 for path in ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"):

@@ -29,6 +29,7 @@ from imagefactory.verify.suite_files import suite_digest
 from tests.made.factory import NAME
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere
+from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, NOW, whole_report
 
 SHARED_KEY = "a long random text of 64 hex digits"
@@ -87,5 +88,4 @@ def verdict_on(factory: Factory, place: Place, index: str, now: datetime = NOW) 
     attach(place, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
     public = PublicKey(name="lab", raw=LAB.public)
     grant = Grant(key=public, since=now.date(), until=now.date() + timedelta(days=365))
-    path = factory.settings.root_path / "imagefactory.toml"
-    path.write_text(add_key("", grant, "imagefactory.toml"))
+    write_settings(factory.settings.root_path, add_key("", grant, "imagefactory.toml"), factory.environ)

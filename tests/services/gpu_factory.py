@@ -19,6 +19,7 @@ from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_jso
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.stages.locked import wanted_hash
+from tests.made.trusted import trust
 from tests.services.factory import ROOT
 from tests.services.sandbox import PYTHON, entry, host_files
 
@@ -53,6 +54,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
         "PATH": os.environ["PATH"],
         "IMAGEFACTORY_STORE": str(folder / "store"),
     }
+    trust(root, environ)
     made = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
     (target,) = made.targets
     wheel = LockedWheel(

@@ -35,6 +35,7 @@ from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.signing import Bench
 from tests.made.sweep import PoolMadeHere
 from tests.made.sweep_site import Site
+from tests.made.trusted import write_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +134,7 @@ def factory(tmp_path: Path) -> Factory:
         "IMAGEFACTORY_STORE": str(tmp_path / "store"),
         "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
     }
-    (root / "imagefactory.toml").write_text("")
+    write_settings(root, "", environ)
     return read_factory(load_settings(directory=root, start=root, environ=environ), environ)
 
 
@@ -207,8 +208,7 @@ def site(
     key = make_key(keys_folder(factory.environ), "lab")
     today = datetime.now(UTC).date()
     grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
-    settings = factory.settings.root_path / "imagefactory.toml"
-    settings.write_text(add_key("", grant, settings.name))
+    write_settings(factory.settings.root_path, add_key("", grant, "imagefactory.toml"), factory.environ)
     return Site(factory=factory, target=target, registry=registry, pool=PoolMadeHere())
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from imagefactory import files
 from imagefactory.errors import EXIT_BUILD, StoreError
-from imagefactory.files import folder_for_a_while, replace_text, replacing, seal, unseal
+from imagefactory.files import (
+    Removal,
+    folder_for_a_while,
+    open_lock,
+    path_inside,
+    refuse_links,
+    remove_inside,
+    replace_text,
+    replacing,
+    seal,
+    unseal,
+)
 from tests.made.deep import MakeDeep
 
 
@@ -118,3 +130,80 @@ def test_folders_on_two_disks_have_room_of_their_own(tmp_path: Path, monkeypatch
     files.insist_on_room({tmp_path: 4_000_000, tmp_path / "other": 4_000_000}, "both")
     with pytest.raises(StoreError, match="other"):
         files.insist_on_room({tmp_path: 4_000_000, tmp_path / "other": 6_000_000}, "both")
+
+
+# --- inside a folder that others can write to -------------------------------------------------------
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A store with `blobs/sha256` and a link to a foreign folder, reached by a link of the user's."""
+    for folder in ("real/blobs/sha256", "foreign/sha256"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "one").write_text("1")
+    (tmp_path / "real/link").symlink_to(tmp_path / "foreign")
+    (tmp_path / "store").symlink_to("real")
+    return tmp_path / "store"
+
+
+def test_no_link_below_the_top_is_followed(linked: Path) -> None:
+    remove_inside(linked, linked / "blobs/sha256/one")
+    assert not (linked / "blobs/sha256/one").exists()
+    remove_inside(linked, linked / "blobs/sha256/one")
+    remove_inside(linked, linked / "gone/one")
+    with pytest.raises(OSError, match="link") as caught:
+        remove_inside(linked, linked / "link/sha256/one")
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(linked / "link"))
+    assert (linked.parent / "foreign/sha256/one").exists()
+    remove_inside(linked, linked / "link")  # the link itself
+    assert (linked.parent / "foreign/sha256/one").exists()
+    assert not (linked / "link").is_symlink()
+
+
+@pytest.mark.parametrize("path", ["..", "blobs/../../foreign/sha256/one", "blobs/.."])
+def test_no_path_leads_out(linked: Path, path: str) -> None:
+    with pytest.raises(OSError, match="leads out"):
+        remove_inside(linked, linked / path)
+    assert (linked.parent / "foreign/sha256/one").exists()
+
+
+def test_a_link_that_is_put_there_meanwhile_is_not_followed(linked: Path) -> None:
+    with path_inside(linked, linked / "blobs/sha256") as pinned:
+        (linked / "blobs").rename(linked / "other")
+        (linked / "blobs").symlink_to(linked.parent / "foreign")
+        assert (pinned / "one").samefile(linked / "other/sha256/one")
+
+
+def test_errors_name_the_path_that_people_know(linked: Path) -> None:
+    with (
+        pytest.raises(FileNotFoundError) as caught,
+        path_inside(linked, linked / "blobs/sha256/none") as pinned,
+    ):
+        pinned.unlink()
+    assert caught.value.filename == str(linked / "blobs/sha256/none")
+
+
+def test_what_is_behind_a_link_is_stuck(linked: Path) -> None:
+    removal = Removal(linked, dry_run=False)
+    assert removal.remove(linked / "blobs/sha256/one", by_way_of="two")
+    assert not removal.remove(linked / "link/sha256/one")
+    assert [path for path, _ in removal.stuck] == [str(linked / "link/sha256/one")]
+    assert (linked.parent / "foreign/sha256/one").exists()
+
+
+def test_links_are_refused(linked: Path) -> None:
+    with pytest.raises(StoreError, match="is a link"):
+        refuse_links(linked)
+    (linked / "link").unlink()
+    refuse_links(linked, "blobs", "none")
+    (linked / "blobs/x").symlink_to("/")
+    refuse_links(linked)
+    with pytest.raises(StoreError, match="blobs/x is a link"):
+        refuse_links(linked, "blobs")
+    refuse_links(linked / "none")
+
+
+def test_a_lock_is_no_link(linked: Path) -> None:
+    (linked / "lock").symlink_to(linked.parent / "foreign/sha256/one")
+    with pytest.raises(StoreError), open_lock(linked / "lock"):
+        pass

@@ -7,13 +7,22 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.web import CHUNK, RefusedError, arriving, mount_timely, read_some
+from imagefactory.web import (
+    CHUNK,
+    RefusedError,
+    _careful_session,
+    arriving,
+    mount_timely,
+    read_some,
+    sends_openly,
+)
 
 
 @dataclass(slots=True)
@@ -108,3 +117,47 @@ def test_headers_without_end_are_not_waited_for(
         with pytest.raises((requests.ConnectionError, requests.Timeout)):
             session.get("http://example.org/" if proxied else here, proxies=proxies, timeout=0.5)
         assert cut.wait(60)
+
+
+# --- passwords without TLS ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "openly"),
+    [
+        ("https://any.example/x", False),
+        ("http://127.0.0.1:8/x", False),
+        ("http://127.3.2.1/x", False),
+        ("http://[::1]:8/x", False),
+        ("http://localhost/x", False),
+        ("http://127.evil.example/x", True),
+        ("http://localhost.evil.example/x", True),
+        ("http://mirror.example:8080/other", False),
+        ("http://mirror.example:8081/simple", True),
+        ("http://mirror.example/simple", True),
+        ("http://mirror.example:8080@evil.example/simple", True),
+        ("ftp://mirror.example:8080/x", True),
+    ],
+)
+def test_a_password_goes_openly_only_where_the_user_said(url: str, openly: bool) -> None:
+    assert sends_openly(url, ("http://mirror.example:8080/simple",)) is openly
+
+
+def test_a_redirect_without_tls_gets_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """requests itself asks netrc again for each host that it is led to."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login ann password hunter2\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    session = _careful_session()
+    for before, after, goes in (
+        ("https://a.example/x", "https://b.example/x", True),
+        ("https://a.example/x", "http://a.example/x", False),
+        ("http://a.example/x", "http://b.example/x", False),
+        ("http://a.example/x", "http://a.example/y", True),
+    ):
+        response = requests.Response()
+        response.url, response.request = before, requests.Request("GET", before).prepare()
+        request = session.prepare_request(requests.Request("GET", after))
+        session.rebuild_auth(request, response)
+        assert ("Authorization" in request.headers) is goes

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 
 from imagefactory.engines.conda import link
 from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
-from imagefactory.files import Removal, entries_of, explain_full_disk
+from imagefactory.files import Removal, entries_of, explain_full_disk, remove_inside
 from imagefactory.model import LockedConda
 from imagefactory.progress import Progress
 from imagefactory.render import conda_install
@@ -199,7 +199,7 @@ def forget_extracted(cache: Path, package: LockedConda) -> None:
     """Removes what was unpacked of `package`; the next staging unpacks it anew."""
     stem = record_name(package).removesuffix(".json")
     for path in extracted_folder(cache).glob(f"{glob.escape(stem)}*"):
-        remove_tree(path)
+        remove_inside(cache, path)
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:

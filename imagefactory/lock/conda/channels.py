@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
 from imagefactory.recipes.match_spec import channel_address
-from imagefactory.web import Login, Patience, Web, on_loopback, redact
+from imagefactory.web import Login, Patience, Web, on_loopback, redact, sends_openly, without_login
 
 if TYPE_CHECKING:  # only solving needs it
     from rattler import Gateway
@@ -75,7 +75,7 @@ class ChannelAccess:
         placed = self.place(url)
         parts = urlsplit(placed)
         token = self._credential(parts.hostname or "").get("CondaToken")
-        if not token or parts.scheme == "file":
+        if not token or parts.scheme == "file" or sends_openly(placed, self._places()):
             return placed
         return parts._replace(path=f"/t/{quote(token, safe='')}{parts.path}").geturl()
 
@@ -89,6 +89,8 @@ class ChannelAccess:
 
     def login(self, url: str) -> Login:
         """What a request authenticates itself with. A netrc that was not given is never asked."""
+        if sends_openly(url, self._places()):
+            return without_login
         credential = self._credential(urlsplit(url).hostname or "")
         if basic := credential.get("BasicHTTP"):
             return basic["username"], basic["password"]
@@ -206,6 +208,10 @@ class ChannelAccess:
             hidden=tuple(sorted({word for login in logins.values() for word in _words(login)})),
             loopback=any(map(on_loopback, hosts)),
         )
+
+    def _places(self) -> tuple[str, ...]:
+        """The addresses that the user set, which may be without TLS."""
+        return tuple(asked for _, asked in self.mirrors)
 
     def _credential(self, host: str) -> Credential:
         """The credential of a host: its own, else that of the nearest domain above it."""

@@ -174,7 +174,7 @@ class CondaLockLocker(CondaLocker):
                 (folder / file).write_text(json.dumps(value, indent=1))
             done = subprocess.run(
                 [
-                    *(sys.executable, "-m", "conda_lock", "lock", f"--conda={self._tool.path}"),
+                    *(sys.executable, "-P", "-m", "conda_lock", "lock", f"--conda={self._tool.path}"),
                     *(f"--file={folder}/environment.yml", f"--platform={subdir}"),
                     *(f"--virtual-package-spec={folder}/virtual-packages.yml",),
                     f"--lockfile={folder}/lock.yml",

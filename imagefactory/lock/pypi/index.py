@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import Setting
-from imagefactory.web import Login
+from imagefactory.web import Login, sends_openly, without_login
 
 # What uv may see of the caller's environment: where its files are, which index, which certificates,
 # how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,
@@ -62,7 +62,12 @@ class PackageIndex:
         )
 
     def login(self, url: str) -> Login:
-        """The index's user and password, which go to its own host alone."""
+        """The index's user and password, which go to its own host alone.
+
+        Without TLS nothing goes to a host that no setting names, of a netrc neither.
+        """
+        if sends_openly(url, (self.url, *(place for _, place in self.named))):
+            return without_login
         ours, asked = urlsplit(self.url), urlsplit(url)
         if asked.username is not None or ours.username is None:
             return None  # requests takes a URL's own user, or netrc's

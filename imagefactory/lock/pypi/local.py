@@ -36,6 +36,8 @@ def changed_wheel(lock: Lock, root: Path) -> str:
             file = root / path
             if not file.is_file():
                 return f"{path} is not there any more"
+            if not file.resolve().is_relative_to(root.resolve()):
+                return f"{path} is a link out of {root}"
             if digest(file) != wheel.sha256:
                 return f"{path} has changed since"
     return ""

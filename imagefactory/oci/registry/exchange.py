@@ -45,6 +45,13 @@ class RegistryOptions:
     random: Random = field(default_factory=Random)
 
 
+def may_be_plain(host: str, options: RegistryOptions) -> bool:
+    """Return whether `host` (with its port, if any) may be asked by http, credentials and all."""
+    bare = re.sub(r":\d+$", "", host)
+    here = bare.lower() in ("127.0.0.1", "localhost", "[::1]") and options.loopback_plain
+    return here or bool({host, bare} & set(options.plain_hosts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request. `scope` is what a token must allow; `body` is made anew each time it is sent."""

@@ -17,7 +17,7 @@ import urllib3
 
 from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.manifests import MANIFEST_LIMIT
-from imagefactory.oci.registry.exchange import Ask, RegistryOptions, origin_of, parse_error
+from imagefactory.oci.registry.exchange import Ask, RegistryOptions, may_be_plain, origin_of, parse_error
 from imagefactory.oci.registry.tokens import Tokens, parse_challenge
 from imagefactory.oci.store import HOST, check_repository
 from imagefactory.web import (
@@ -70,8 +70,7 @@ class RegistrySession:
         name = "registry-1.docker.io" if self._hub else host
         bare = re.sub(r":\d+$", "", host)
         self._here = bare.lower() in ("127.0.0.1", "localhost", "[::1]")
-        listed = bool({host, bare} & set(self.options.plain_hosts))
-        plain = listed or (self._here and self.options.loopback_plain)
+        plain = may_be_plain(host, options)
         self.root = f"{'http' if plain else 'https'}://{name}"
         self._local = threading.local()
         self._connections: WeakSet[requests.Session] = WeakSet()  # they end with their threads

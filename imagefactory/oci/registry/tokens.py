@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.manifests import MALFORMED
-from imagefactory.oci.registry.exchange import Ask, RegistryOptions, host_of
+from imagefactory.oci.registry.exchange import Ask, RegistryOptions, host_of, may_be_plain
 from imagefactory.web import RefusedError, TransientError
 
 _GIVERS = {  # whose tokens another host gives, as each of them documents; `docker login` sends there too
@@ -70,7 +70,7 @@ class Tokens:
     def __init__(
         self, host: str, options: RegistryOptions, *, plain: bool, fetch: Callable[[Ask, str], bytes]
     ) -> None:
-        self._host, self._plain, self._fetch = host, plain, fetch
+        self._host, self._plain, self._fetch, self._options = host, plain, fetch, options
         self._credentials, self._clock, self._tell = options.credentials, options.clock, options.tell
         self._lock = threading.RLock()
         self.credential: Credential | None = None
@@ -121,7 +121,9 @@ class Tokens:
 
     def _fetch_token(self, challenge: Challenge, scope: tuple[str, ...]) -> _Token:
         """A token by the docker token specification; by OAuth2 where an identity token is kept."""
-        if urlsplit(challenge.realm).scheme != "https" and not self._plain:
+        realm = urlsplit(challenge.realm)
+        own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
+        if realm.scheme != "https" and not (self._plain and own):
             raise RefusedError(f"it sends for a token to {host_of(challenge.realm)} without https")
         credential = self._find()
         if credential:

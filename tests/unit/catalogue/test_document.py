@@ -44,6 +44,7 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.trust import Trust
 from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.trusted import write_settings
 from tests.made.verdicts import (
     DAY,
     LAB,
@@ -289,11 +290,12 @@ def test_an_image_that_is_a_sif_says_so() -> None:
 
 
 def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalogue:
-    (folder / "imagefactory.toml").write_text(
+    text = (
         f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
         f'public = "{payload_key()}"\nfrom = 2026-10-01\nuntil = 2027-10-01\n{more}'
     )
     environ = {"HOME": str(folder / "home"), "XDG_CONFIG_DIRS": str(folder / "site")}
+    write_settings(folder, text, environ)
     settings = load_settings(directory=folder, start=folder, environ=environ)
     return read_catalogue(settings, environ, NOW)
 
@@ -423,7 +425,7 @@ from imagefactory.catalogue.offers import find_offer
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.settings.load import load_settings
 from imagefactory.verdicts.trust import read_trust
-environ = {{"HOME": "/nowhere", "XDG_CONFIG_DIRS": "/nowhere"}}
+environ = {{"HOME": {str(tmp_path / "home")!r}, "XDG_CONFIG_DIRS": "/nowhere"}}
 settings = load_settings(directory=None, start=Path.cwd(), environ=environ)
 now = datetime.fromisoformat({NOW.isoformat()!r})
 offer = find_offer(read_catalogue(settings, environ, now), {TARGET!r}, read_trust(settings.files), now)

@@ -69,6 +69,17 @@ def test_a_step_runs_this_program_and_all_that_it_says_is_kept(tmp_path: Path) -
     assert text.endswith("exit code 2\n")
 
 
+def test_a_step_runs_no_program_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone may have a click.py, or a folder of this program's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "imagefactory").mkdir()
+    for name in ("click.py", "imagefactory/__init__.py", "imagefactory/__main__.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    code, _ = command._runner(tmp_path, tmp_path / "log.txt")(("settings", "--json"))
+    assert code == 0
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_mail_that_cannot_be_sent_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     command._mail("cat; exit 3", "what broke\n")
     said = capfd.readouterr()

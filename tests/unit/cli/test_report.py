@@ -17,6 +17,7 @@ from imagefactory.stages.verdicts import local_place
 from imagefactory.verdicts.subject import read_subject
 from tests.made.command import Call, json_of
 from tests.made.signing import QUIET, Bench
+from tests.made.trusted import write_settings
 
 ROOT = Path(__file__).parents[3]
 TARGET = "one-12.1-cu121"
@@ -84,10 +85,8 @@ def test_verdicts_of_older_images_are_history_and_prove_nothing_of_the_new(bench
 
 def test_what_lies_in_store_and_registry_is_told_once(bench: Bench) -> None:
     bench.verify(bench.push(b"a", 1))
-    with (bench.folder / "root" / "imagefactory.toml").open("r+") as file:
-        text = file.read()
-        file.seek(0)
-        file.write(f'registry = "{bench.registry.host}"\n{text}')
+    root = bench.folder / "root"
+    write_settings(root, f'registry = "{bench.registry.host}"\n{(root / "imagefactory.toml").read_text()}')
     asked = TablesAsked(now=datetime.now(UTC))
     (here,) = read_report(bench.factory, bench.factory.targets[:1], asked, QUIET).images
     digests = [judged.digest for _, judged in here.history]

@@ -16,6 +16,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
 from imagefactory.report.plan import format_kits, format_matrix
+from tests.made.trusted import write_settings
 from tests.made.values import make_target
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> Run:
     for name in ("bases.yaml", "bases.schema.json", "recipe.schema.json"):
         shutil.copy(SHIPPED / name, recipes)
     (recipes / "jax.yaml").write_text(RECIPE)
-    (tmp_path / "imagefactory.toml").write_text(f'store = "{tmp_path}/store"\n')
+    write_settings(tmp_path, f'store = "{tmp_path}/store"\n')
 
     def call(*words: str) -> Result:
         return CliRunner().invoke(cli, ["-C", str(tmp_path), *words])

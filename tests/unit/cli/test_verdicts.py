@@ -40,6 +40,7 @@ from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.tags import PromotionRule, TagCandidate, TagFate, decide_tags
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
+from tests.made.trusted import write_settings
 
 
 @pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)
@@ -499,7 +500,7 @@ def test_list_tells_what_is_built_pushed_and_verified(bench: Bench) -> None:
     bench.build(b"a")
     assert listed() == (True, False, [])
     settings = bench.folder / "root" / "imagefactory.toml"
-    settings.write_text(f'registry = "{bench.registry.host}"\n{settings.read_text()}')
+    write_settings(settings.parent, f'registry = "{bench.registry.host}"\n{settings.read_text()}')
     image = bench.push(b"a", 1)
     assert listed() == (True, True, [])
     for capability in ("8.0", "10.0"):

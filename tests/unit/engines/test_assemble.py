@@ -284,7 +284,8 @@ def test_the_config_is_what_engines_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_another_file_under_a_wheels_name_is_never_built_in(tmp_path: Path, workers: int) -> None:
     """It is a sound wheel of the same size; the one that is fetched in its place is as locked, or none is."""
-    wheels, fetched = wheels_in(tmp_path / "w"), wheels_in(tmp_path / "fetched")
+    (tmp_path / "cache").mkdir()
+    wheels, fetched = wheels_in(tmp_path / "cache/w"), wheels_in(tmp_path / "fetched")
     first = build(tmp_path / "first" / "store", wheels)
     changed = next(path for path in wheels.values() if path.name.startswith("pkg3-"))
     size = changed.stat().st_size

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import os
 import random
 import signal
 import socket
@@ -376,15 +377,31 @@ def test_a_disk_too_small_is_said_before_the_first_byte(server: Faults, cache: P
     assert "cache" in caught.value.hint
 
 
-def test_a_disk_that_fills_up(server: Faults, cache: PackageCache) -> None:
+def test_a_disk_that_fills_up(server: Faults, cache: PackageCache, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = offer(server, 3_000_000)
-    path = cache.path(wanted[0])
-    path.parent.mkdir(parents=True)
-    path.with_name(path.name + ".part").symlink_to("/dev/full")  # a real ENOSPC at the first write
+
+    def fill(_: int) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            full.write(b"1")  # a real ENOSPC
+
+    monkeypatch.setattr(os, "fdatasync", fill)
     with pytest.raises(DownloadError, match="is full: 3000000 bytes") as caught:
         cache.fetch(wanted, locate(server), Quiet())
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
+
+
+def test_a_link_in_the_cache_is_not_written_through(
+    server: Faults, cache: PackageCache, tmp_path: Path
+) -> None:
+    wanted = offer(server, 5000)
+    path, mine = cache.path(wanted[0]), tmp_path / "mine"
+    mine.write_text("mine" * 5000)
+    path.parent.mkdir(parents=True)
+    path.with_name(path.name + ".part").symlink_to(mine)
+    with pytest.raises(DownloadError):
+        cache.fetch(wanted, locate(server), Quiet())
+    assert mine.read_text() == "mine" * 5000
 
 
 def test_a_cache_that_is_no_folder(server: Faults, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from imagefactory.lock.files import write_lock
 from imagefactory.lock.history import former_locks
 from imagefactory.lock.moves import lock_moves
 from imagefactory.model import LockedWheel
+from imagefactory.stages.night import last_commit
 from tests.made.values import make_lock, make_target
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
@@ -89,3 +91,34 @@ def test_one_that_cannot_be_read_any_more_is_passed_over(folder: Path) -> None:
 def test_outside_of_a_repository_there_is_none(tmp_path: Path) -> None:
     assert former_locks(tmp_path, [make_target()]) == {}
     assert former_locks(tmp_path / "nowhere", [make_target()]) == {}
+
+
+@pytest.mark.parametrize("look", [last_commit, lambda folder: former_locks(folder, [make_target()])])
+def test_the_settings_of_a_repository_run_no_program(folder: Path, look: Callable[[Path], object]) -> None:
+    """A clone that came as an archive has a .git/config of its maker's."""
+    ran, evil = folder.parent / "ran", folder.parent / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    evil.chmod(0o755)
+    write_lock(folder, replace(make_lock(), target=make_target().name))
+    commit(folder, "2026-01-01")
+    text = subprocess.run(
+        ["git", "-C", folder, "cat-file", "commit", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout
+    head, _, message = text.partition("\n\n")
+    signed = f"{head}\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n{message}"
+    made = subprocess.run(
+        ["git", "-C", folder, "hash-object", "-t", "commit", "-w", "--stdin"],
+        input=signed,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    git(folder, "update-ref", "HEAD", made.stdout.strip())
+    for name in ("gpg.program", "core.fsmonitor", "core.pager", "core.sshCommand"):
+        git(folder, "config", name, str(evil))
+    git(folder, "config", "log.showSignature", "true")
+    subprocess.run(["git", "-C", folder, "log", "-1"], check=False, capture_output=True)
+    assert ran.exists()  # so git itself would
+    ran.unlink()
+    look(folder)
+    assert not ran.exists()

@@ -294,10 +294,10 @@ def test_a_damaged_blob_that_cannot_be_removed_is_said(
     one = layout.add(b"one", LAYER_TYPE)
     flip(layout.blob_path(one.digest))
 
-    def refuse(path: Path, missing_ok: bool = False) -> None:
+    def refuse(_: Path, path: Path) -> None:
         raise PermissionError(path)
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr("imagefactory.oci.layout.remove_inside", refuse)
     error = layout.damaged(one.digest)
     assert "cannot be removed" in error.message
     assert f"rm {layout.blob_path(one.digest)}" in error.hint

@@ -268,7 +268,9 @@ def test_leftover_of_a_killed_process_is_replaced_and_collected(store: LayerStor
         (store.unpacked.folder / left / "half").mkdir(parents=True)
     (found,) = store.unpack(layer)
     assert [path.name for path in found.iterdir()] == ["a"]
-    assert store.unpacked.collect([layer.diff_id], Removal(dry_run=False)) == (f".{'0' * 64}.0a1b.part",)
+    assert store.unpacked.collect([layer.diff_id], Removal(store.unpacked.folder, dry_run=False)) == (
+        f".{'0' * 64}.0a1b.part",
+    )
     assert store.leftovers() == [name]
 
 
@@ -281,10 +283,10 @@ def test_a_leftover_that_cannot_be_removed_stops_no_run(
     for left in stuck:
         (store.unpacked.folder / left).mkdir(parents=True)
 
-    def refuse(path: Path) -> None:
+    def refuse(_: Path, path: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", f"{path}/stays")
 
-    monkeypatch.setattr(unpack, "remove_tree", refuse)
+    monkeypatch.setattr(unpack, "remove_inside", refuse)
     (found,) = store.unpack(layer)
     assert [path.name for path in found.iterdir()] == ["a"]
     assert sorted(store.leftovers()) == [*stuck, name]
@@ -300,7 +302,7 @@ def test_collect(store: LayerStore) -> None:
     keep = [f"sha256:{kept.name}"]
     for dry_run in (True, False):
         assert loose.exists()
-        removal = Removal(dry_run=dry_run)
+        removal = Removal(store.unpacked.folder, dry_run=dry_run)
         assert store.unpacked.collect(keep, removal) == (loose.name,)
         assert removal.bytes == 9000
     assert store.leftovers() == [kept.name]
@@ -310,7 +312,7 @@ def test_leftovers_deeper_than_any_path_are_collected(store: LayerStore, make_de
     (kept,) = store.unpack(store.add(make_tar(file("a"))))
     part = make_deep(store.unpacked.folder / f".{'0' * 64}.part")
     for dry_run in (True, False):
-        removal = Removal(dry_run=dry_run)
+        removal = Removal(store.unpacked.folder, dry_run=dry_run)
         assert store.unpacked.collect([f"sha256:{kept.name}"], removal) == (part.name,)
         assert removal.bytes == len("bottom")
     assert store.leftovers() == [kept.name]

@@ -199,9 +199,9 @@ def test_a_record_goes_with_its_layer(store: LayerStore, layer: Layer) -> None:
     kept, gone, lost = store.unpack(layer, store.add(make_tar(file("x"))), store.add(make_tar(file("y"))))
     shutil.rmtree(lost)
     records = store.unpacked.folder / ".sums"
-    store.unpacked.collect([f"sha256:{kept.name}"], Removal(dry_run=True))
+    store.unpacked.collect([f"sha256:{kept.name}"], Removal(store.unpacked.folder, dry_run=True))
     assert {path.name for path in records.iterdir()} == {kept.name, gone.name, lost.name}
-    store.unpacked.collect([f"sha256:{kept.name}"], Removal(dry_run=False))
+    store.unpacked.collect([f"sha256:{kept.name}"], Removal(store.unpacked.folder, dry_run=False))
     assert [path.name for path in records.iterdir()] == [kept.name]
 
 
@@ -209,7 +209,7 @@ def test_what_is_left_of_writing_a_record_goes(store: LayerStore, layer: Layer) 
     (root,) = store.unpack(layer)
     left = store.unpacked.folder / ".sums" / f".{root.name}.abc"
     left.write_bytes(b"half")
-    store.unpacked.collect([f"sha256:{root.name}"], Removal(dry_run=False))
+    store.unpacked.collect([f"sha256:{root.name}"], Removal(store.unpacked.folder, dry_run=False))
     assert not left.exists()
     assert [path.name for path in (store.unpacked.folder / ".locks").iterdir()] == [root.name]
 

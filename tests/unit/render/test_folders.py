@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import subprocess
@@ -479,3 +480,32 @@ def test_own_files_are_written_checked_and_cleared(with_own: Definition, tmp_pat
     write_definitions(folder, texts, copied_files(replace(with_own, files=with_own.files[:1])))
     assert not start.exists()
     assert check_definitions(folder, texts, copied_files(replace(with_own, files=with_own.files[:1]))) == ()
+
+
+# --- links in the folder ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["files", "files/sub", "wheels"])
+def test_nothing_behind_a_link_is_removed(tmp_path: Path, name: str) -> None:
+    folder, foreign = tmp_path / "definitions/x", tmp_path / "foreign"
+    (foreign / "deep").mkdir(parents=True)
+    for path in (foreign / "one", foreign / "deep/two"):
+        path.write_text("mine")
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(foreign)
+    with contextlib.suppress(UsageError):
+        write_definitions(folder, {"Dockerfile": "FROM x\n"})
+    assert {path.name for path in foreign.rglob("*")} == {"one", "deep", "two"}
+
+
+def test_a_link_is_stale_is_not_shown_and_is_replaced(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "x"
+    folder.mkdir()
+    secret.write_text("a private key\n")
+    (folder / "Dockerfile").symlink_to(secret)
+    (fault,) = check_definitions(folder, {"Dockerfile": "FROM x\n"})
+    assert "private" not in fault
+    write_definitions(folder, {"Dockerfile": "FROM x\n"})
+    assert secret.read_text() == "a private key\n"
+    assert not (folder / "Dockerfile").is_symlink()
+    assert check_definitions(folder, {"Dockerfile": "FROM x\n"}) == ()

@@ -14,6 +14,7 @@ from imagefactory.stages.build import BuildOptions, build_target
 from imagefactory.stages.run import find_built, run_made
 from tests.made import engine_of_one_row
 from tests.made.pushed import put_base
+from tests.made.trusted import write_settings
 
 
 def test_an_engine_and_a_runner_of_one_row_each_build_and_start_an_image(
@@ -35,6 +36,6 @@ def test_an_engine_and_a_runner_of_one_row_each_build_and_start_an_image(
 
 def test_settings_take_the_words_of_the_rows(factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
     root = factory.settings.root_path
-    (root / "imagefactory.toml").write_text('engine = "one-layer"\n')
+    write_settings(root, 'engine = "one-layer"\n', factory.environ)
     monkeypatch.setitem(ENGINES, "one-layer", EngineRow(module="m", extra="build", runner="unshare"))
     assert load_settings(directory=root, start=root, environ=factory.environ).engine.value == "one-layer"

@@ -23,11 +23,19 @@ from imagefactory.settings.load import SHIPPED, Settings, load_settings
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import SEEN_HERE
+from tests.made.trusted import trust, write_settings
 from tests.made.verdicts import LAB, STRANGER
 
 ROOT = Path(__file__).parents[3]
 
 ENVIRON = {"HOME": "/home/someone"}
+
+
+def trusted(folder: Path, text: str) -> dict[str, str]:
+    """Write the settings of the project in `folder`; return an environment whose user trusts it."""
+    environ = {**ENVIRON, "XDG_CONFIG_HOME": str(folder / "config")}
+    write_settings(folder, text, environ)
+    return environ
 
 
 @pytest.fixture
@@ -47,10 +55,10 @@ def test_defaults_follow_the_xdg_folders(tmp_path: Path) -> None:
 
 
 def test_the_nearest_file_upwards_is_the_root(tmp_path: Path) -> None:
-    (tmp_path / "imagefactory.toml").write_text('store = "images"\nworkers = 3\n')
+    environ = trusted(tmp_path, 'store = "images"\nworkers = 3\n')
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
-    settings = load_settings(directory=None, start=below, environ=ENVIRON)
+    settings = load_settings(directory=None, start=below, environ=environ)
     assert settings.root_path == tmp_path
     assert settings.store_path == tmp_path / "images"
     assert settings.store.origin == str(tmp_path / "imagefactory.toml")
@@ -110,18 +118,16 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "imagefactory.toml").write_text(text, encoding="utf-8")
+    environ = trusted(tmp_path, text)
     with pytest.raises(UsageError) as caught:
-        load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
+        load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert message in caught.value.message
     assert "imagefactory.toml" in caught.value.message
 
 
 def test_named_indexes_read_alike_from_the_file_and_from_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "imagefactory.toml").write_text(
-        '[indexes]\nlab = "https://x/simple"\nb-2 = "file:///srv/b"\n'
-    )
-    from_file = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
+    environ = trusted(tmp_path, '[indexes]\nlab = "https://x/simple"\nb-2 = "file:///srv/b"\n')
+    from_file = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert from_file.index_map == (("lab", "https://x/simple"), ("b-2", "file:///srv/b"))
     given = {**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x/simple, b-2=file:///srv/b"}
     assert load_settings(directory=None, start=Path("/"), environ=given).index_map == from_file.index_map
@@ -134,11 +140,12 @@ def test_named_indexes_read_alike_from_the_file_and_from_the_environment(tmp_pat
 
 
 def test_mirrors_read_alike_from_the_file_and_from_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "imagefactory.toml").write_text(
+    environ = trusted(
+        tmp_path,
         'plain-http = "registry.example:5000, 10.0.0.1"\n'
-        '[mirrors]\n"docker.io" = "registry.example:5000/hub"\n"quay.io/one" = "10.0.0.1"\n'
+        '[mirrors]\n"docker.io" = "registry.example:5000/hub"\n"quay.io/one" = "10.0.0.1"\n',
     )
-    from_file = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
+    from_file = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert from_file.mirror_map == (("docker.io", "registry.example:5000/hub"), ("quay.io/one", "10.0.0.1"))
     assert from_file.plain_hosts == ("registry.example:5000", "10.0.0.1")
     assert from_file.mirrors.origin == str(tmp_path / "imagefactory.toml")
@@ -179,9 +186,9 @@ def test_passwords_are_refused_and_not_repeated(tmp_path: Path, name: str, value
 
 
 def test_certificates_are_found_beside_the_file_that_names_them(tmp_path: Path, bundle: Path) -> None:
-    (tmp_path / "imagefactory.toml").write_text('certificates = "site.pem"\n')
+    environ = trusted(tmp_path, 'certificates = "site.pem"\n')
     (tmp_path / "site.pem").write_bytes(bundle.read_bytes())
-    settings = load_settings(directory=tmp_path, start=Path("/"), environ=ENVIRON)
+    settings = load_settings(directory=tmp_path, start=Path("/"), environ=environ)
     assert settings.certificates_path == tmp_path / "site.pem"
 
 
@@ -210,15 +217,14 @@ def test_every_setting_has_a_row_under_the_name_of_the_file(tmp_path: Path) -> N
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     names = [name for name, _ in settings.rows()]
     assert {"root", "debian-mirror", "plain-http", "mirrors"} <= set(names)
-    (tmp_path / "imagefactory.toml").write_text(
-        "".join(f'{name} = "{setting.value}"\n' for name, setting in settings.rows()[1:] if setting.value)
-    )
-    again = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
+    rows = [f'{name} = "{setting.value}"\n' for name, setting in settings.rows()[1:] if setting.value]
+    environ = trusted(tmp_path, "".join(rows))
+    again = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert [setting.value for _, setting in again.rows()] == [setting.value for _, setting in settings.rows()]
 
 
 def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
-    (tmp_path / "imagefactory.toml").write_text('index = "https://ann:hunter2@index.example/simple?key=x"\n')
+    write_settings(tmp_path, 'index = "https://ann:hunter2@index.example/simple?key=x"\n')
     environ = {"IMAGEFACTORY_DEBIAN_MIRROR": "https://bob:hunter2@debian.example/debian"}
     ran = CliRunner().invoke(cli, ["-C", str(tmp_path), "settings", "--json"], env=environ)
     assert ran.exit_code == 0, ran.output
@@ -274,6 +280,8 @@ def layered(folder: Path, **texts: str) -> dict[str, str]:
 
 def load_layered(folder: Path, **texts: str) -> Settings:
     environ = layered(folder, **texts)
+    if "root" in texts:
+        trust(folder / "root", environ)
     return load_settings(directory=folder / "root", start=folder, environ=environ)
 
 
@@ -423,20 +431,3 @@ def test_rows_that_cannot_be_read_are_told_with_their_file(tmp_path: Path, text:
     with pytest.raises(UsageError) as caught:
         read_trust(loaded.files)
     assert str(tmp_path / "site") in caught.value.message
-
-
-def test_the_file_of_another_user_is_believed_only_where_it_is_named(tmp_path: Path) -> None:
-    """One that lies in /tmp would else say whom everybody below it believes."""
-    file, me = tmp_path / "imagefactory.toml", os.geteuid() or 4711
-    file.write_text('registry = "theirs.example.org"')
-    if os.geteuid() == 0:
-        os.chown(file, me, me)
-    below = tmp_path / "a/b"
-    below.mkdir(parents=True)
-    for user in (me, 0):
-        assert load_settings(directory=None, start=below, environ={}, user=user).registry.value
-    with pytest.raises(UsageError, match="is another user's") as caught:
-        load_settings(directory=None, start=below, environ={}, user=me + 1)
-    assert f"-C {tmp_path}" in caught.value.hint
-    named = load_settings(directory=tmp_path, start=below, environ={}, user=me + 1)
-    assert named.registry.value == "theirs.example.org"

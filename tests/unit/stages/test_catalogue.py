@@ -58,6 +58,7 @@ from tests.made.factory import NAME
 from tests.made.layout import add_image
 from tests.made.pushed import elsewhere, push, put_base, verdict_on
 from tests.made.registry import RegistryMadeHere
+from tests.made.trusted import trust
 from tests.made.values import make_lock
 from tests.made.verdicts import LAB, NOW
 
@@ -317,6 +318,7 @@ def run(factory: Factory, signer: Path, registry: RegistryMadeHere, *more: str) 
         "IMAGEFACTORY_CACHE": factory.settings.cache.value,
         "IMAGEFACTORY_REGISTRY": registry.host,
     }
+    trust(factory.settings.root_path, environ)  # the owner of the factory
     root = str(factory.settings.root_path)
     return CliRunner().invoke(cli, ["-C", root, "catalogue", "-q", NAME, *more], env=environ)
 

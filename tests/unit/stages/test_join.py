@@ -20,6 +20,7 @@ from imagefactory.verdicts.trust import Grant, format_row
 from tests.made.catalogue import make_catalogue
 from tests.made.command import Said, json_of, say
 from tests.made.registry import RegistryMadeHere
+from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, STRANGER
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -51,7 +52,7 @@ class Site:
     def invite(self, *arguments: str, key: bytes = LAB.public, code: int = 0) -> Said:
         root = self.folder / "site"
         root.mkdir(exist_ok=True)
-        (root / "imagefactory.toml").write_text(f'registry = "{self.address}"\nsite = "chtc"\n\n{row(key)}')
+        write_settings(root, f'registry = "{self.address}"\nsite = "chtc"\n\n{row(key)}')
         return self._say(
             "-C", str(root), "invite", "-o", str(self.folder / "invitation.toml"), *arguments, code=code
         )
@@ -158,7 +159,7 @@ def test_what_cannot_be_invited_to(site: Site) -> None:
     assert "no registry has a place beside it" in said.err
     root = site.folder / "bare"
     root.mkdir()
-    (root / "imagefactory.toml").write_text('registry = "registry.example.org"\n')
+    write_settings(root, 'registry = "registry.example.org"\n')
     assert "no key is trusted here" in site._say("-C", str(root), "invite", code=9).err
     (root / "imagefactory.toml").write_text("")
     assert "imagefactory invite --catalogue HOST/PATH" in site._say("-C", str(root), "invite", code=2).err

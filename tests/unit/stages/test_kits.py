@@ -36,6 +36,7 @@ from imagefactory.verify.nonces import NonceError, NonceLedger
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
 from tests.made.registry import RegistryMadeHere, registry_made_here
+from tests.made.trusted import write_settings
 from tests.services.gpu_host import make_host
 
 TAG = "2.3-cu121-sm80"
@@ -78,8 +79,7 @@ def site(factory: Factory, target: Target, tmp_path: Path) -> Iterator[Site]:
     key = make_key(keys_folder(factory.environ), "lab")
     today = datetime.now(UTC).date()
     grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
-    settings = factory.settings.root_path / "imagefactory.toml"
-    settings.write_text(add_key("", grant, settings.name))
+    write_settings(factory.settings.root_path, add_key("", grant, "imagefactory.toml"), factory.environ)
     with registry_made_here() as made:
         push_target(factory, target, PushOptions(now=datetime.now(UTC), registry=made.host), Quiet())
         options = VerifyOptions(level="quick", registry=made.host)

@@ -71,3 +71,12 @@ def test_two_files_for_one_path_stop(root: Path) -> None:
     (root / "net.py").write_text("another")
     with pytest.raises(RecipeError, match=r"brings /app/src/net\.py, and so does"):
         find_own_files(root, [*wanted("src/net.py"), *wanted("net.py", folder="/app/src")])
+
+
+@pytest.mark.parametrize("pattern", [".git/config", ".git", "**/config", "link"])
+def test_the_tokens_of_git_reach_no_image(root: Path, pattern: str) -> None:
+    (root / ".git").mkdir()
+    (root / ".git/config").write_text("[http]\n\textraheader = secret\n")
+    (root / "link").symlink_to(".git/config")
+    with pytest.raises(RecipeError):
+        find_own_files(root, wanted(pattern))

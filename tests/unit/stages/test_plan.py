@@ -40,6 +40,7 @@ from tests.made.factory import NAME
 from tests.made.layout import add_image
 from tests.made.pushed import SHARED_KEY, elsewhere, push, put_base, put_built, verdict_on
 from tests.made.registry import RegistryMadeHere
+from tests.made.trusted import trust
 from tests.made.verdicts import NOW
 
 
@@ -267,6 +268,7 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     verdict_on(factory, Place(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
+    trust(factory.settings.root_path)
     proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
     said = call("inspect", NAME, root=factory.settings.root_path)
     assert re.search(rf"^  verified +8.0: yes \(verified\): {proof}", said.out, re.MULTILINE)

@@ -39,6 +39,7 @@ from imagefactory.verdicts.keys import (
 )
 from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
+from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, STRANGER
 
 ROW = f"""\
@@ -124,8 +125,8 @@ def test_which_key_signs(tmp_path: Path) -> None:
 
 
 def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
-    environ = {"HOME": "/home/someone"}
-    (tmp_path / "imagefactory.toml").write_text('signing-key = "keys/ci.pem"\n' + TOML)
+    environ = {"HOME": str(tmp_path / "home")}
+    write_settings(tmp_path, 'signing-key = "keys/ci.pem"\n' + TOML, environ)
     from_file = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert from_file.signing_key.value == str(tmp_path / "keys" / "ci.pem")
     named = load_settings(
@@ -299,7 +300,7 @@ def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
 
 def test_new_trust_show_retire(tmp_path: Path) -> None:
     path = tmp_path / "imagefactory.toml"
-    path.write_text(WRITTEN)
+    write_settings(tmp_path, WRITTEN, {"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert "imagefactory keys new" in _call(tmp_path, "show")
     said = _call(tmp_path, "new", "lab")
     keyid = read_public("lab", tmp_path / "config" / "imagefactory" / "keys").keyid
@@ -352,7 +353,7 @@ def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:
 
 
 def test_a_light_install_shows_and_trusts_keys(tmp_path: Path) -> None:
-    (tmp_path / "imagefactory.toml").write_text(WRITTEN)
+    write_settings(tmp_path, WRITTEN, {"HOME": str(tmp_path)})
     (tmp_path / "lab.pub").write_bytes(format_public(LAB.public))
     program = f"""
 import sys

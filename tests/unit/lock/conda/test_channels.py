@@ -16,8 +16,9 @@ from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
-from imagefactory.web import Patience, RefusedError, redact
+from imagefactory.web import Patience, RefusedError, redact, without_login
 from tests.made.solving import target
+from tests.made.trusted import write_settings
 from tests.services.channels import (
     ChannelOptions,
     ChannelServer,
@@ -55,9 +56,8 @@ def solve(channels: ChannelAccess, cache: Path, *names: str) -> dict[str, str]:
 
 def test_the_table_and_the_variable_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
-    (tmp_path / "imagefactory.toml").write_text(
-        '[channels]\n"conda-forge" = "https://mirror.example/forge"\n"lab" = "local"\n'
-    )
+    text = '[channels]\n"conda-forge" = "https://mirror.example/forge"\n"lab" = "local"\n'
+    write_settings(tmp_path, text, {"HOME": str(tmp_path)})
     from_file = load_settings(directory=tmp_path, start=tmp_path, environ={"HOME": str(tmp_path)})
     assert from_file.channels.value == f"conda-forge=https://mirror.example/forge,lab={tmp_path}/local"
     given = {"HOME": str(tmp_path), "IMAGEFACTORY_CHANNELS": from_file.channels.value}
@@ -90,22 +90,24 @@ def test_wrong_channels_are_refused(tmp_path: Path, value: str, message: str) ->
 
 def test_a_token_in_the_file_is_not_shown(tmp_path: Path) -> None:
     text = '[channels]\n"conda-forge" = "https://mirror.example/t/hunter2=/conda-forge"\n'
-    (tmp_path / "imagefactory.toml").write_text(text)
+    environ = {"HOME": str(tmp_path)}
+    write_settings(tmp_path, text, environ)
     with pytest.raises(UsageError, match="is not a channel or its place") as caught:
-        load_settings(directory=tmp_path, start=tmp_path, environ={})
+        load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert "hunter2" not in caught.value.message + caught.value.hint
 
 
-def test_solvers_by_name_or_path(tmp_path: Path) -> None:
+def test_solvers_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def solver(value: str) -> str:
         environ = {"IMAGEFACTORY_SOLVER": value} if value else {}
         return load_settings(directory=tmp_path, start=tmp_path, environ=environ).solver.value
 
     (tmp_path / "micromamba").touch()
+    monkeypatch.chdir(tmp_path)
     assert solver("") == "rattler"
     assert [solver(name) for name in ("conda", "mamba", "micromamba")] == ["conda", "mamba", "micromamba"]
     assert solver(str(tmp_path / "micromamba")) == str(tmp_path / "micromamba")
-    for wrong in ("libmamba", str(tmp_path / "nothing")):
+    for wrong in ("libmamba", str(tmp_path / "nothing"), "./micromamba"):
         with pytest.raises(UsageError, match="solver"):
             solver(wrong)
 
@@ -364,3 +366,17 @@ def test_without_rattler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ToolError) as caught:
         ChannelAccess().gateway(tmp_path)
     assert caught.value.hint == extra_hint("conda")
+
+
+def test_a_lock_sends_no_password_without_tls(tmp_path: Path) -> None:
+    """Its addresses come from anyone; those of the user's own settings may be without."""
+    (tmp_path / ".netrc").write_text("machine lab.example login ann password hunter2\n")
+    channels = find_channels("lab=http://lab.example:8080/lab", {"HOME": str(tmp_path)}, "")
+    assert channels.login("https://lab.example/x") == ("ann", "hunter2")
+    assert channels.login("http://lab.example:8080/lab/x") == ("ann", "hunter2")
+    assert channels.login("http://lab.example/lab/x") is without_login
+    auth = tmp_path / "auth.json"
+    auth.write_text('{"lab.example": {"CondaToken": "hunter2"}}')
+    tokens = find_channels("", {"HOME": str(tmp_path), "RATTLER_AUTH_FILE": str(auth)}, "")
+    assert "hunter2" in tokens.address("https://lab.example/lab/x")
+    assert "hunter2" not in tokens.address("http://lab.example/lab/x")

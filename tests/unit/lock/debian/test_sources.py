@@ -37,6 +37,7 @@ from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Quiet
 from imagefactory.recipes.read import read_bases
 from imagefactory.runners.build_sandbox import IdMaps
+from tests.made.trusted import write_settings
 from tests.made.values import make_base
 
 TREE = Path(__file__).parents[4]
@@ -598,7 +599,7 @@ def test_other_packages_than_locked_are_refused() -> None:
 def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:
     """No archive is asked, nothing is written, and what would move it is said."""
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "imagefactory.toml").write_text('debian-mirror = "http://127.0.0.1:1/debian"\n')
+    write_settings(tmp_path, 'debian-mirror = "http://127.0.0.1:1/debian"\n')
     (tmp_path / "recipes" / "bases.yaml").write_text(
         f"bases:\n  - name: cuda-devel\n    image: docker.io/nvidia/cuda@sha256:{'0a' * 32}\n"
         '    python: "3.11"\n    glibc: "2.36"\n'

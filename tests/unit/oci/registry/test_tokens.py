@@ -7,6 +7,7 @@ import pytest
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.registry.exchange import Ask, RegistryOptions
 from imagefactory.oci.registry.tokens import Tokens
+from imagefactory.web import RefusedError
 
 KNOWN = Credential(user="ann", secret="s3cret", origin="config.json")
 
@@ -14,13 +15,14 @@ KNOWN = Credential(user="ann", secret="s3cret", origin="config.json")
 class Talk:
     """What was said and asked, in the order in which it happened."""
 
-    def __init__(self, host: str, credential: Credential | None) -> None:
+    def __init__(self, host: str, credential: Credential | None, *plain: str) -> None:
         self.lines: list[str] = []
         options = RegistryOptions(
             credentials=(lambda _: credential) if credential else anonymous,
+            plain_hosts=plain,
             tell=lambda text: self.lines.append(f"said: {text}"),
         )
-        self.tokens = Tokens(host, options, plain=False, fetch=self.fetch)
+        self.tokens = Tokens(host, options, plain=bool(plain), fetch=self.fetch)
 
     def fetch(self, ask: Ask, signed: str) -> bytes:
         self.lines.append(f"asked: {ask.url.partition('?')[0]} {'with' if signed or ask.body else 'without'}")
@@ -74,3 +76,26 @@ def test_a_name_that_looks_like_a_known_one_is_told(realm: str) -> None:
     talk = Talk("docker.io", KNOWN)
     talk.renew(realm)
     assert talk.lines[0].startswith("said: docker.io has its tokens given by ")
+
+
+@pytest.mark.parametrize(
+    ("realm", "goes"),
+    [
+        ("http://registry.example.org:5000/token", True),
+        ("http://tokens.example.org/token", True),
+        ("http://127.0.0.1:5001/token", True),
+        ("https://other.example.net/token", True),
+        ("http://other.example.net/token", False),
+        ("http://registry.example.org:5001/token", False),
+        ("http://registry.example.org:5000@other.example.net/token", False),
+    ],
+)
+def test_without_encryption_a_password_goes_only_where_the_user_said(realm: str, goes: bool) -> None:
+    talk = Talk("registry.example.org:5000", KNOWN, "registry.example.org:5000", "tokens.example.org")
+    if goes:
+        talk.renew(realm)
+        assert talk.lines[-1].endswith(" with")
+        return
+    with pytest.raises(RefusedError):
+        talk.renew(realm)
+    assert talk.lines == []

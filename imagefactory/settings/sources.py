@@ -1,0 +1,95 @@
+"""Who may give each setting: a project that is not trusted, or only the user, the site and the environment.
+
+A project's folder may come from anyone. The user trusts one with `imagefactory settings --trust`
+(settings/trusted.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+REASONS = {
+    "store": "a folder in which commands write and remove files",
+    "cache": "a folder in which commands write and remove files",
+    "registry": "a place that gets images and your credentials for it",
+    "engine": "it selects programs of this machine",
+    "runner": "it selects what separates images from this machine",
+    "certificates": "it decides which servers are genuine",
+    "plain-http": "it sends data and passwords unencrypted",
+    "mirrors": "it decides which servers are asked",
+    "index": "it decides which servers are asked",
+    "indexes": "it decides which servers are asked",
+    "debian-mirror": "it decides which servers are asked",
+    "channels": "it decides which servers are asked, or which folders are read",
+    "solver": "a program to run",
+    "codec": "",
+    "workers": "it decides how much of this machine is used",
+    "signing-key": "a private key",
+    "catalogue": "it decides which servers are asked, or which file is read",
+    "site": "",
+    "licences": "it decides what a check accepts",
+    "sif-folder": "a path outside of the project",
+    "trust": "it decides whose verdicts count",
+    "policy": "it decides which verdicts count",
+}
+"""By its name in imagefactory.toml, why an untrusted project may not give a setting. Empty: it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestrictedSetting:
+    """A setting in the file of a project that is not trusted. `line` is 0 where it could not be found."""
+
+    name: str
+    value: str
+    line: int
+
+    @property
+    def reason(self) -> str:
+        return REASONS[self.name]
+
+
+def may_be_set(name: str, *, trusted: bool) -> bool:
+    """Return whether a project may give the setting. A setting without a row may not be given."""
+    return trusted or REASONS.get(name, "?") == ""
+
+
+def find_restricted(
+    document: Mapping[str, Any], text: str, known_keys: Collection[str] = ()
+) -> tuple[RestrictedSetting, ...]:
+    """Return what a file sets although its project is not trusted, in the file's order.
+
+    `[[trust]]` rows of keys that the user or the site knows (`known_keys`, key IDs) are no reason to ask: of
+    those the user's own rows count.
+    """
+    found = [
+        RestrictedSetting(name=name, value=_shorten(value), line=_line_of(name, text))
+        for name, value in document.items()
+        if name in REASONS
+        and not may_be_set(name, trusted=False)
+        and not (name == "trust" and set(key_ids(document)) <= set(known_keys))
+    ]
+    return tuple(sorted(found, key=lambda one: one.line))
+
+
+def key_ids(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the key IDs of a file's `[[trust]]` rows, an empty one for a row without any."""
+    rows = document.get("trust", [])
+    rows = rows if isinstance(rows, list) else [rows]
+    return tuple(str(row.get("keyid", "")) if isinstance(row, dict) else "" for row in rows)
+
+
+def _shorten(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={place}" for name, place in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(row.get("name", row)) if isinstance(row, dict) else str(row) for row in value)
+    return str(value)
+
+
+def _line_of(name: str, text: str) -> int:
+    pattern = rf"""[ \t]*(\[\[?[ \t]*)?["']?{re.escape(name)}["']?[ \t]*[.=\]]"""
+    lines = (number for number, line in enumerate(text.splitlines(), 1) if re.match(pattern, line))
+    return next(lines, 0)
