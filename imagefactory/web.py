@@ -152,6 +152,7 @@ class Web:
         import urllib3
 
         shown = redact(url)
+        check_address(url)
         try:
             with self._session.request(
                 method,
@@ -256,6 +257,22 @@ def network_of_name(host: str) -> str:
         return network_of(socket.inet_ntoa(socket.inet_aton(name)))  # 127.1, 0x7f000001, 2130706433
     except (OSError, UnicodeError):
         return PUBLIC
+
+
+def check_address(url: str) -> None:
+    """Raise RefusedError for an address that two parsers read as two hosts, as `https://a\\@b/` is.
+
+    A credential is held back by what one of them reads, and the other one connects.
+    """
+    from urllib3.util import parse_url
+
+    try:
+        ours, theirs = urlsplit(url), parse_url(url)
+        same = (ours.hostname, ours.port) == ((theirs.host or "").strip("[]").lower() or None, theirs.port)
+    except ValueError:
+        same = False
+    if not same:
+        raise RefusedError("an address there can be read as two hosts")
 
 
 class _Reach(threading.local):
@@ -384,15 +401,28 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
     PUBLIC. A credential stays with its host. `threads` is how many connections to one host; without `netrc`
     nothing is read from ~/.netrc.
     """
+    from http.cookiejar import DefaultCookiePolicy
+
     import requests
 
     class Session(requests.Session):
+        def get_redirect_target(self, resp: requests.Response) -> str | None:
+            # requests would read all of its body, decoded, however long it is.
+            if resp.is_redirect and not resp._content_consumed:  # type: ignore[attr-defined]
+                resp.raw.read1(CHUNK, decode_content=False)
+                if resp.raw.length_remaining:
+                    resp.raw.close()
+                resp._content, resp._content_consumed = b"", True  # type: ignore[attr-defined]
+            return super().get_redirect_target(resp)
+
         def rebuild_auth(
             self, prepared_request: requests.PreparedRequest, response: requests.Response
         ) -> None:
             came, goes = response.request.url or "", prepared_request.url or ""
             if came.startswith("https:") and not goes.startswith("https:"):
                 raise RefusedError(f"it redirects from https to {redact(goes)}")
+            check_address(goes)
+            prepared_request.headers.pop("Cookie", None)
             _REACH.networks = reachable_from({reached_by(response)})
             if netrc:
                 super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
@@ -405,6 +435,7 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
 
     session = Session()
     session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # nobody sets any here
     mount_timely(session, threads=threads)
     return session
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from imagefactory.web import (
     RefusedError,
     Web,
     arriving,
+    check_address,
     mount_timely,
     network_of,
     network_of_name,
@@ -331,3 +333,55 @@ def test_with_a_proxy_addresses_alone_are_judged() -> None:
                     pass
             assert proxy.asked == ["GET http://a.example/", *([f"GET {place}"] if may else [])]
         web.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "http://a\\@b/",
+            "http://a\\\\@b/x",
+            "http://[::1/",
+            "http://a:99999999/",
+            "http://a:b:c/",
+            "http://a\t.b/",
+        ),
+        *("http://\u24c7egistry.example/", "http://a b/", "//a\\@b/"),
+    ],
+)
+def test_an_address_of_two_hosts_is_refused(url: str) -> None:
+    with pytest.raises(RefusedError):
+        check_address(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://A.example:443/x?y=z#f",
+        "http://[::1]:5000/v2/",
+        "https://me:pass%40word@a.example/simple/",
+        "https://a.example",
+        "http://127.0.0.1:1/x y/\u00fc",
+        "https://a_b.example/%5C@c",
+    ],
+)
+def test_an_address_of_one_host_is_taken(url: str) -> None:
+    check_address(url)
+
+
+def test_a_redirect_costs_no_more_than_its_head() -> None:
+    """Its body is not read, and no cookie is kept or sent."""
+    cookie = {"Set-Cookie": "a=" + "x" * 60_000}
+    with service(lambda request: (200, cookie, b"{}")) as end:
+        target = {"Location": f"http://{end.address}/", **cookie}
+        with service(lambda _: (307, target, bytes(50_000_000))) as index:
+            tracemalloc.start()
+            web = Web(Source(), patience=Patience(attempts=1))
+            for _ in range(2):
+                with web.open(f"http://{index.address}/") as response:
+                    assert read_some(response.raw, 10) == b"{}"
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            web.close()
+        assert peak < 60_000_000  # of which the service has 50
+        assert not any("Cookie" in request.headers for request in (*index.log, *end.log))

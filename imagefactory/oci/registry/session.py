@@ -27,6 +27,7 @@ from imagefactory.web import (
     RefusedError,
     TransientError,
     arriving,
+    check_address,
     may_pass,
     open_session,
     reachable_from,
@@ -40,6 +41,7 @@ from imagefactory.web import (
 T = TypeVar("T")
 Response = requests.Response
 
+_LONGEST_LINK = 8192
 _REFUSALS = 3  # in a row, each of a token made just before
 _TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
@@ -199,6 +201,7 @@ class RegistrySession:
 
     def _send(self, ask: Ask, authorization: str) -> Response:
         """One request. Raises RefusedError for an address to which this registry may not send it."""
+        check_address(ask.url)
         patience, ours = self.options.patience, self.is_ours(ask.url)
         if not ours:
             self._check_elsewhere(ask)
@@ -288,18 +291,26 @@ class RegistrySession:
                     reading.count(size=len(part))
                     if len(data) > MANIFEST_LIMIT:
                         raise RefusedError(f"a page of its list is longer than {MANIFEST_LIMIT:,} bytes")
-                link = re.search(r'<([^>]+)>\s*;[^,]*\brel="?next\b', response.headers.get("Link", ""))
-                following = self.own(urljoin(url, link[1])) if link else ""
+                following = self._following(response)
         except RefusedError as error:
             if error.status == 404 and "/tags/list" in url:
                 return {"tags": []}, ""
             raise
-        if following and not self.is_ours(following):
-            raise RefusedError(f"the next page of its list is on another host: {host_of(following)}")
         try:
             return json.loads(data), following
         except (ValueError, RecursionError):
             raise TransientError("the answer is no JSON") from None
+
+    def _following(self, response: Response) -> str:
+        """The page that comes next, empty for the last one."""
+        header = response.headers.get("Link", "")
+        if len(header) > _LONGEST_LINK:
+            raise RefusedError(f"its Link header is longer than {_LONGEST_LINK} characters")
+        link = re.search(r'<([^<>]+)>\s*;[^,]*\brel="?next\b', header)
+        following = self.own(urljoin(response.url, link[1])) if link else ""
+        if following and not self.is_ours(following):
+            raise RefusedError(f"the next page of its list is on another host: {host_of(following)}")
+        return following
 
     # --- faults ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from imagefactory.errors import EXIT_REGISTRY, RegistryError
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Ask, RegistryOptions
+from imagefactory.oci.registry.tokens import parse_challenge
 from imagefactory.web import PRIVATE, PUBLIC, Patience, RefusedError
 from tests.made.service import Answer, Request, Service, make_certificate, service
 from tests.made.store_contract import blob, source
@@ -195,3 +197,48 @@ def test_an_identity_token_is_not_posted_to_another_service() -> None:
         with service(lambda _: (401, challenge, b"")) as served, pytest.raises(RegistryError):
             client(served, credentials=lambda _: known).tags("a")
         assert other.log == []
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "http://{evil}\\@{own}/x",
+        "http://{evil}\\\\@{own}/x",
+        "http://{evil}#@{own}/x",
+        "http://{evil}?@{own}/x",
+    ],
+)
+def test_an_address_that_reads_as_two_hosts_gets_no_password(trick: str) -> None:
+    """What requests connects to and what decides on the credential are two parsers of addresses."""
+    with service(lambda _: (201, {}, b"")) as evil:
+
+        def answer(request: Request) -> Answer:
+            if "Authorization" not in request.headers:
+                return 401, {"WWW-Authenticate": "Basic realm=x"}, b""
+            place = trick.format(evil=evil.address, own=request.headers["Host"])
+            return (202, {"Location": place}, b"") if request.method == "POST" else (404, {}, b"")
+
+        upload = blob(SMALL_BLOB), source(SMALL_BLOB)
+        with service(answer) as served, pytest.raises(RegistryError):
+            client(served, credentials=lambda _: KNOWN).write("a", *upload)
+        assert evil.log == []
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "<" * 1_000_000,
+        "<a>;" * 250_000,
+        '<https://[::1>; rel="next"',
+        '<https://a:99999999/>; rel="next"',
+        '<http://[a]/>; rel="next"',
+    ],
+)
+def test_no_header_is_a_bug_or_an_hours_work(link: str) -> None:
+    """http.client takes 100 of 64 KiB, which arrive as one."""
+    session = Registry("box.example").session
+    response = requests.Response()
+    response.url, response.headers["Link"] = "https://box.example/v2/a/tags/list", link
+    with pytest.raises((RefusedError, ValueError)):
+        session._following(response)
+    assert parse_challenge("Bearer " + "a=b " * 1_000_000) is None
