@@ -227,8 +227,8 @@ def test_an_address_that_reads_as_two_hosts_gets_no_password(trick: str) -> None
 @pytest.mark.parametrize(
     "link",
     [
-        "<" * 1_000_000,
-        "<a>;" * 250_000,
+        pytest.param("<" * 1_000_000, id="many beginnings"),
+        pytest.param("<a>;" * 250_000, id="many links"),
         '<https://[::1>; rel="next"',
         '<https://a:99999999/>; rel="next"',
         '<http://[a]/>; rel="next"',
