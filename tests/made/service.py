@@ -39,6 +39,13 @@ def ok(_: Request) -> Answer:
     return 200, {}, b"{}"
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is no failure."""
+
+
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate for the first addresses of 127.0.0.0/8, and its key."""
     pem, key = folder / "cert.pem", folder / "key.pem"
@@ -80,8 +87,7 @@ def service(
 
         do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = handle_one
 
-    server = ThreadingHTTPServer((host, 0), Handler)
-    server.daemon_threads = True
+    server = _Server((host, 0), Handler)
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*tls)
