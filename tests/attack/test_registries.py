@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.registry import lists
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.web import Patience
@@ -158,6 +160,14 @@ def true_bodies() -> list[bytes]:
 
 
 BODIES = true_bodies()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_lists() -> Iterator[None]:
+    """A list without end is read to its limit, which takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lists, "LIMITS", replace(lists.LIMITS, pages=20))
+        yield
 
 
 @st.composite
