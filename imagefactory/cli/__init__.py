@@ -195,9 +195,8 @@ cli.shelve(
 def main(argv: Sequence[str] | None = None) -> None:
     """The one error boundary."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.excepthook = _say_bug
-    threading.excepthook = lambda bug: _say_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
-    warnings.showwarning = lambda message, kind, *_, **__: write(2, f"{kind.__name__}: {message}")
+    if argv is None:  # the process is ours
+        _print_what_python_prints()
     _clean_up_when_told_to_end()
     _wake_for_signals()
     try:
@@ -231,10 +230,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else EXIT_OK)
 
 
+def _print_what_python_prints() -> None:
+    """Tracebacks and warnings go through `write` as all texts do: they quote what they are about."""
+    sys.excepthook = _say_bug
+    threading.excepthook = lambda bug: _say_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
+    warnings.showwarning = lambda message, kind, *_, **__: write(2, f"{kind.__name__}: {message}")
+
+
 def _say_bug(
     kind: type[BaseException], error: BaseException | None, where: types.TracebackType | None
 ) -> None:
-    """The traceback of a bug, whose texts may quote a stranger as any other."""
     if not issubclass(kind, SystemExit):  # of a thread: it ends without a word
         write(2, "".join(traceback.format_exception(kind, error, where)).rstrip("\n"))
 

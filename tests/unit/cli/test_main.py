@@ -464,7 +464,7 @@ def test_the_traceback_of_a_bug_steers_no_terminal(thread: bool) -> None:
         fail = f"t = threading.Thread(target=exec, args=({fail!r},)); t.start(); t.join()"
     program = (
         "import threading\nfrom imagefactory import cli\n"
-        f"def go(**_):\n    {fail}\ncli.cli.main = go\ncli.main(['list'])"
+        f"def go(**_):\n    {fail}\ncli.cli.main = go\ncli.main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == (0 if thread else 1)
