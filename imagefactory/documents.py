@@ -20,19 +20,13 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from imagefactory.errors import StatementError
+from imagefactory.errors import HIDDEN, StatementError
 
 LONGEST_TEXT = 4096
 MOST_ROWS = 256
 LARGEST_COUNT = (1 << 53) - 1  # what every reader of JSON takes for a whole number
 LARGEST_NUMBER = 1e300
 LONGEST = 1e10  # seconds
-HIDDEN = (
-    "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\ud800-\udfff\ufeff\ufff9-\ufffb"
-)
-"""Characters that steer a terminal or hide in a text: controls, bidirectional marks, halves of pairs."""
-
 _LINE = re.compile(f"[^{HIDDEN}]*")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
 

@@ -57,6 +57,20 @@ def without_logins(text: str) -> str:
     return _LOGIN.sub("", text)
 
 
+HIDDEN = (
+    "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb"
+)
+"""Characters that steer a terminal or hide in a text: controls, bidirectional marks, halves of pairs."""
+STEERING = re.compile(f"(?![\\n\\t])[{HIDDEN}\U000e0000-\U000e007f]")
+"""Any of these but the two that a text of lines has; and the tags of Unicode."""
+
+
+def printable(text: str) -> str:
+    """Return `text` with a `?` for each character that steers a terminal or hides; lines and tabs stay."""
+    return STEERING.sub("?", text.replace("\r\n", "\n"))
+
+
 def own_pip(verb: str, what: str) -> str:
     """The command that installs or removes packages for the very Python that runs this."""
     python = shlex.quote(sys.executable)

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -50,6 +50,38 @@ def folder_for_a_while(prefix: str, parent: Path | None = None) -> Iterator[Path
     finally:
         with suppress(OSError):
             remove_tree(folder)
+
+
+def replace_all(files: Mapping[Path, bytes]) -> None:
+    """Write each file beside its place, and rename them when all are whole.
+
+    Raises OSError, such as for a full disk, and leaves every place as it was.
+    """
+    with ExitStack() as written:
+        for path, data in files.items():
+            file = written.enter_context(replacing(path))
+            file.write(data)
+            file.flush()
+
+
+def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
+    """Write a new file, whole and on the disk; return False where there is one already, or a link.
+
+    It has its `mode` from the beginning. Raises OSError, and leaves no rest.
+    """
+    handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(handle, mode)
+            os.fsync(handle)
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    finally:
+        Path(beside).unlink(missing_ok=True)
+    return True
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from imagefactory.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
@@ -140,7 +142,7 @@ class Lines:
     def put(self, line: str) -> None:
         with _SPEAKING, contextlib.suppress(BrokenPipeError):  # nobody watches any more; the work goes on
             if not _SILENT.is_set():
-                self.stream.write(line + "\n")
+                self.stream.write(printable(line) + "\n")
                 self.stream.flush()
 
     def tell(self, task: _LineTask, now: float) -> None:
@@ -239,10 +241,10 @@ class Terminal:
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
-        began = time.monotonic()
-        self.console.print(f"[bold]{title}[/bold] ...")
+        began, shown = time.monotonic(), f"[bold]{_escaped(title)}[/bold]"
+        self.console.print(f"{shown} ...")
         yield
-        self.console.print(f"[bold]{title}[/bold]: done in {format_seconds(time.monotonic() - began)}")
+        self.console.print(f"{shown}: done in {format_seconds(time.monotonic() - began)}")
 
     @contextmanager
     def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
@@ -250,7 +252,7 @@ class Terminal:
             bars = self._bars = self._bars or _start_bars(self.console)
             self._open += 1
         try:
-            yield _BarTask(bars, bars.add_task(title, total=total or None, unit=unit))
+            yield _BarTask(bars, bars.add_task(_escaped(title), total=total or None, unit=unit))
         except BaseException:  # an error or Ctrl-C: what is said of it stands alone, no bar above it
             bars.live.transient = True
             raise
@@ -262,7 +264,14 @@ class Terminal:
                     bars.stop()
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
+
+
+def _escaped(text: str) -> str:
+    """A text for rich: nothing in it is markup, or steers the terminal."""
+    from rich.markup import escape
+
+    return escape(printable(text))
 
 
 def _start_bars(console: Console) -> RichProgress:

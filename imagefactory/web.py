@@ -136,11 +136,9 @@ class Web:
     def __init__(self, source: WebAccess, *, patience: Patience | None = None) -> None:
         self.patience = patience or Patience()
         self._source = source
-        self._session = _careful_session()
-        self._session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
+        self._session = open_session(threads=self.patience.threads)
         if source.proxy:
             self._session.proxies = {"http": source.proxy, "https": source.proxy}
-        mount_timely(self._session, threads=self.patience.threads)
 
     def close(self) -> None:
         self._session.close()
@@ -154,6 +152,7 @@ class Web:
         import urllib3
 
         shown = redact(url)
+        check_address(url)
         try:
             with self._session.request(
                 method,
@@ -210,6 +209,117 @@ class Web:
         return self.patience.retry(ask)
 
 
+# --- where a request may go ----------------------------------------------------------------------
+
+PUBLIC, PRIVATE, LOOPBACK, RESERVED = "public", "private", "loopback", "reserved"
+_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+_SHARED = ipaddress.ip_network("100.64.0.0/10")  # RFC 6598: behind a carrier's NAT
+
+
+def network_of(address: str) -> str:
+    """Return the kind of network of an IP address: PUBLIC, PRIVATE, LOOPBACK or RESERVED.
+
+    RESERVED are those where no registry or index is: link-local (the metadata services of clouds),
+    multicast, unspecified and future use. An IPv4 address inside an IPv6 one counts as itself.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if any(ip in network for network in _NAT64):
+            inner = ipaddress.IPv4Address(ip.packed[-4:])
+        if inner:
+            return network_of(str(inner))
+        if ip.is_site_local:
+            return PRIVATE
+    if ip.is_loopback:
+        return LOOPBACK
+    zero = ip.version == 4 and ip.packed[0] == 0  # "this network": Linux connects 0.0.0.0 to itself
+    if zero or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved:
+        return RESERVED
+    if ip.is_private or ip in _SHARED:
+        return PRIVATE
+    return PUBLIC if ip.is_global else RESERVED
+
+
+def network_of_name(host: str) -> str:
+    """Return the network of a host that a proxy will look up: of an IP address or this machine's own name.
+
+    Any other name counts as PUBLIC: only the proxy knows its address.
+    """
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return LOOPBACK
+    try:
+        return network_of(name)
+    except ValueError:
+        pass
+    try:
+        return network_of(socket.inet_ntoa(socket.inet_aton(name)))  # 127.1, 0x7f000001, 2130706433
+    except (OSError, UnicodeError):
+        return PUBLIC
+
+
+def check_address(url: str) -> None:
+    """Raise RefusedError for an address that two parsers read as two hosts, as `https://a\\@b/` is.
+
+    A credential is held back by what one of them reads, and the other one connects.
+    """
+    from urllib3.util import parse_url
+
+    try:
+        ours, theirs = urlsplit(url), parse_url(url)
+        same = (ours.hostname, ours.port) == ((theirs.host or "").strip("[]").lower() or None, theirs.port)
+    except ValueError:
+        same = False
+    if not same:
+        raise RefusedError("an address there can be read as two hosts")
+
+
+class _Reach(threading.local):
+    """What the request that this thread sends may reach, and what its last connection reached.
+
+    `networks` is None for an address that the user named: anything.
+    """
+
+    networks: frozenset[str] | None = None
+    reached: str = PUBLIC
+
+    def check(self, network: str, host: str) -> None:
+        if self.networks is not None and network not in self.networks:
+            raise RefusedError(f"{host} is on a {network} network, where no other server may send a request")
+
+
+_REACH = _Reach()
+
+
+@contextmanager
+def reaching(networks: frozenset[str] | None) -> Iterator[None]:
+    """Limit the requests of this thread to these networks; None sets no limit.
+
+    Raises RefusedError, before a byte is sent, for a host with an address on another network.
+    """
+    before = _REACH.networks
+    _REACH.networks = networks
+    try:
+        yield
+    finally:
+        _REACH.networks = before
+
+
+def reachable_from(networks: Iterable[str]) -> frozenset[str]:
+    """Return the networks that a server on one of these may send a client to: its own, and PUBLIC.
+
+    One that is anywhere on PUBLIC sends to PUBLIC only.
+    """
+    own = frozenset(networks) - {RESERVED}
+    return frozenset({PUBLIC}) if PUBLIC in own else own | {PUBLIC}
+
+
+def reached_by(response: requests.Response) -> str:
+    """Return the network of the server that gave this answer."""
+    return str(getattr(response, "network", PUBLIC))
+
+
 class _Timely:
     """A connection that waits for the head of an answer a minute longer than for its first byte.
 
@@ -239,44 +349,140 @@ class _Timely:
         return response
 
 
-def _careful_session() -> requests.Session:
-    """A session that sends no password of netrc where a redirect leads without TLS."""
+class _Checked(_Timely):
+    """A direct connection that goes only where the request may: every address of the name is checked.
+
+    It connects to an address that was checked, so a name server that answers otherwise the next time gains
+    nothing.
+    """
+
+    host: str
+    port: int
+    _dns_host: str
+    network: str = RESERVED
+
+    def _new_conn(self) -> socket.socket:
+        from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+
+        name = self._dns_host
+        try:
+            rows = socket.getaddrinfo(name.strip("[]"), self.port, 0, socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            cause = error if isinstance(error, socket.gaierror) else socket.gaierror(str(error))
+            raise NameResolutionError(self.host, self, cause) from error  # type: ignore[arg-type]
+        networks = {str(row[4][0]): network_of(str(row[4][0])) for row in rows}
+        for network in networks.values():
+            _REACH.check(network, name)
+        failure: Exception = NewConnectionError(self, f"{name} has no address")  # type: ignore[arg-type]
+        for address, network in networks.items():
+            self._dns_host = address
+            try:
+                connected: socket.socket = super()._new_conn()  # type: ignore[misc]
+            except (NewConnectionError, ConnectTimeoutError) as error:
+                failure = error
+            else:
+                self.network = network
+                return connected
+            finally:
+                self._dns_host = name
+        raise failure
+
+    def request(self, *arguments: Any, **options: Any) -> None:
+        if self.sock is not None:  # a connection of the pool may have been opened for another request
+            _REACH.check(self.network, self._dns_host)
+        super().request(*arguments, **options)  # type: ignore[misc]
+        _REACH.reached = self.network
+
+
+def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
+    """Return a session whose connections are timely, and which follows a redirect only where it may go.
+
+    No redirect leads from https to http, to RESERVED networks, or from one network to another that is not
+    PUBLIC. A credential stays with its host. `threads` is how many connections to one host; without `netrc`
+    nothing is read from ~/.netrc.
+    """
+    from http.cookiejar import DefaultCookiePolicy
+
     import requests
 
     class Session(requests.Session):
+        def get_redirect_target(self, resp: requests.Response) -> str | None:
+            # requests would read all of its body, decoded, however long it is.
+            if resp.is_redirect and not resp._content_consumed:  # type: ignore[attr-defined]
+                resp.raw.read1(CHUNK, decode_content=False)
+                if resp.raw.length_remaining:
+                    resp.raw.close()
+                resp._content, resp._content_consumed = b"", True  # type: ignore[attr-defined]
+            return super().get_redirect_target(resp)
+
         def rebuild_auth(
             self, prepared_request: requests.PreparedRequest, response: requests.Response
         ) -> None:
-            super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
-            before, after = urlsplit(response.url), urlsplit(prepared_request.url or "")
-            same = (before.scheme, before.netloc) == (after.scheme, after.netloc)
-            if after.scheme != "https" and not same:
+            came, goes = response.request.url or "", prepared_request.url or ""
+            if came.startswith("https:") and not goes.startswith("https:"):
+                raise RefusedError(f"it redirects from https to {redact(goes)}")
+            check_address(goes)
+            prepared_request.headers.pop("Cookie", None)
+            _REACH.networks = reachable_from({reached_by(response)})
+            if netrc:
+                super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
+            elif self.should_strip_auth(came, goes):  # type: ignore[no-untyped-call]
+                prepared_request.headers.pop("Authorization", None)
+            # requests itself asks netrc again for each host that it is led to.
+            before, after = urlsplit(came), urlsplit(goes)
+            if after.scheme != "https" and (before.scheme, before.netloc) != (after.scheme, after.netloc):
                 prepared_request.headers.pop("Authorization", None)
 
-    return Session()
+        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+            with reaching(_REACH.networks):  # what a redirect narrows ends with its request
+                return super().send(request, **options)
+
+    session = Session()
+    session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # nobody sets any here
+    mount_timely(session, threads=threads)
+    return session
 
 
 def mount_timely(session: requests.Session, *, threads: int = 10) -> None:
-    """Lets answers that never begin be no wait without end. `threads` is how many connections to one host."""
+    """Lets answers that never begin be no wait without end, and checks where connections go.
+
+    `threads` is how many connections to one host. Where a proxy is used, it looks names up: then only
+    addresses and this machine's own names are checked.
+    """
     from requests.adapters import HTTPAdapter
+    from requests.utils import select_proxy
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    pools = {}
+    direct: dict[str, type] = {}
+    proxied: dict[str, type] = {}
     for scheme, kind in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool)):
-        connection = type("TimelyConnection", (_Timely, kind.ConnectionCls), {})
-        pools[scheme] = type("TimelyPool", (kind,), {"ConnectionCls": connection})
+        for pools, own in ((direct, _Checked), (proxied, _Timely)):
+            connection = type(f"{own.__name__}Connection", (own, kind.ConnectionCls), {})
+            pools[scheme] = type(f"{own.__name__}Pool", (kind,), {"ConnectionCls": connection})
 
     class Adapter(HTTPAdapter):
         def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
             super().init_poolmanager(*arguments, **options)
-            self.poolmanager.pool_classes_by_scheme = pools
+            self.poolmanager.pool_classes_by_scheme = direct
 
-        def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
-            manager = super().proxy_manager_for(*arguments, **options)
-            manager.pool_classes_by_scheme = pools
+        def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+            manager = super().proxy_manager_for(proxy, **options)
+            if not proxy.lower().startswith("socks"):  # that has connections of its own
+                manager.pool_classes_by_scheme = proxied
             return manager
 
-    for scheme in pools:
+        def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> Any:
+            proxies = options.get("proxies") or (arguments[4] if len(arguments) > 4 else None)
+            if select_proxy(request.url or "", proxies):
+                host = urlsplit(request.url or "").hostname or ""
+                _REACH.reached = network_of_name(host)
+                _REACH.check(_REACH.reached, host)
+            response = super().send(request, *arguments, **options)
+            response.network = _REACH.reached  # type: ignore[attr-defined]
+            return response
+
+    for scheme in direct:
         session.mount(f"{scheme}://", Adapter(pool_maxsize=threads))
 
 

@@ -10,6 +10,7 @@ Either is an OCI artifact of one layer, the envelope or the invitation packed by
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from dataclasses import dataclass
@@ -78,16 +79,15 @@ def unpack(data: bytes, where: str) -> bytes:
     if not data.startswith(_MAGIC):
         return data
     chunks = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
-    pieces, size = [], 0
+    unpacked = io.BytesIO()
     try:
         for piece in inflate(chunks, GZIP):
-            size += len(piece)
-            if size > LARGEST:
+            if unpacked.tell() + len(piece) > LARGEST:
                 raise StatementError(f"{where}: unpacks to more than {LARGEST} bytes", hint="see who made it")
-            pieces.append(piece)
+            unpacked.write(piece)
     except (DamagedError, zlib.error) as error:
         raise StatementError(f"{where}: is damaged: {error}", hint="get it anew") from error
-    return b"".join(pieces)
+    return unpacked.getvalue()
 
 
 def parse_layer(manifest: bytes, where: str, kind: Packed = CATALOGUE) -> Descriptor:

@@ -15,6 +15,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
+import types
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -192,6 +195,8 @@ cli.shelve(
 def main(argv: Sequence[str] | None = None) -> None:
     """The one error boundary."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is ours
+        _print_what_python_prints()
     _clean_up_when_told_to_end()
     _wake_for_signals()
     try:
@@ -223,6 +228,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         missing = ToolError(f"{error.name} is not installed", hint=extra_hint(extra))
         code = _end(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _print_what_python_prints() -> None:
+    """Tracebacks and warnings go through `write` as all texts do: they quote what they are about."""
+    sys.excepthook = _say_bug
+    threading.excepthook = lambda bug: _say_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
+    warnings.showwarning = lambda message, kind, *_, **__: write(2, f"{kind.__name__}: {message}")
+
+
+def _say_bug(
+    kind: type[BaseException], error: BaseException | None, where: types.TracebackType | None
+) -> None:
+    if not issubclass(kind, SystemExit):  # of a thread: it ends without a word
+        write(2, "".join(traceback.format_exception(kind, error, where)).rstrip("\n"))
 
 
 def refuse_the_other_package(package: Path) -> None:

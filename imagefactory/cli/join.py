@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, at_terminal, json_option, paint, say, say_json, say_next, write
+from imagefactory.cli.output import Call, at_terminal, confirm, json_option, say, say_json, say_next, write
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
     invitation = read_invitation(call.settings, os.environ, where)
     user = find_joining(call.settings, os.environ, invitation)
     if user.joining.told:
-        write(2, paint(_shown(invitation, user), 2))  # a dialogue: who is asked must see it, with --json too
+        write(2, _shown(invitation, user))  # a dialogue: who is asked must see it, with --json too
         _ask(user, where, yes=yes)
         user.write()
     note = _look(call)
@@ -171,7 +171,7 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
     question = "Do you believe the NEW key?" if joining.changed else "Do you believe this key?"
     if not joining.fresh:
         question = "Write it?"
-    if not click.confirm(question, err=True):
+    if not confirm(question):
         write(2, "nothing is written")
         raise click.exceptions.Exit(EXIT_CHECK)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import FactoryError, UsageError, without_logins
+from imagefactory.errors import FactoryError, UsageError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -185,14 +186,15 @@ def _runner(root: Path, log: Path) -> Command:
 def _mail(command: str, text: str) -> None:
     """A command that fails is told; the night was what it was."""
     words = ("/bin/sh", "-c", command)
-    done = subprocess.run(words, input=text, stderr=subprocess.PIPE, text=True, check=False)
+    plain = re.sub("(?m)^~", " ~", printable(text))  # some mail programs run a line of `~!COMMAND`
+    done = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         said = without_logins(done.stderr).strip()
         write(2, f"warning: --mail ended with exit code {done.returncode}: {said}".rstrip(": "))
 
 
 def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    from imagefactory.files import replace_text
+    from imagefactory.files import replace_all
     from imagefactory.stages.night_units import enabling, format_units
 
     folder, root = given["install"], str(call.settings.root_path.absolute())
@@ -207,8 +209,7 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
     files = format_units(root, command, os.environ)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        replace_text(folder / name, text)
+    replace_all({folder / name: text.encode() for name, text in files.items()})
     if given["as_json"]:
         return say_json("night-units", {"files": [str(folder / name) for name in files]})
     for name in files:

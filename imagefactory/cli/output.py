@@ -16,6 +16,7 @@ import click
 
 from imagefactory import __version__
 from imagefactory.errors import (
+    STEERING,
     BehindError,
     BuildError,
     FactoryError,
@@ -23,6 +24,7 @@ from imagefactory.errors import (
     RecipeError,
     UnsolvableError,
     UsageError,
+    printable,
     without_logins,
 )
 from imagefactory.progress import Progress, choose
@@ -130,12 +132,22 @@ class Call:
 def say(text: str, *, unless: bool = False) -> None:
     """A result for a person; `unless` is true where a program asked for JSON."""
     if not unless:
-        write(1, paint(text, 1))
+        write(1, text)
 
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
     """One JSON document on stdout. `format` names its kind and version."""
-    write(1, json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
+    say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
+
+
+def say_document(text: str) -> None:
+    """JSON for programs: what would steer a terminal is escaped as JSON has it, and stays what it is."""
+    _echo(1, STEERING.sub(_json_escape, text))
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def say_next(*words: str, program: str = "imagefactory") -> None:
@@ -148,11 +160,11 @@ def say_next(*words: str, program: str = "imagefactory") -> None:
     if call is None or call.progress_style in ("quiet", "json") or context.params.get("as_json"):
         return
     place = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
-    write(2, paint(f"next: {shlex.join((program, *place, *words))}", 2))
+    write(2, f"next: {shlex.join((program, *place, *words))}")
 
 
 def complain(error: FactoryError, prefix: str = "") -> None:
-    write(2, paint(f"error: {without_logins(prefix)}{error.message}", 2))
+    write(2, f"error: {without_logins(prefix)}{error.message}")
     if error.hint:
         write(2, f"  what to do: {error.hint}")
 
@@ -189,7 +201,21 @@ def paint(text: str, stream: int) -> str:
 
 
 def write(stream: int, text: str) -> None:
-    """Prints; when nobody reads any more (`| head`), the work and its exit code stay what they are."""
+    """Print a text for people, with nothing in it that steers their terminal but the colours of `paint`.
+
+    Texts quote strangers: file names, layers, registries, records. All that is printed goes through here,
+    or through progress.py.
+    """
+    _echo(stream, paint(printable(text), stream))
+
+
+def confirm(question: str) -> bool:
+    """Whether the person at the terminal says yes."""
+    return click.confirm(printable(question), err=True)
+
+
+def _echo(stream: int, text: str) -> None:
+    """When nobody reads any more (`| head`), the work and its exit code stay what they are."""
     try:
         click.echo(text, err=stream == 2)
     except BrokenPipeError:

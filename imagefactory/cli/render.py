@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     say_json,
     say_next,
     targets_argument,
+    write,
 )
 from imagefactory.errors import StaleError
 from imagefactory.model import Outcome
@@ -63,7 +64,7 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
         elif not check:
             say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
         for name, differences in stale.items():
-            click.echo("\n".join([f"{name}:", *differences]), err=True)
+            write(2, "\n".join([f"{name}:", *differences]))
         if stale:
             hint = "imagefactory render " + " ".join(stale)
             failures.add(StaleError(f"definitions that are not current: {', '.join(stale)}", hint=hint))

@@ -11,9 +11,9 @@ from imagefactory.cli.output import (
     complete_targets,
     json_option,
     say,
+    say_document,
     say_json,
     terminal_width,
-    write,
 )
 from imagefactory.errors import EXIT_BILL, UsageError
 
@@ -93,7 +93,7 @@ def sbom(
     if output or not checks:
         text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
         if output is None:
-            return write(1, text.rstrip("\n"))
+            return say_document(text.rstrip("\n"))
         replace_text(output, text)
         told.append(report.format_bill(bill, str(output)))
         value |= {"path": str(output), "kind": kind}

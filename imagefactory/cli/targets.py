@@ -189,6 +189,7 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
 
     It becomes recipes/FAMILY.yaml."""
     from imagefactory.factory import recipes_folder, require_own
+    from imagefactory.files import create_bytes
 
     if not only_print:
         require_own(call.settings, "new")
@@ -206,10 +207,8 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     if only_print:
         return say_json("recipe", told) if as_json else None
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(drafted.text)
-    except FileExistsError:
-        raise exists from None
+        if not create_bytes(path, drafted.text.encode()):
+            raise exists
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
     if as_json:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
+from imagefactory.cli.output import write as print_to
 from imagefactory.errors import UsageError
 
 
@@ -71,7 +72,7 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
                 files = [str(path.relative_to(root)) for path in written.paths]
                 rows.append(news_json(news) | {"message": message, "written": files})
                 if not plain and not as_json:
-                    click.echo(format_news(news), err=True)
+                    print_to(2, format_news(news))
                 if written.paths:
                     title = [f"--- {news.unit.name}"] if len(units) > 1 else []
                     say("\n".join([*title, message]), unless=as_json)

@@ -302,9 +302,8 @@ def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
         shown = bench.place.prefix
         mounts = () if bench.linked is None else (Mount(source=bench.linked, target=shown, bind=True),)
         spec = RunSpec(argv=argv, environment=environment, read_only=True, mounts=mounts)
-        return runner.start(
-            base, spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE, processor=bench.processor
-        )
+        pipe = subprocess.PIPE
+        return runner.start(base, spec, stdin=pipe, stdout=pipe, stderr=pipe, processor=bench.processor)
 
     return BaseCompiler(start, bench.place.python, bench.interpreter)
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from imagefactory.documents import shown_line
 from imagefactory.errors import BuildError
 
+_LONGEST_COMPLAINT = 2000
 SERVER = Path(__file__).with_name("pyc_server.py")
 
 
 class BaseCompiler:
     """Compiles with the Python of a base image, through `pyc_server.py` running in it.
 
-    `start` starts a command inside the unpacked base with pipes on stdin and stdout. It is called
+    `start` starts a command inside the unpacked base with pipes on its three streams: nothing of a base
+    reaches the terminal. It is called
     when the first source comes. `interpreter` is the absolute path of that Python, empty for Debian's.
     Raises BuildError when the base's Python is not `python` (`3.11`) or stops answering.
     """
@@ -33,6 +38,7 @@ class BaseCompiler:
         self._start, self._python = start, python
         self._interpreter = interpreter or f"/usr/bin/python{python}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._complaints: _Complaints | None = None
 
     @contextmanager
     def wheel(self) -> Iterator[BaseCompiler]:
@@ -65,12 +71,15 @@ class BaseCompiler:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = self._start((self._interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
+            if self._process.stderr is not None:
+                self._complaints = _Complaints(self._process.stderr)
             try:
                 tag = self._read(self._process, 16).decode().strip()
             except BuildError:
+                said = self._complaints.text() if self._complaints else ""
                 raise BuildError(
-                    f"{self._interpreter} does not run in the base",
-                    hint="what it printed stands above; it may want a newer glibc: choose another base",
+                    f"{self._interpreter} does not run in the base{said}",
+                    hint="it may want a newer glibc: choose another base",
                 ) from None
             wanted = "cpython-" + self._python.replace(".", "")
             if tag != wanted:
@@ -90,6 +99,26 @@ class BaseCompiler:
         if len(data) != count:
             raise _gone(process)
         return data
+
+
+class _Complaints:
+    """What a process writes to stderr, read as it comes: the last of it is kept."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._kept, self._thread = b"", threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            while data := os.read(stream.fileno(), 1 << 16):
+                self._kept = (self._kept + data)[-_LONGEST_COMPLAINT:]
+
+    def text(self) -> str:
+        """The last line of a process that has ended, after a colon; empty where there is none."""
+        self._thread.join(timeout=10)
+        lines = self._kept.decode("utf-8", "replace").split("\n")
+        last = next((line for line in map(shown_line, reversed(lines)) if line), "")
+        return f": {last}" if last else ""
 
 
 class Compilers:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 
+from imagefactory.documents import shown_line
 from imagefactory.matrix.changes import NightReport, NightRow
 from imagefactory.report.text import fold, wrap
 from imagefactory.report.verdicts import format_ages
@@ -90,5 +91,6 @@ def format_issue(night: NightReport) -> str:
 
 def _quoted(text: str) -> str:
     """As code, whatever is in it: an error's words mention nobody, link nowhere and are no markup."""
+    text = shown_line(text)
     fence = "`" * (max((len(list(run)) for mark, run in groupby(text) if mark == "`"), default=0) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

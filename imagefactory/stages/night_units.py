@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from imagefactory.errors import UsageError
 from imagefactory.settings.load import ENVIRONMENT_PREFIX, LEDGER_KEY
 
 NAME = "imagefactory-night"
@@ -33,7 +34,15 @@ WantedBy=timers.target
 
 
 def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The files by their names. The service gets this shell's PATH and settings, the secret one not."""
+    """The files by their names. The service gets this shell's PATH and settings, the secret one not.
+
+    Raises UsageError for a folder that a line of such a file cannot name.
+    """
+    if not root.isprintable() or root != root.strip() or root.endswith("\\"):
+        raise UsageError(
+            f"systemd's units cannot name the folder {root!r}",
+            hint="rename it: no line end, control character, blank at an end, or backslash at its end",
+        )
     kept = {
         name: text
         for name, text in sorted(environ.items())
@@ -48,9 +57,19 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _quoted(word: str) -> str:
-    """A word as systemd.syntax(7) and systemd.service(5) read it; `%` begins a specifier there."""
-    plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
-    return f'"{plain}"' if plain != word or not word or set(word) & set(" \t'*?;") else plain
+    """A word as systemd.syntax(7) and systemd.service(5) read it; `%` begins a specifier there.
+
+    What is not printable, of which several characters end a line, is written by its bytes.
+    """
+    plain = "".join(_ESCAPED.get(one) or (one if one.isprintable() else _bytes_of(one)) for one in word)
+    return f'"{plain}"' if plain != word or not word or set(word) & set(" '*?;") else plain
+
+
+_ESCAPED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
+
+
+def _bytes_of(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def enabling() -> tuple[str, str]:

@@ -149,13 +149,18 @@ def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False)
     """
     mark = folder / MARK_FILE
     there = set(mark.read_text("utf-8").splitlines()) if mark.is_file() else set()
-    if folder.is_dir() and not mark.is_file() and any(folder.iterdir()) and not force:
+    others = folder.is_dir() and any(
+        not one.name.startswith((MARK_FILE, f".{MARK_FILE}")) for one in folder.iterdir()
+    )
+    if others and not mark.is_file() and not force:
         raise UsageError(
             f"{folder} has files that imagefactory did not write", hint="name another folder, or --force"
         )
+    folder.mkdir(parents=True, exist_ok=True)
+    # First of all: whatever ends this, what is there is known to be of a report the next time.
+    replace_text(mark, "".join(f"{name}\n" for name in sorted(there | set(files))))
     for name in {str(Path(name).parent) for name in files}:
         (folder / name).mkdir(parents=True, exist_ok=True)
-    replace_text(mark, "".join(f"{name}\n" for name in sorted(there | set(files))))
     for name, text in files.items():
         replace_text(folder / name, text)
     for name in there - set(files):

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import package_index, uv_locker
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import FactoryError, UsageError, printable
 from imagefactory.factory import read_factory
 from imagefactory.files import replace_text
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
@@ -138,7 +138,7 @@ def main(arguments: list[str], month: str) -> int:
             }
             replace_text(_FILE, format_wheels(rows.values()))
         else:
-            print(format_wheel(wheel))
+            print(printable(format_wheel(wheel)))
 
     try:
         for path in asked.files:
@@ -146,7 +146,7 @@ def main(arguments: list[str], month: str) -> int:
         if asked.locks:
             _scan_locks(month, progress, take)
     except FactoryError as error:
-        print(f"{error.message}\n{error.hint}", file=sys.stderr)
+        print(printable(f"{error.message}\n{error.hint}"), file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -15,7 +15,7 @@ from imagefactory.catalogue.model import Offer
 from imagefactory.catalogue.offers import judge_offer, select_images
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import replace_text
+from imagefactory.files import replace_all
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.model import Answer, Claim
@@ -325,8 +325,7 @@ def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False)
             f"{folder} has a {', '.join(there)} that imagefactory did not write",
             hint="name another folder by --output, or --force",
         )
-    for path, text in zip(paths, files.values(), strict=True):
-        replace_text(path, text)
+    replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
     return tuple(paths)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.files import replacing
+from imagefactory.files import replace_all
 from imagefactory.pools.model import ImageKind
 from imagefactory.progress import Progress
 from imagefactory.submit.make import SubmitMade
@@ -78,9 +78,7 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
             )
     for folder in folders:
         Path(folder).mkdir(exist_ok=True)
-    for path, text in texts.items():
-        with replacing(Path(path)) as file:
-            file.write(text.encode("ascii"))
+    replace_all({Path(path): text.encode("ascii") for path, text in texts.items()})
     return tuple(texts)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import StatementError, UsageError
+from imagefactory.files import create_bytes, replacing
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
@@ -97,17 +98,18 @@ def make_key(folder: Path, name: str) -> PublicKey:
     private = Ed25519PrivateKey.generate()
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    path, made = folder / f"{name}.pem", False
     try:
-        handle = os.open(folder / f"{name}.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        raise UsageError(
-            f"there is a key '{name}' already: {folder / f'{name}.pem'}", hint="choose another name"
-        ) from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(pem)
-        file.flush()
-        os.fsync(file.fileno())
-    (folder / f"{name}.pub").write_bytes(format_public(raw))
+        with replacing(path.with_suffix(".pub"), durable=True) as file:
+            file.write(format_public(raw))
+            file.flush()
+            made = create_bytes(path, pem, mode=0o600)
+            if not made:
+                raise UsageError(f"there is a key '{name}' already: {path}", hint="choose another name")
+    except OSError:
+        if made:  # one without its public half is of no use, and nobody has seen it
+            path.unlink()
+        raise
     return PublicKey(name=name, raw=raw)
 
 

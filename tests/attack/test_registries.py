@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagefactory.errors import FactoryError
@@ -20,10 +21,12 @@ from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.registry import lists
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.web import Patience
 from tests.made.mutants import HOSTILE, changed_bytes, changed_text
+from tests.made.service import Request, Service, service
 from tests.made.store_contract import artifact, blob, image_manifest, source
 
 BLOB = b"a layer" * 50
@@ -51,6 +54,21 @@ WORDS = st.sampled_from(
             "Bearer",
             'Bearer realm="file:///etc"',
         ),
+        # To a service beside the registry, which is none of its own: INTERNAL and OWN become their addresses.
+        *("http://INTERNAL/x", "https://INTERNAL/x", "//INTERNAL/x", "http://INTERNAL", "ftp://INTERNAL/x"),
+        *(
+            "http://INTERNAL\\@OWN/x",
+            "http://OWN@INTERNAL/x",
+            "http://INTERNAL#@OWN/",
+            "http://OWN:x@INTERNAL/",
+        ),
+        *(
+            '<http://INTERNAL/x>; rel="next"',
+            "<//INTERNAL/x>; rel=next",
+            '<http://INTERNAL\\@OWN/>; rel="next"',
+        ),
+        'Bearer realm="http://INTERNAL/token",service="s"',
+        'Bearer realm="http://OWN\\@INTERNAL/token",service="s"',
     )
 ).map(
     lambda word: word.encode("ascii", "ignore").decode().replace("\n", "").replace("\r", "").replace("\0", "")
@@ -82,6 +100,7 @@ class Answers:
 
 class Handler(BaseHTTPRequestHandler):
     answers: Answers
+    internal: str
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -92,7 +111,8 @@ class Handler(BaseHTTPRequestHandler):
             status, headers, body, length = self.answers.next()
             self.send_response(status)
             for name, value in headers.items():
-                self.send_header(name, value)
+                own = f"127.0.0.1:{self.server.server_address[1]}"
+                self.send_header(name, value.replace("INTERNAL", self.internal).replace("OWN", own))
             self.send_header("Content-Length", str(length))
             self.end_headers()
             self.wfile.write(b"" if self.command == "HEAD" else body)
@@ -108,8 +128,9 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def answering(answers: Answers) -> Iterator[Registry]:
-    server = Server(("127.0.0.1", 0), type("Answering", (Handler,), {"answers": answers}))
+def answering(answers: Answers, internal: str = "127.0.0.1:1") -> Iterator[Registry]:
+    given = {"answers": answers, "internal": internal}
+    server = Server(("127.0.0.1", 0), type("Answering", (Handler,), given))
     threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True).start()
     try:
         known = Credential(user="me", secret="secret", origin="the attack")
@@ -141,6 +162,14 @@ def true_bodies() -> list[bytes]:
 BODIES = true_bodies()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def short_lists() -> Iterator[None]:
+    """A list without end is read to its limit, which takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lists, "LIMITS", replace(lists.LIMITS, pages=20))
+        yield
+
+
 @st.composite
 def answers(draw: st.DrawFn) -> Answers:
     rows = []
@@ -159,7 +188,11 @@ def answers(draw: st.DrawFn) -> Answers:
 
 @given(answers(), st.sampled_from(("manifest", "graph", "blob", "tags", "referrers", "put", "write")))
 def test_any_answer_is_taken_for_what_it_is_or_refused(given: Answers, asked: str) -> None:
-    with answering(given) as registry, suppress(FactoryError):
+    with (
+        service(lambda _: (200, {}, b'{"token": "t"}')) as internal,
+        answering(given, internal.address) as registry,
+        suppress(FactoryError),
+    ):
         match asked:
             case "manifest":
                 found = registry.manifest("a", digest_of(BODIES[0]))
@@ -181,3 +214,97 @@ def test_any_answer_is_taken_for_what_it_is_or_refused(given: Answers, asked: st
             case "write":
                 registry.write("a", blob(BLOB), source(BLOB))
     assert given.asked < 3000
+    assert_only_read(internal, login=True)
+
+
+def assert_only_read(internal: Service, *, login: bool) -> None:
+    """A service beside a registry on this machine is asked what a registry there may send to, and no more."""
+    for request in internal.log:
+        assert request.method in ("GET", "HEAD")
+        assert request.body == b""
+        # The login goes where a token is fetched, after a word about it; a token goes nowhere.
+        given = request.headers.get("Authorization", "")
+        assert given == "" or (login and given.startswith("Basic"))
+
+
+PLACES = st.builds(
+    "{}{}{}".format,
+    st.sampled_from(
+        ("http://", "http://", "http://", "https://", "HTTP://", "//", "ftp://", "http:/", "\\\\")
+    ),
+    st.sampled_from(
+        (
+            *(
+                "{internal}",
+                "{internal}\\@{own}",
+                "{internal}\\\\@{own}",
+                "{internal}/@{own}",
+                "{internal}#@{own}",
+            ),
+            *("{own}@{internal}", "{own}\\@{internal}", "{own}:80@{internal}", "u:p@{internal}", "{own}"),
+            *("{internal}?@{own}", "{internal}%2f@{own}", "{internal}%5c@{own}", "[::ffff:127.0.0.1]:{port}"),
+            *("localhost:{port}", "2130706433:{port}", "127.1:{port}", "0:{port}", "0.0.0.0:{port}"),
+        )
+    ),
+    st.sampled_from(("/x", "/token", "", "?x=y", "/v2/a/blobs/uploads/1")),
+)
+STEP = {
+    "HEAD": st.sampled_from((404, 404, 200, 307, 401)),
+    "GET": st.sampled_from((200, 200, 307, 302, 401, 404)),
+    "POST": st.sampled_from((202, 202, 201, 307, 308, 401)),
+    "PATCH": st.sampled_from((202, 202, 307, 308, 401, 500)),
+    "PUT": st.sampled_from((201, 201, 307, 308, 401, 500)),
+    "DELETE": st.sampled_from((202, 307, 401)),
+}
+
+
+HONEST = {"HEAD": 404, "GET": 200, "POST": 202, "PATCH": 202, "PUT": 201, "DELETE": 202}
+
+
+@given(
+    st.fixed_dictionaries(STEP),
+    PLACES,
+    st.booleans(),
+    st.sampled_from(("write", "large", "mount", "put", "tags", "blob", "referrers", "delete")),
+)
+@example(HONEST, "http://{internal}/x", False, "write")
+@example(HONEST, "http://{internal}/x", False, "large")
+@example(HONEST, "http://{internal}/x", False, "mount")
+@example(HONEST, "http://{internal}\\@{own}/x", False, "write")  # which once got the password
+def test_no_service_is_written_to_for_a_registry(
+    steps: dict[str, int], place: str, login: bool, asked: str
+) -> None:
+    """An almost honest one: every place that it names is the same trick."""
+    with service(lambda _: (200, {}, b'{"token": "t"}')) as internal:
+
+        def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+            port = internal.address.partition(":")[2]
+            where = place.format(internal=internal.address, own=request.headers["Host"], port=port)
+            headers = {"Location": where, "Link": f'<{where}>; rel="next"'}
+            headers["WWW-Authenticate"] = f'Bearer realm="{where}",service="s"' if login else "Basic realm=x"
+            if not login and "Authorization" not in request.headers:
+                return 401, headers, b""
+            return steps[request.method], headers, b'{"tags": [], "manifests": []}'
+
+        with service(answer) as served, suppress(FactoryError):
+            known = Credential(user="me", secret="secret", origin="the attack")
+            registry = Registry(
+                served.address, RegistryOptions(credentials=lambda _: known, patience=PATIENCE)
+            )
+            data = BLOB if asked != "large" else bytes(2 << 20)
+            match asked:
+                case "write" | "large":
+                    registry.write("a", blob(data), source(data))
+                case "mount":
+                    registry.mount("a", blob(data), "b")
+                case "put":
+                    registry.put_manifest("a", BODIES[0], MANIFEST_TYPE, "1")
+                case "tags":
+                    registry.tags("a")
+                case "blob":
+                    list(registry.read("a", blob(data)))
+                case "referrers":
+                    registry.referrers("a", digest_of(data))
+                case "delete":
+                    registry.delete_manifest("a", digest_of(data))
+    assert_only_read(internal, login=login)

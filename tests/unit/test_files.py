@@ -11,17 +11,20 @@ from imagefactory import files
 from imagefactory.errors import EXIT_BUILD, StoreError
 from imagefactory.files import (
     Removal,
+    create_bytes,
     folder_for_a_while,
     open_lock,
     path_inside,
     refuse_links,
     remove_inside,
+    replace_all,
     replace_text,
     replacing,
     seal,
     unseal,
 )
 from tests.made.deep import MakeDeep
+from tests.made.full_disk import full_disk
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -207,3 +210,27 @@ def test_a_lock_is_no_link(linked: Path) -> None:
     (linked / "lock").symlink_to(linked.parent / "foreign/sha256/one")
     with pytest.raises(StoreError), open_lock(linked / "lock"):
         pass
+
+
+def test_several_files_take_their_places_when_all_are_whole(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("old")
+    with full_disk(5), pytest.raises(OSError, match="File too large"):
+        replace_all({one: b"new", two: b"too long"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"one": "old"}
+    replace_all({one: b"new", two: b"too long"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"one": "new", "two": "too long"}
+
+
+def test_a_new_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        create_bytes(path, b"data", mode=0o600)
+    assert list(tmp_path.iterdir()) == []
+    assert create_bytes(path, b"data", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not create_bytes(path, b"other")
+    assert path.read_bytes() == b"data"
+    (tmp_path / "link").symlink_to("nowhere")
+    assert not create_bytes(tmp_path / "link", b"other")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "new"]

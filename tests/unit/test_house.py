@@ -86,6 +86,52 @@ def test_imports_stand_at_the_top_of_a_file() -> None:
     assert late == []
 
 
+# Programs of their own: no terminal is theirs, or a person of this house's.
+PROGRAMS = [
+    *TRAVELS,
+    *(
+        HOUSE / name
+        for name in (
+            "engines/base/own_ids.py",
+            "engines/conda/link.py",
+            "runners/spython_child.py",
+            "stages/scan_wheels.py",
+        )
+    ),
+]
+# Where texts for people are made fit for a terminal.
+SPEAKERS = {HOUSE / "cli" / "output.py", HOUSE / "progress.py"}
+
+
+def writes(path: Path) -> Iterator[str]:
+    """`file:line` of what writes to stdout or stderr, or asks at the terminal."""
+    speaks = r"print|input|click\.(s?echo|confirm|prompt|echo_via_pager)|rich\.(print|Console)"
+    for node in ast.walk(ast.parse(path.read_text())):
+        texts = []
+        if isinstance(node, ast.Call):
+            texts = [ast.unparse(node.func)]
+            if texts == ["os.write"] and ast.unparse(node.args[0]) in ("1", "2"):
+                texts = ["print"]
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"sys\.(std(out|err))\..+", ast.unparse(node)):
+            texts = [] if node.attr in ("isatty", "flush", "fileno") else ["print"]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            texts = [f"{node.module.partition('.')[0]}.{one.name}" for one in node.names]
+        if any(re.fullmatch(speaks, text) for text in texts):
+            yield f"{named(path)}:{getattr(node, 'lineno', 0)}"
+
+
+def test_two_places_write_to_the_terminal() -> None:
+    """They alone take out what steers it, of texts that strangers wrote."""
+    found = [
+        line
+        for path in FILES
+        if path not in SPEAKERS and not any(path.is_relative_to(place) for place in PROGRAMS)
+        for line in writes(path)
+    ]
+    assert found == []
+    assert all(list(writes(path)) for path in SPEAKERS)
+
+
 def test_tests_share_by_way_of_made_and_services() -> None:
     """A file of tests or of fixtures that another imports runs or changes with it."""
     found = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 
@@ -131,3 +132,28 @@ def test_a_terminal_has_lines_where_nothing_draws_bars(monkeypatch: pytest.Monke
     assert isinstance(progress.choose("auto", stream=Tty()), progress.Terminal)
     monkeypatch.setattr(progress, "find_spec", lambda _: None)
     assert isinstance(progress.choose("auto", stream=Tty()), progress.Lines)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\r[red]x[/red]"
+
+
+@pytest.mark.parametrize("style", ["plain", "github", "json"])
+def test_no_line_of_progress_steers_a_terminal(style: str) -> None:
+    out = io.StringIO()
+    watcher = progress.choose(style, stream=out)
+    with watcher.stage(HOSTILE), watcher.task(HOSTILE, total=2) as task:
+        task.advance(1)
+    watcher.note(HOSTILE)
+    assert "[red]x[/red]" in out.getvalue()
+    assert re.fullmatch(r"[\n -~]*", out.getvalue())
+
+
+def test_no_bar_or_title_steers_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, drawn = progress.Terminal(), io.StringIO()
+    monkeypatch.setattr(terminal.console, "_file", drawn)
+    with terminal.stage(HOSTILE), terminal.task(HOSTILE, total=2) as task:
+        task.advance(1)
+    terminal.note(HOSTILE)
+    said = drawn.getvalue()
+    assert said.count("[red]x[/red]") >= 4
+    assert not re.search("[\x07\x9b\u202e]|\x1b\\]|\x1b\\[2J", said)

@@ -17,6 +17,7 @@ from imagefactory.oci.manifests import MALFORMED, digest_of
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.exchange import Ask, RegistryOptions
+from imagefactory.oci.registry.lists import NoListError
 from imagefactory.oci.registry.referrers import Referrers
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
@@ -125,11 +126,14 @@ class Registry:
 
     def tags(self, repository: str) -> tuple[str, ...]:
         url = self.session.place(repository, "tags/list?n=1000")
-        with self.session.told(repository, "listing its tags"):
-            pages = [page.get("tags") or [] for page in self.session.pages(repository, url)]
-        if not all(isinstance(page, list) for page in pages):
-            raise self.session.no_sense(repository, "a list of tags")
-        return tuple(sorted({tag for page in pages for tag in page if isinstance(tag, str)}))
+        try:
+            with self.session.told(repository, "listing its tags"):
+                found = self.session.rows(
+                    repository, url, "tags", lambda tag: tag if isinstance(tag, str) else None
+                )
+        except NoListError:
+            raise self.session.no_sense(repository, "a list of tags") from None
+        return tuple(sorted(set(found)))
 
     def untag(self, repository: str, tag: str) -> None:
         """As Store has it. RegistryError also for a registry that cannot remove a tag by its name."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from imagefactory.errors import RegistryError
@@ -21,6 +21,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
+from imagefactory.oci.registry.lists import MOST_IN_TAG, ListReading, NoListError
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import DIGEST, check_digest
@@ -40,16 +41,17 @@ class Referrers:
         Whoever may push writes rows: one that names no manifest is left out, and hides no other.
         """
         check_digest(digest)
+
+        def keep(row: Any) -> Descriptor | None:
+            return _descriptor(row) if artifact_type in ("", _type_of(row)) else None
+
         with self.session.told(repository, f"listing what refers to {digest[:19]}"):
-            rows = self._listed(repository, digest)
-        # The registry's own list leaves out what was deleted; of the tag only what is asked for is looked at.
-        own = rows is not None
-        rows = self._rows(repository, digest) if rows is None else list(filter(_names_a_manifest, rows))
-        found = [row for row in rows if artifact_type in ("", row.get("artifactType"))]
-        if not own:
-            there = self._present(repository, found)
-            found = [row for row in found if row["digest"] in there]
-        return tuple(parse_descriptor(row) for row in found)
+            found = self._listed(repository, digest, keep)
+        if found is not None:  # the registry's own list leaves out what was deleted
+            return tuple(found)
+        rows = [row for row in map(keep, self._rows(repository, digest)) if row is not None]
+        there = self._present(repository, [row.digest for row in rows])
+        return tuple(row for row in rows if row.digest in there)
 
     def attach(self, repository: str, value: Mapping[str, Any], descriptor: Descriptor) -> None:
         """Enters a manifest in the tag `sha256-<hex>` of its subject, unless the registry itself lists it."""
@@ -60,7 +62,7 @@ class Referrers:
             "annotations": value.get("annotations") or {},
         }
         with self.session.told(repository, f"listing what refers to {subject[:19]}"):
-            if self._listed(repository, subject) is not None:
+            if self._listed(repository, subject, lambda _: None) is not None:
                 return
         tag = subject.replace(":", "-")
         patience, there = self.session.options.patience, set[str]()
@@ -73,7 +75,8 @@ class Referrers:
                     self.session.options.sleep(patience.wait(attempt, None, self.session.options.random))
                     rows = self._rows(repository, subject)
                 # What was seen once is not asked for again: others write this list meanwhile.
-                there |= self._present(repository, [row for row in rows if row["digest"] not in there])
+                listed = [str(row["digest"]) for row in rows]
+                there |= self._present(repository, [row for row in listed if row not in there])
                 kept = [row for row in rows if row["digest"] in there - {descriptor.digest}]
                 index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, entry]}
                 self.upload.put(repository, canonical_json(index), INDEX_TYPE, tag)
@@ -82,19 +85,19 @@ class Referrers:
             hint="run it again when nobody else attaches to this image",
         )
 
-    def _listed(self, repository: str, digest: str) -> list[Mapping[str, Any]] | None:
-        """What the referrers API lists, None where there is none."""
-        rows: list[Mapping[str, Any]] = []
+    def _listed(
+        self, repository: str, digest: str, keep: Callable[[Any], Descriptor | None]
+    ) -> list[Descriptor] | None:
+        """What `keep` makes of the referrers API's list, None where there is no such API."""
+        url = self.session.place(repository, f"referrers/{digest}")
         try:
-            for page in self.session.pages(repository, self.session.place(repository, f"referrers/{digest}")):
-                rows += page["manifests"] or ()
+            return self.session.rows(repository, url, "manifests", keep)
+        except NoListError:
+            return None  # a page for people in the place of an API
         except RefusedError as error:
             if error.status in (404, 405):
                 return None
             raise
-        except MALFORMED:
-            return None  # a page for people in the place of an API
-        return rows
 
     def _rows(self, repository: str, digest: str) -> list[Mapping[str, Any]]:
         """The tag `sha256-<hex>` as it stands: nobody takes a row out when its manifest is deleted."""
@@ -103,15 +106,30 @@ class Referrers:
             rows = list(json.loads(found[1])["manifests"] or ()) if found else []
         except MALFORMED as error:
             raise self.session.no_sense(repository, "a list of referrers") from error
-        return list(filter(_names_a_manifest, rows))
+        return [row for row in rows if _descriptor(row) is not None]
 
-    def _present(self, repository: str, rows: Sequence[Mapping[str, Any]]) -> set[str]:
-        digests = [str(row["digest"]) for row in rows]
-        return {digest for digest in digests if self.download.manifest(repository, digest) is not None}
+    def _present(self, repository: str, digests: Sequence[str]) -> set[str]:
+        """Those of these manifests that are there. Anyone who may push can write the tag that lists them."""
+        reading, wanted = ListReading(self.session.options.clock), dict.fromkeys(digests)
+        with self.session.told(repository, "looking for what its list of referrers names"):
+            if len(wanted) > MOST_IN_TAG:
+                raise RefusedError(f"{len(wanted):,} rows are more than the {MOST_IN_TAG:,} that are read")
+            there = set()
+            for digest in wanted:
+                reading.count()
+                if self.download.manifest(repository, digest) is not None:
+                    there.add(digest)
+        return there
 
 
-def _names_a_manifest(row: Any) -> bool:
+def _type_of(row: Any) -> object:
+    return row.get("artifactType") if isinstance(row, dict) else None
+
+
+def _descriptor(row: Any) -> Descriptor | None:
+    """The descriptor of a row, None for one that names no manifest."""
     try:
-        return bool(DIGEST.fullmatch(parse_descriptor(row).digest))
+        found = parse_descriptor(row)
     except MALFORMED:
-        return False
+        return None
+    return found if DIGEST.fullmatch(found.digest) else None

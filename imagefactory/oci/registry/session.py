@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -17,16 +17,29 @@ import urllib3
 
 from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.manifests import MANIFEST_LIMIT
-from imagefactory.oci.registry.exchange import Ask, RegistryOptions, may_be_plain, origin_of, parse_error
+from imagefactory.oci.registry.exchange import (
+    Ask,
+    RegistryOptions,
+    host_of,
+    may_be_plain,
+    origin_of,
+    parse_error,
+)
+from imagefactory.oci.registry.lists import ListReading, NoListError
 from imagefactory.oci.registry.tokens import Tokens, parse_challenge
 from imagefactory.oci.store import HOST, check_repository
 from imagefactory.web import (
     CHUNK,
+    PUBLIC,
     RefusedError,
     TransientError,
     arriving,
+    check_address,
     may_pass,
-    mount_timely,
+    open_session,
+    reachable_from,
+    reached_by,
+    reaching,
     read_some,
     reason_of,
     retry_after,
@@ -35,7 +48,7 @@ from imagefactory.web import (
 T = TypeVar("T")
 Response = requests.Response
 
-MOST_PAGES = 1000  # of up to 1,000 rows each
+_LONGEST_LINK = 8192
 _REFUSALS = 3  # in a row, each of a token made just before
 _TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
@@ -47,6 +60,7 @@ _HINTS = (
     ("HTTP request to an HTTPS server", "{host} speaks https: take it out of the setting `plain-http`"),
     ("Connection refused", "is a registry running at {host}?"),
     ("resolve", "is {host} spelled right, and is there a network?"),
+    ("no other server may send", "ask who runs {host}: its own address belongs there, or a public one"),
     ("no space left", "the registry's disk is full: prune it, then run the same command again"),
     ("507 ", "the registry is full: prune it, then run the same command again"),
     ("413 ", "a proxy before the registry limits the size of a request: ask who runs {host}"),
@@ -75,6 +89,7 @@ class RegistrySession:
         self._local = threading.local()
         self._connections: WeakSet[requests.Session] = WeakSet()  # they end with their threads
         self._connecting = threading.Lock()
+        self._networks: set[str] = set()  # from which it answered
         self._tokens = Tokens(host, self.options, plain=plain, fetch=self._fetch)
 
     @property
@@ -175,7 +190,7 @@ class RegistrySession:
         with self.faults():
             signed = self._tokens.authorization(ask.scope) if self.is_ours(ask.url) else ""
             response = self._send(ask, signed)
-            if response.status_code == 401 and self.is_ours(ask.url):
+            if response.status_code == 401 and self.is_ours(response.url):
                 again = self._tokens.renew(ask.scope, response.headers.get("WWW-Authenticate", ""), signed)
                 if not again:
                     raise self._error(response)
@@ -191,19 +206,38 @@ class RegistrySession:
             return response
 
     def _send(self, ask: Ask, authorization: str) -> Response:
-        patience = self.options.patience
-        return self.connection().request(
-            ask.method,
-            ask.url,
-            headers=dict(ask.headers),
-            data=ask.body() if callable(ask.body) else ask.body,
-            auth=_Signature(authorization),
-            stream=True,
-            allow_redirects=ask.method in ("GET", "HEAD"),
-            timeout=(patience.connect, patience.commit if ask.patient else patience.read),
-            # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
-            verify=str(self.options.certificates or "") or True,
-        )
+        """One request. Raises RefusedError for an address to which this registry may not send it."""
+        check_address(ask.url)
+        patience, ours = self.options.patience, self.is_ours(ask.url)
+        if not ours:
+            self._check_elsewhere(ask)
+        with reaching(None if ours else reachable_from(self._networks or {PUBLIC})):
+            response = self.connection().request(
+                ask.method,
+                ask.url,
+                headers=dict(ask.headers),
+                data=ask.body() if callable(ask.body) else ask.body,
+                auth=_Signature(authorization),
+                stream=True,
+                allow_redirects=ask.method in ("GET", "HEAD"),
+                timeout=(patience.connect, patience.commit if ask.patient else patience.read),
+                # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
+                verify=str(self.options.certificates or "") or True,
+            )
+        if ours:
+            self._networks.add(reached_by((response.history or [response])[0]))
+        return response
+
+    def _check_elsewhere(self, ask: Ask) -> None:
+        """What the registry names is asked by https unless it speaks http itself, and written to by https.
+
+        One that is on no public network has its uploads on its own host: every other is somebody else's.
+        """
+        scheme, (host, reads) = urlsplit(ask.url).scheme, (host_of(ask.url), ask.method in ("GET", "HEAD"))
+        if scheme != "https" and (scheme != "http" or not self.plain or not reads):
+            raise RefusedError(f"it sends a {ask.method} request to {host} without https")
+        if not reads and reachable_from(self._networks or {PUBLIC}) != {PUBLIC}:
+            raise RefusedError(f"it sends a {ask.method} request to another host: {host}")
 
     def _fetch(self, ask: Ask, signed: str) -> bytes:
         """The answer of who gives tokens."""
@@ -219,9 +253,7 @@ class RegistrySession:
     def connection(self) -> requests.Session:
         connection: requests.Session | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = _Connection()
-            mount_timely(connection)
-            connection.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
+            connection = open_session(netrc=False)
             connection.trust_env = not self._here  # no proxy stands between this machine and itself
             self._local.connection = connection
             with self._connecting:
@@ -230,36 +262,61 @@ class RegistrySession:
 
     # --- lists -----------------------------------------------------------------------------------
 
-    def pages(self, repository: str, url: str) -> Iterator[Mapping[str, Any]]:
-        """The JSON of `url` and of the pages that its Link headers name; none for a 404 of tags.
+    def rows(self, repository: str, url: str, key: str, keep: Callable[[Any], T | None]) -> list[T]:
+        """Return what `keep` makes of the rows below `key`, on the page `url` and those that follow it.
 
-        Raises RefusedError after MOST_PAGES: a list of ours has a few, and one without end ends here.
+        Rows of which `keep` makes None are dropped as they come. A 404 of tags is an empty list. Raises
+        NoListError where the first page has no such list, RefusedError for a list beyond what LIMITS says.
         """
+        reading, found = ListReading(self.options.clock), list[T]()
         seen: set[str] = set()
-        while url and url not in seen:
-            if len(seen) == MOST_PAGES:
-                raise RefusedError(f"its list has more than {MOST_PAGES} pages")
+        while url:
+            if url in seen:
+                raise RefusedError("the pages of its list lead in a circle")
             seen.add(url)
-            page, url = self.retry(lambda url=url: self._page(repository, url))  # type: ignore[misc]
-            yield page
+            reading.count(pages=1)
+            page, url = self.retry(lambda url=url: self._page(repository, url, reading))  # type: ignore[misc]
+            rows = page.get(key) if isinstance(page, dict) else None
+            if rows is None and isinstance(page, dict) and key in page:
+                rows = []  # null, as some registries write an empty list
+            if not isinstance(rows, list):
+                raise NoListError if len(seen) == 1 else RefusedError("a page of its list is not a list")
+            reading.count(rows=len(rows))
+            for row in rows:
+                if (value := keep(row)) is not None:
+                    found.append(value)
+                    reading.count(rows=len(getattr(value, "annotations", ())))
+        return found
 
-    def _page(self, repository: str, url: str) -> tuple[Mapping[str, Any], str]:
+    def _page(self, repository: str, url: str, reading: ListReading) -> tuple[Any, str]:
         try:
             with self.answer(Ask(method="GET", url=url, scope=self.scope(repository))) as response:
-                data = read_some(response.raw, 4 * MANIFEST_LIMIT)
-                link = re.search(r'<([^>]+)>\s*;[^,]*\brel="?next\b', response.headers.get("Link", ""))
-                following = self.own(urljoin(url, link[1])) if link else ""
+                data = bytearray()
+                for part in arriving(response.raw):
+                    data += part
+                    reading.count(size=len(part))
+                    if len(data) > MANIFEST_LIMIT:
+                        raise RefusedError(f"a page of its list is longer than {MANIFEST_LIMIT:,} bytes")
+                following = self._following(response)
         except RefusedError as error:
             if error.status == 404 and "/tags/list" in url:
-                return {}, ""
+                return {"tags": []}, ""
             raise
         try:
-            value = json.loads(data)
+            return json.loads(data), following
         except (ValueError, RecursionError):
             raise TransientError("the answer is no JSON") from None
-        if not isinstance(value, dict):
-            raise RefusedError("the answer is no list")
-        return value, following
+
+    def _following(self, response: Response) -> str:
+        """The page that comes next, empty for the last one."""
+        header = response.headers.get("Link", "")
+        if len(header) > _LONGEST_LINK:
+            raise RefusedError(f"its Link header is longer than {_LONGEST_LINK} characters")
+        link = re.search(r'<([^<>]+)>\s*;[^,]*\brel="?next\b', header)
+        following = self.own(urljoin(response.url, link[1])) if link else ""
+        if following and not self.is_ours(following):
+            raise RefusedError(f"the next page of its list is on another host: {host_of(following)}")
+        return following
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -340,17 +397,6 @@ class RegistrySession:
         return RegistryError(
             f"{self.host}/{repository}: what came is not {what}", hint=f"is {self.host} a registry?"
         )
-
-
-class _Connection(requests.Session):
-    """Follows redirects with nothing of ~/.netrc, and not from https to http."""
-
-    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        came, goes = response.request.url or "", prepared_request.url or ""
-        if came.startswith("https:") and not goes.startswith("https:"):
-            raise requests.exceptions.InvalidSchema(f"it redirects from https to {goes}")
-        if self.should_strip_auth(came, goes):  # type: ignore[no-untyped-call]
-            prepared_request.headers.pop("Authorization", None)
 
 
 class _Signature(requests.auth.AuthBase):

@@ -25,6 +25,9 @@ _GIVERS = {  # whose tokens another host gives, as each of them documents; `dock
 }
 
 
+_LONGEST = 8192  # of a challenge
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Token:
     value: str = field(repr=False)
@@ -43,7 +46,9 @@ class Challenge:
 
 def parse_challenge(header: str) -> Challenge | None:
     """The Bearer challenge of a WWW-Authenticate header (RFC 6750; docker's token specification)."""
-    found = re.search(r'(?i)\bBearer\s+((?:[a-z_]+\s*=\s*(?:"[^"]*"|[^\s,"]+)\s*(?:,\s*|$))+)', header)
+    found = len(header) <= _LONGEST and re.search(
+        r'(?i)\bBearer\s+((?:[a-z_]+\s*=\s*(?:"[^"]*"|[^\s,"]+)\s*(?:,\s*|$))+)', header
+    )
     if not found:
         return None
     words = {

@@ -121,4 +121,6 @@ def clean(line: bytes) -> str:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """The one place that prints: nothing in a text steers a terminal."""
+    shown = "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+    print(shown, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +40,7 @@ from imagefactory.model import Outcome
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.claims import verified_claims
-from imagefactory.verdicts.envelope import format_json, parse_envelope, seal
+from imagefactory.verdicts.envelope import MOST_VALUES, format_json, parse_envelope, seal
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.trust import Trust
@@ -435,3 +436,83 @@ print(*[one.standing for one in offer.judged])
         [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.split() == ["good"]
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+_CHILD = """
+import resource, sys
+from imagefactory.catalogue.document import open_catalogue
+from imagefactory.catalogue.package import unpack
+from imagefactory.errors import StatementError
+from tests.made.verdicts import NOW, TRUST
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+try:
+    open_catalogue(unpack(open(sys.argv[1], "rb").read(), "x"), TRUST, NOW)
+except StatementError as error:
+    print(error.message.partition(": ")[2].partition(",")[0], peak() - before)
+"""
+
+
+def _unsigned(payload: bytes, keyid: str = "") -> bytes:
+    signature = base64.b64encode(bytes(64)).decode()
+    return format_json(
+        {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": FORM.payload_type,
+            "signatures": [{"keyid": keyid, "sig": signature}] if keyid else [],
+        }
+    )
+
+
+def _nested(size: int) -> bytes:
+    return b'{"images":[' + b"[]," * (size // 3) + b"[]]}"
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "bound"),
+    [
+        pytest.param(
+            lambda: b'{"payload":' + _nested(88_000_000) + b',"payloadType":"","signatures":[]}',
+            "malformed",
+            150,
+            id="nested in the envelope",
+        ),
+        pytest.param(lambda: _unsigned(_nested(66_000_000)), "unsigned", 250, id="unsigned"),
+        pytest.param(lambda: pack(_unsigned(_nested(66_000_000))), "unsigned", 300, id="packed"),
+        pytest.param(lambda: _unsigned(_nested(66_000_000), LAB.keyid), "edited", 300, id="forged"),
+        pytest.param(lambda: seal(_nested(66_000_000), LAB, FORM), "malformed", 300, id="signed"),
+        pytest.param(
+            lambda: seal(b"[" + b'{"a":0},' * 1_330_000 + b'"' + b"x" * 50_000_000 + b'"]', LAB, FORM),
+            "malformed",
+            750,
+            id="signed with as many values as may be",
+        ),
+    ],
+)
+def test_a_large_catalogue_takes_little_memory(
+    tmp_path: Path, make: Callable[[], bytes], word: str, bound: int
+) -> None:
+    """MiB in a process of its own; the first took 2,300, what is signed 1,800."""
+    path = tmp_path / "catalogue"
+    path.write_bytes(make())
+    run = [sys.executable, "-c", _CHILD, str(path)]
+    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == word
+    assert int(said[1]) < bound
+
+
+def test_the_largest_catalogue_has_few_values_for_what_may_be() -> None:
+    """5,000 images with two verdicts each, where 12 claims are predicted of each."""
+    image = make_image(sifs=(), predicted=(("7.0", PREDICTED),) * 12, envelopes=make_image().envelopes * 2)
+    payload = format_catalogue(make_catalogue(*(image for _ in range(10))))
+    values = sum(payload.count(mark) for mark in (b",", b":", b"[", b"{"))
+    assert values * 500 < MOST_VALUES / 2
+
+
+@pytest.mark.parametrize("tail", ["AB==", "ABC=", "AAA", "A===", "AA=A", "AAAA\n", "AA-_", "AAAAA"])
+def test_base64_has_one_spelling(tail: str) -> None:
+    value = {"payload": f"AAAA{tail}", "payloadType": FORM.payload_type, "signatures": []}
+    with pytest.raises(StatementError, match="base64"):
+        parse_envelope(format_json(value), "x", FORM)

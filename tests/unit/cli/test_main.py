@@ -454,3 +454,19 @@ def test_tables_plans_and_compat_have_no_cell_for_cpus(call: Call, tmp_path: Pat
     assert "numba-0.68-cpu" not in (tmp_path / "tables/combos.json").read_text().partition('"notes"')[0]
     assert "1 target: 1 to build; 0 cells" in call("plan", "numba-0.68-cpu").out
     assert "numba-0.68-cpu" not in call("compat", "numba").out
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_the_traceback_of_a_bug_steers_no_terminal(thread: bool) -> None:
+    """It quotes what it was about, which a stranger may have written. The exit code stays a bug's."""
+    fail = "raise ValueError('\\x1b]0;owned\\x07 \\u202e')"
+    if thread:
+        fail = f"t = threading.Thread(target=exec, args=({fail!r},)); t.start(); t.join()"
+    program = (
+        "import threading\nfrom imagefactory import cli\n"
+        f"def go(**_):\n    {fail}\ncli.cli.main = go\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if thread else 1)
+    assert "ValueError: ?]0;owned? ?" in done.stderr
+    assert done.stderr.replace("\n", "").isprintable()

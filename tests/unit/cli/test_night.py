@@ -115,3 +115,17 @@ def test_what_changed_since_a_plan_is_told_whoever_did_it(
     assert read_night(Path(told["folder"]) / "night.json").broken == ()
     assert f"built\n  {NAME}" in call(*since, root=root).out
     assert call("plan", "--tuples", "x.csv", "--keep", "y", root=root).code == 2
+
+
+def test_no_line_of_a_mail_is_a_command_or_steers_a_terminal(tmp_path: Path) -> None:
+    """GNU's mail runs `~!COMMAND` of its input. What is quoted may be anyone's."""
+    command._mail(f"cat > {tmp_path / 'mail'}", "broken\n~!touch x\n  ~ a\n\x1b]0;x\x07~.\n")
+    assert (tmp_path / "mail").read_text() == "broken\n ~!touch x\n  ~ a\n?]0;x?~.\n"
+
+
+def test_a_folder_that_no_unit_can_name_is_refused(call: Call, tmp_path: Path) -> None:
+    root = tmp_path / "f\nExecStart=x"
+    root.mkdir()
+    done = call("night", "--install", str(tmp_path / "units"), root=root)
+    assert done.code == 2
+    assert not (tmp_path / "units").exists()

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
 import click
 import pytest
 
-from imagefactory.cli.output import Failures, collecting, paint
-from imagefactory.errors import EXIT_BUILD, EXIT_LOCK, BuildError, FactoryError, LockError, UnsolvableError
+from imagefactory.cli.output import (
+    Failures,
+    collecting,
+    complain,
+    confirm,
+    paint,
+    say,
+    say_document,
+    say_json,
+    write,
+)
+from imagefactory.errors import (
+    EXIT_BUILD,
+    EXIT_LOCK,
+    BuildError,
+    FactoryError,
+    LockError,
+    UnsolvableError,
+    UsageError,
+)
 
 
 def test_what_the_system_refused_is_told_and_the_next_has_its_turn(
@@ -82,3 +101,65 @@ def test_a_terminal_shows_answers_in_colour_and_nobody_else_does(monkeypatch: py
     for plain in ({"TERM": "dumb"}, {}, {"TERM": "xterm", "NO_COLOR": "1"}):
         assert painted(text, terminal=True, monkeypatch=monkeypatch, **plain) == text
     assert painted(text, terminal=False, monkeypatch=monkeypatch, TERM="xterm") == text
+
+
+# --- what strangers wrote, on a terminal -----------------------------------------------------------
+
+HOSTILE = "a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee\x08f\rg\x7fh\udce9i\u200bj\U000e0041k\u2028l"
+STEERS = re.compile(r"[^\n\t -~]")  # all that is hostile is beyond plain ASCII
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_nothing_that_is_printed_steers_a_terminal(capsys: pytest.CaptureFixture[str], stream: int) -> None:
+    write(stream, f"one\ttwo\n{HOSTILE}\r\nthree")
+    said = capsys.readouterr()
+    text = said.out if stream == 1 else said.err
+    assert not STEERS.search(text)
+    assert text.startswith("one\ttwo\na?")
+    assert text.endswith("l\nthree\n")
+
+
+def test_errors_hints_and_results_are_printed_so(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE)
+    complain(UsageError(HOSTILE, hint=HOSTILE), HOSTILE)
+    assert not STEERS.search("".join(capsys.readouterr()))
+
+
+def test_what_people_write_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("Müller · 5 µs → ok", "日本語", "عربي", "a\tb\n\nc", "🚀"):
+        write(1, text)
+        assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_a_document_keeps_its_values_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    say_json("x", {"name": HOSTILE})
+    said = capsys.readouterr().out
+    assert json.loads(said)["name"] == HOSTILE
+    assert not STEERS.search(said)
+    say_document(json.dumps({"name": HOSTILE}, ensure_ascii=False))
+    said = capsys.readouterr().out
+    assert json.loads(said)["name"] == HOSTILE.encode("utf-16", "surrogatepass").decode(
+        "utf-16", "surrogatepass"
+    )
+    assert not STEERS.search(said)
+
+
+def test_colours_are_the_only_escapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setattr("click._compat.should_strip_ansi", lambda *_: False)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    write(2, f"error: {HOSTILE}")
+    said = capsys.readouterr().err
+    assert set(re.findall(r"\x1b\[\d+m", said)) == {"\x1b[31m", "\x1b[0m"}
+    assert not STEERS.search(re.sub(r"\x1b\[\d+m", "", said))
+
+
+def test_a_question_is_printed_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("click.confirm", lambda text, err: asked.append(text) or True)
+    assert confirm(HOSTILE)
+    assert not STEERS.search(asked[0])

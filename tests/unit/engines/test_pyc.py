@@ -13,13 +13,13 @@ from imagefactory.errors import BuildError
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def compiler(program: str = "", python: str = PYTHON) -> BaseCompiler:
+def compiler(program: str = "", python: str = PYTHON, errors: int = subprocess.DEVNULL) -> BaseCompiler:
     """Of this machine's Python, or of one that runs `program` in the server's place."""
 
     def start(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         words = [*command[:-1], program or command[-1]]
         pipe = subprocess.PIPE
-        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=errors)
 
     return BaseCompiler(start, python, sys.executable)
 
@@ -49,6 +49,19 @@ def test_a_python_that_does_not_run_is_said() -> None:
     with pytest.raises(BuildError, match="does not run in the base"):
         made.compile("a.py", b"")
     made.close()
+
+
+def test_what_a_base_prints_is_one_clean_line_of_the_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """However much it prints: nothing waits, nothing of it reaches the terminal as it is."""
+    said = "'x' * 3000000 + '\\n\\x1b]0;title\\x07no glibc\\n'"
+    program = f"import sys; sys.stderr.write({said}); raise SystemExit(1)"
+    made = compiler(program, errors=subprocess.PIPE)
+    with pytest.raises(BuildError, match="no glibc") as raised:
+        made.compile("a.py", b"")
+    made.close()
+    assert raised.value.message.isprintable()
+    assert len(raised.value.message) < 300
+    assert capfd.readouterr() == ("", "")
 
 
 def test_one_child_compiles_wheel_after_wheel() -> None:

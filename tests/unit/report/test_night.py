@@ -75,3 +75,13 @@ def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: 
     assert all('href="../night.html"' in text for name, text in site.items() if name.startswith("gpus/"))
     quiet = replace(report, night=night_report(built=(), proven=(), broken=(), due=()))
     assert "Nothing was to be done." in dict(make_site(quiet))["night.html"]
+
+
+def test_no_error_ends_its_code_in_an_issue() -> None:
+    """A blank line ends code in Markdown: what follows would mention people and show pictures."""
+    row = replace(night_report().broken[0], why="x\n\n@everyone ![a](https://b/c)\n\n- y", hint="`\n\n<b>")
+    lines = format_issue(night_report(broken=(row,))).splitlines()
+    (why,) = (line for line in lines if "@everyone" in line)
+    assert why.strip().startswith("- `")
+    assert why.endswith("`")
+    assert not any(line.startswith(("@", "<", "!")) for line in lines)

@@ -17,6 +17,7 @@ from imagefactory.stages.report import read_report, write_report
 from imagefactory.stages.report_images import ReportImage
 from imagefactory.stages.tables import TablesAsked
 from tests.made.factory import NAME, put_image
+from tests.made.full_disk import full_disk
 
 
 def read(factory: Factory) -> ReportImage:
@@ -70,3 +71,19 @@ def test_pages_never_leave_their_folder(tmp_path: Path) -> None:
     assert not (site / "gpus/8.0.html").exists()
     with pytest.raises(UsageError, match="did not write"):
         write_report(tmp_path, {"index.html": "d"})
+
+
+@pytest.mark.parametrize("room", [0, 20, 300])
+def test_a_report_that_a_full_disk_ended_is_written_again_without_force(tmp_path: Path, room: int) -> None:
+    site, pages = tmp_path / "site", {"index.html": "a" * 200, "gpus/8.0.html": "b" * 500}
+    with full_disk(room), pytest.raises(OSError, match="File too large"):
+        write_report(site, pages)
+    assert write_report(site, pages) == 2
+    assert not [path for path in site.rglob("*") if path.name.endswith("~") or path.name.startswith("..")]
+
+
+def test_a_folder_of_somebody_else_is_still_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError):
+        write_report(tmp_path, {"index.html": "a"})
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

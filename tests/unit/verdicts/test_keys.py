@@ -39,6 +39,7 @@ from imagefactory.verdicts.keys import (
 )
 from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
+from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, STRANGER
 
@@ -66,6 +67,40 @@ def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already"):
         make_key(folder, "lab")
     assert read_signing_key(folder / "lab.pem").public == made.raw
+
+
+@pytest.mark.parametrize("room", [0, 100, 115])
+def test_a_full_disk_leaves_no_key_and_the_same_command_makes_one(tmp_path: Path, room: int) -> None:
+    """A public half has 113 bytes, a private one 119."""
+    with full_disk(room), pytest.raises(OSError, match="File too large"):
+        make_key(tmp_path, "lab")
+    assert list(tmp_path.iterdir()) == []
+    made = make_key(tmp_path, "lab")
+    assert read_signing_key(tmp_path / "lab.pem").keyid == made.keyid
+
+
+def test_a_key_without_its_public_half_is_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "lab.pub").mkdir()  # the last step fails: nothing can be renamed to it
+    (tmp_path / "lab.pub/x").touch()
+    with pytest.raises(OSError, match="lab"):
+        make_key(tmp_path, "lab")
+    assert [path.name for path in tmp_path.iterdir()] == ["lab.pub"]
+
+
+@pytest.mark.parametrize("there", ["file", "link", "dangling"])
+def test_a_private_key_is_never_written_over(tmp_path: Path, there: str) -> None:
+    other, path = tmp_path / "other", tmp_path / "lab.pem"
+    if there == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to(other)
+        if there == "link":
+            other.write_text("mine")
+    (tmp_path / "lab.pub").write_text("its own")
+    with pytest.raises(UsageError):
+        make_key(tmp_path, "lab")
+    assert (tmp_path / "lab.pub").read_text() == "its own"
+    assert other.exists() == (there == "link")
 
 
 @pytest.mark.parametrize("name", ["", "../lab", "a/b", "Lab", "lab\n", ".pem", "x" * 65])

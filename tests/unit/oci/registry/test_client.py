@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import socket
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -21,7 +20,6 @@ from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageE
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry import session
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
@@ -35,6 +33,7 @@ from tests.made.registry import (
     registry_made_here,
     sha256,
 )
+from tests.made.service import make_certificate
 from tests.made.store_contract import artifact, blob, image_manifest, noise, put_blob, source
 from tests.services.tier import many
 
@@ -488,29 +487,6 @@ def test_tags_and_referrers_come_in_pages(server: RegistryMadeHere) -> None:
     assert len(registry.referrers("a/b", row.digest)) == 7
 
 
-@pytest.mark.parametrize("server", [Ways(page=1)], indirect=True)
-def test_a_list_without_end_ends(server: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = client(server)
-    data = image_manifest(registry, "a/b", b"one")
-    monkeypatch.setattr(session, "MOST_PAGES", 3)
-    for tag in ("1", "2", "3"):
-        registry.put_manifest("a/b", data, MANIFEST_TYPE, tag)
-    assert registry.tags("a/b") == ("1", "2", "3")
-    registry.put_manifest("a/b", data, MANIFEST_TYPE, "4")
-    with pytest.raises(RegistryError, match="more than 3 pages"):
-        registry.tags("a/b")
-
-
-@pytest.mark.parametrize("tags", [1, "1.0", {"1.0": ""}])
-def test_tags_that_are_no_list(
-    server: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch, tags: object
-) -> None:
-    registry = client(server)
-    monkeypatch.setattr(registry.session, "pages", lambda *_: iter([{"tags": tags}]))
-    with pytest.raises(RegistryError, match="not a list of tags"):
-        registry.tags("a/b")
-
-
 @pytest.mark.parametrize("server", [Ways(referrers=False)], indirect=True)
 def test_rows_that_name_no_manifest_hide_no_other(server: RegistryMadeHere) -> None:
     registry = client(server)
@@ -688,12 +664,7 @@ def test_a_challenge_is_read_as_it_stands() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    pem, key = folder / "cert.pem", folder / "key.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    name = ["-subj", "/CN=tests", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*make, *name, "-keyout", str(key), "-out", str(pem)], check=True, capture_output=True)
-    return pem, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_a_registry_with_a_ca_of_its_own(certificate: tuple[Path, Path]) -> None:
