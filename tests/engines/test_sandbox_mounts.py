@@ -212,6 +212,13 @@ def test_where_a_disk_is_mounted_below_is_an_error(caller: Caller, folder: Path)
         assert libc.umount2(below, 2) == 0
 
 
+def test_what_no_overlay_takes_is_an_error(caller: Caller) -> None:
+    told = caller.run("true", mounts=[["/proc/sys", "/work", False]])
+    assert told["error"] == "UsageError", told
+    assert "/proc/sys" in str(told["message"])
+    assert ":bind" in str(told["hint"])
+
+
 def test_names_with_all_signs_are_shown(caller: Caller, folder: Path) -> None:
     """Of the folder's name nothing becomes an option of the overlay."""
     strange = folder / "a:b,upperdir=c\\d\n,x"

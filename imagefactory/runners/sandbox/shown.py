@@ -9,6 +9,7 @@ host replaces would stay the old one.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -55,7 +56,9 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
     except OSError as error:
         with open("/proc/self/mountinfo", "rb") as file:
             inner = mounts_below(folder, file)
-        why = f"{inner[0]} is mounted in it" if inner else os.strerror(error.errno or 0)
+        unfit = "its file system cannot be under an overlay"
+        why = unfit if error.errno == errno.EINVAL else os.strerror(error.errno or 0)
+        why = f"{inner[0]} is mounted in it" if inner else why
         raise SetupError("shown", error.errno or 0, f"{source}: {why}") from error
     finally:
         os.chdir("/")
