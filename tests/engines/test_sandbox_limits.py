@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.runners.sandbox.cgroups import Parent, find_parent, look_at, read_own
+from imagefactory.runners.sandbox.cgroups import Group, Parent, Refusal, find_parent, look_at, read_own
 from tests.services.children import wait_for
 from tests.services.sandbox import Caller, scratch_folders
 
@@ -346,3 +347,42 @@ def test_a_killed_keepers_group_is_removed(caller: Caller, sweeper_too: bool) ->
     if sweeper_too:  # then any later run removes them
         caller.run("true", limits=[["memory", 1 << 30]])
     wait_for(lambda: not any(path.exists() for path in groups), "the groups are removed")
+
+
+def test_where_memory_ends_the_run_ends_and_not_its_bystander(caller: Caller) -> None:
+    """In a group that stands for a small machine: a run without limits takes it all, and shields itself."""
+    parent = find_parent(*read_own(), look_at)
+    if isinstance(parent, Refusal):
+        return  # there is no small machine
+    shielded = f"""
+for pid in (1, "self"):
+    try: open(f"/proc/{{pid}}/oom_score_adj", "w").write("0")
+    except OSError: pass
+{UNMAPPED}"""
+    spec = {
+        "argv": ["python3", "-c", shielded],
+        "timeout": 60,
+        "limits": [["memory", None], ["processes", None]],
+    }
+    large = "held = bytearray(150 << 20)\nprint('up', flush=True)\ninput()"
+    machine = Group(parent, memory=400 << 20, processes=None)
+    try:
+        if parent.version == 2:
+            Path(machine.memory, "memory.oom.group").write_text("0")
+
+        def enter() -> None:
+            Path(machine.memory, "cgroup.procs").write_text("0")
+
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "preexec_fn": enter}
+        with subprocess.Popen(["python3", "-c", large], **pipes) as bystander:  # type: ignore[call-overload]
+            assert bystander.stdout.readline() == "up\n"
+            done = subprocess.run(
+                caller.command(spec), cwd="/", check=True,
+                env=caller.environment(), capture_output=True, preexec_fn=enter,
+            )  # fmt: skip
+            bystander.communicate("\n")
+        assert bystander.returncode == 0
+        ended = json.loads(done.stdout)
+        assert (ended["returncode"], ended["timed_out"]) == (137, False), ended
+    finally:
+        machine.end()
