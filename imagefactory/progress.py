@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import threading
 import time
@@ -166,6 +167,11 @@ class Lines:
         self.write(text)
 
 
+def without_commands(text: str) -> str:
+    """`text` without what GitHub Actions takes for a command of the job: `::name::` or `##[name]`."""
+    return re.sub(r"(?m)^([^\S\n]*:)(?=:)", r"\1 ", text).replace("##[", "# #[")
+
+
 class GitHubLog(Lines):
     """Lines folded into one group a stage, as GitHub Actions' log viewer shows them.
 
@@ -174,6 +180,9 @@ class GitHubLog(Lines):
 
     _alone = threading.Lock()
 
+    def write(self, text: str) -> None:
+        self.put(without_commands(text))
+
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
         if not self._alone.acquire(blocking=False):
@@ -181,12 +190,12 @@ class GitHubLog(Lines):
                 yield
             return
         try:
-            self.write(f"::group::{title}")
+            self.put(f"::group::{' '.join(title.split())}")
             began = self.clock()
             yield
             self.write(f"{title}: done in {format_seconds(self.clock() - began)}")
         finally:
-            self.write("::endgroup::")
+            self.put("::endgroup::")
             self._alone.release()
 
 

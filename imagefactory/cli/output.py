@@ -27,7 +27,7 @@ from imagefactory.errors import (
     printable,
     without_logins,
 )
-from imagefactory.progress import Progress, choose
+from imagefactory.progress import Progress, choose, without_commands
 from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ def write(stream: int, text: str) -> None:
     Texts quote strangers: file names, layers, registries, records. All that is printed goes through here,
     or through progress.py.
     """
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        text = without_commands(text)
     _echo(stream, paint(printable(text), stream))
 
 

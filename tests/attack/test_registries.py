@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             status, headers, body, length = self.answers.next()
             self.send_response(status)
             for name, value in headers.items():
-                own = f"127.0.0.1:{self.server.server_address[1]}"
+                own = f"127.0.0.1:{self.connection.getsockname()[1]}"
                 self.send_header(name, value.replace("INTERNAL", self.internal).replace("OWN", own))
             self.send_header("Content-Length", str(length))
             self.end_headers()

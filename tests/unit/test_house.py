@@ -21,7 +21,7 @@ EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "inst
     *("rattler", "rich", "spython", "tomlkit", "uv", "zstandard"),
 }
 # What it brings, and what quick commands do not wait for: a tenth of a second each.
-SLOW = {"requests", "securesystemslib", "tenacity", "urllib3"}
+SLOW = {"http", "requests", "securesystemslib", "tenacity", "urllib3"}
 # Programs that run elsewhere, where what they import may be missing or slow.
 TRAVELS = [
     HOUSE / name

@@ -157,3 +157,14 @@ def test_no_bar_or_title_steers_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     said = drawn.getvalue()
     assert said.count("[red]x[/red]") >= 4
     assert not re.search("[\x07\x9b\u202e]|\x1b\\]|\x1b\\[2J", said)
+
+
+def test_no_text_is_a_command_of_a_job_on_github() -> None:
+    """The runner takes `::name::` at a line's beginning, blanks left out, and `##[name]` anywhere."""
+    out = io.StringIO()
+    watcher = progress.choose("github", stream=out)
+    with watcher.stage("one\n::stop-commands::x"):
+        watcher.note("a\n  ::add-mask::b\r::c::\nd ##[group]e\n::::f")
+    lines = out.getvalue().splitlines()
+    commands = [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
+    assert commands == ["::group::one ::stop-commands::x", "::endgroup::"]

@@ -163,3 +163,12 @@ def test_a_question_is_printed_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("click.confirm", lambda text, err: asked.append(text) or True)
     assert confirm(HOSTILE)
     assert not STEERS.search(asked[0])
+
+
+def test_on_github_no_text_is_a_command_of_the_job(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(1, "a\n::add-mask::b")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    write(1, "a\n ::add-mask::b")
+    assert capsys.readouterr().out == "a\n::add-mask::b\na\n : :add-mask::b\n"
