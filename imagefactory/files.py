@@ -15,7 +15,7 @@ from typing import IO
 
 from imagefactory.errors import FactoryError, StoreError
 from imagefactory.progress import Progress, format_bytes
-from imagefactory.trees import remove_tree, tree_bytes
+from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
 
 
 @contextmanager
@@ -50,6 +50,29 @@ def folder_for_a_while(prefix: str, parent: Path | None = None) -> Iterator[Path
     finally:
         with suppress(OSError):
             remove_tree(folder)
+
+
+@contextmanager
+def locked_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """A folder as `folder_for_a_while` makes it, locked as long as this process lives.
+
+    Folders in `parent` of the same prefix that a killed process left are removed first.
+    """
+    with explain_full_disk(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    with explain_full_disk(parent), alone_in(parent):
+        for dead in folders_unheld(parent, lambda _: None, prefix):
+            with suppress(OSError):
+                remove_tree(dead)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            remove_tree(folder)
+        os.close(lock)
 
 
 def replace_text(path: Path, text: str) -> None:

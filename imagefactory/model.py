@@ -297,11 +297,15 @@ class Definition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A folder or file of the host shown inside the image."""
+    """A folder or file of the host shown inside the image.
+
+    With `scratch` the runner counts what is in it towards the run's limit on scratch.
+    """
 
     source: Path
     target: str
     writable: bool = False
+    scratch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,8 @@ def _emulated(
         call.progress.note(
             f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
         )
-    with emulating(sheet, options["gpus"], spec, recorded) as (shown, folder):
+    scratch = call.access.layout.scratch
+    with emulating(sheet, options["gpus"], spec, recorded, scratch=scratch) as (shown, folder):
         completed = run_made(call.access, made, shown, options["runner"] or "", call.progress)
         runs = read_told(folder)
         main = main_run(runs)

@@ -42,6 +42,7 @@ class PlannedMount:
     source: str
     target: str
     writable: bool
+    scratch: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,9 @@ def identity_map(own: str) -> str:
 
 def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
     return tuple(
-        PlannedMount(source=str(mount.source), target=mount.target, writable=mount.writable)
+        PlannedMount(
+            source=str(mount.source), target=mount.target, writable=mount.writable, scratch=mount.scratch
+        )
         for mount in planned_mounts(spec)
     )
 

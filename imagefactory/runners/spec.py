@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+from dataclasses import replace
 
 from imagefactory.errors import UsageError
 from imagefactory.model import Mount, RunSpec
@@ -57,6 +58,6 @@ def planned_mounts(spec: RunSpec) -> tuple[Mount, ...]:
             raise UsageError(
                 f"mount source '{entry.source}' is not an absolute path", hint="write it in full"
             )
-        planned.append(Mount(source=entry.source, target=target, writable=entry.writable))
+        planned.append(replace(entry, target=target))
     # A mount below another one must come after it, or it would be covered.
     return tuple(sorted(planned, key=lambda mount: mount.target.count("/")))

@@ -179,7 +179,7 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 how = ", ".join(word for word in (runner_name, emulated()) if word)
                 title = f"{target.name}: smoke test on the CPU, inside the image, by {how}"
                 with clock.of("smoke"), progress.stage(title):
-                    report = smoke(trial, runner, records, progress)
+                    report = smoke(trial, runner, progress, records=records, scratch=layout.scratch)
     return Built(
         target=target,
         image=image,

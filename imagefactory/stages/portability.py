@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from imagefactory.access import Access
 from imagefactory.errors import UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import explain_full_disk, folder_for_a_while, replace_bytes
+from imagefactory.files import explain_full_disk, locked_folder, replace_bytes
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.oci.artifacts import put_files
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
@@ -117,7 +118,7 @@ def port_models(
     started, nonce = bench.clock(), format_nonce(bench.random(NONCE_BYTES))
     with explain_full_disk(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
-        with folder_for_a_while(".imagefactory-", options.output) as folder:
+        with locked_folder("portability-", factory.layout.scratch) as folder:
             work = _Work(
                 access=factory,
                 options=options,
@@ -134,7 +135,7 @@ def port_models(
             for model in _done(exported):
                 for end in (ONNX, DATA):
                     file = f"{model.name}{end}"
-                    (folder / "export" / file).replace(options.output / file)
+                    shutil.move(folder / "export" / file, options.output / file)
     report = PortableReport(
         subject=source.subject,
         suite=suite_digest(),

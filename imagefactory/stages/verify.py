@@ -118,7 +118,7 @@ def verify_image(
             hardware=hardware,
         )
         with progress.stage(f"{chosen.definition.target.name}: GPU suite ({options.level}), by {name}"):
-            return verify_gpu(trial, runner, bench.clock)
+            return verify_gpu(trial, runner, bench.clock, scratch=access.layout.scratch)
 
 
 def runner_name(access: Access, made: Image | Sif, asked: str) -> str:

@@ -243,7 +243,8 @@ class Keeper:
             found = json.loads(failure)
             raise SetupError(found["step"], found["errno"], found["detail"])
         # An init that was killed before it could send them has nothing to be watched.
-        watch = Watch(self.plan["limits"], received[0], scratch) if received else None
+        written = [mount["source"] for mount in self.plan["mounts"] if mount["scratch"]]
+        watch = Watch(self.plan["limits"], received[0], (scratch, *written)) if received else None
         self.say(event="started")
         self.began = time.monotonic()
         carriers.show(received[1:])

@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 INTERVAL = 100  # milliseconds between two looks
@@ -16,13 +16,14 @@ PAGE = resource.getpagesize()
 
 
 class Watch:
-    """`proc` is the sandbox's own /proc, whose folders are its processes; `scratch` is where it writes."""
+    """`proc` is the sandbox's own /proc, whose folders are its processes; `folders` are where it writes, the
+    first of them on the store's disk."""
 
-    def __init__(self, limits: dict[str, Any], proc: int, scratch: str) -> None:
-        self.limits, self.scratch = limits, scratch
+    def __init__(self, limits: dict[str, Any], proc: int, folders: Sequence[str]) -> None:
+        self.limits, self.folders = limits, folders
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
-        self.walk = sizes(scratch)
+        self.walk = sizes(*folders)
 
     def over(self) -> str | None:
         """The limit that is reached now."""
@@ -66,7 +67,7 @@ class Watch:
         limit, reserve = self.limits["scratch"], self.limits["reserve"]
         if limit is None:
             return None
-        disk = os.statvfs(self.scratch)
+        disk = os.statvfs(self.folders[0])
         if disk.f_bavail * disk.f_frsize < reserve:
             return "reserve"
         until = time.monotonic() + SLICE
@@ -75,12 +76,12 @@ class Watch:
                 return "scratch"
             if time.monotonic() > until:
                 return None
-        self.walk = sizes(self.scratch)
+        self.walk = sizes(*self.folders)
         return None
 
 
-def sizes(top: str) -> Iterator[int]:
-    """The bytes found so far, after each file below `top`, a stranger's tree that changes meanwhile."""
+def sizes(*tops: str) -> Iterator[int]:
+    """The bytes found so far, after each file below `tops`, a stranger's trees that change meanwhile."""
     total = 0
     opened: list[tuple[int, list[str]]] = []
 
@@ -94,7 +95,9 @@ def sizes(top: str) -> Iterator[int]:
             raise
 
     try:
-        enter(top, None)
+        for top in tops:
+            with contextlib.suppress(OSError):  # closed by who fills it: the disk's reserve bounds that
+                enter(top, None)
         while opened:
             fd, names = opened[-1]
             if not names:

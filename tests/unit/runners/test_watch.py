@@ -37,7 +37,7 @@ def test_the_limit_that_is_reached(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert Watch({**NONE, **limits}, os.open(proc, os.O_PATH), str(scratch)).over() == over
+    assert Watch({**NONE, **limits}, os.open(proc, os.O_PATH), [str(scratch)]).over() == over
 
 
 def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
@@ -49,6 +49,16 @@ def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
     os.truncate(tmp_path / "empty", 1 << 40)  # a hole
     *_, total = sizes(str(tmp_path))
     assert 1 << 20 <= total < (1 << 20) + (1 << 16)
+
+
+def test_folders_that_a_run_writes_count_as_scratch(proc: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "scratch", tmp_path / "out"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_bytes(bytes(1 << 20))
+    limits = {**NONE, "scratch": 3 << 19, "reserve": 0}
+    assert Watch(limits, os.open(proc, os.O_PATH), [str(folders[0])]).over() is None
+    assert Watch(limits, os.open(proc, os.O_PATH), list(map(str, folders))).over() == "scratch"
 
 
 def test_a_callers_own_policy_stays() -> None:
