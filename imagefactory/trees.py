@@ -145,13 +145,14 @@ def walk_tree(
     refused: Callable[[OSError], None] | None = None,
     *,
     limits: TreeLimits | None = None,
+    skip: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[tuple[str, os.stat_result]]:
     """The path inside `folder` and the state of each entry, a folder before what is in it.
 
-    No link is followed. `refused` hears of what cannot be read; without it that raises OSError, as `limits`
-    do that are reached.
+    No link is followed, and names that `skip` takes are passed over. `refused` hears of what cannot be read;
+    without it that raises OSError, as `limits` do that are reached.
     """
-    for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise)):
+    for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
             what = f"more than {limits.entries} entries" if count >= limits.entries else ""
             what = what or f"more than {limits.depth} folders inside each other"
@@ -159,7 +160,9 @@ def walk_tree(
         yield "/".join((*parents, name)), state
 
 
-def _walk(folder: Place, hear: Callable[[OSError], None]) -> Iterator[tuple[list[str], str, os.stat_result]]:
+def _walk(
+    folder: Place, hear: Callable[[OSError], None], skip: Callable[[str], bool] = lambda _: False
+) -> Iterator[tuple[list[str], str, os.stat_result]]:
     """Each entry with the names of the folders above it: a path is longer than its name for each level."""
     try:
         here = _Cursor(folder, unlock=False)
@@ -171,6 +174,8 @@ def _walk(folder: Place, hear: Callable[[OSError], None]) -> Iterator[tuple[list
         while True:
             with os.scandir(here.fd) as entries:
                 for entry in entries:
+                    if skip(entry.name):
+                        continue
                     state = entry.stat(follow_symlinks=False)
                     if stat.S_ISDIR(state.st_mode):
                         waiting[-1].append(entry.name)
