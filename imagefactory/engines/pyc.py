@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import BuildError
+from imagefactory.trees import printable
 
 SERVER = Path(__file__).with_name("pyc_server.py")
+LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
 
 
 class BaseCompiler:
@@ -52,6 +54,8 @@ class BaseCompiler:
         header = len(name).to_bytes(4, "big") + name + len(source).to_bytes(4, "big")
         self._write(process, b"F" + header + source)
         size = int.from_bytes(self._read(process, 4), "big")
+        if size > LARGEST:
+            raise BuildError(f"the base's Python says that {path} has {size} bytes of byte code")
         return self._read(process, size) or None
 
     def close(self) -> None:
@@ -66,7 +70,7 @@ class BaseCompiler:
         if self._process is None:
             self._process = self._start((self._interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
             try:
-                tag = self._read(self._process, 16).decode().strip()
+                tag = printable(self._read(self._process, 16).decode(errors="replace").strip())
             except BuildError:
                 raise BuildError(
                     f"{self._interpreter} does not run in the base",
