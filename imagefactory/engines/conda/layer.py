@@ -23,6 +23,8 @@ from imagefactory.oci.layers import Segment
 from imagefactory.render.conda_install import source_of
 from imagefactory.trees import open_file, read_chunks, read_file
 
+RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaRecord:
@@ -41,7 +43,7 @@ class CondaRecord:
 def read_record(path: Path) -> CondaRecord:
     """Raises BuildError for a record that is missing or none."""
     try:
-        data = path.read_bytes()
+        data = read_file(path.parent, path.name, RECORD)
         told = json.loads(data)
         return CondaRecord(name=told["name"], path=path, data=data, rows=tuple(told["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import glob
 import importlib.util
 import json
 import os
@@ -201,8 +200,9 @@ def extracted_folder(cache: Path) -> Path:
 def forget_extracted(cache: Path, package: LockedConda) -> None:
     """Removes what was unpacked of `package`; the next staging unpacks it anew."""
     stem = record_name(package).removesuffix(".json")
-    for path in extracted_folder(cache).glob(f"{glob.escape(stem)}*"):
-        remove_tree(path)
+    for path in entries_of(extracted_folder(cache)):
+        if path.name.startswith(stem):
+            remove_tree(path)
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +25,13 @@ from typing import Any, NamedTuple
 from . import hardware
 from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
 from .start import REPORT, RUNNERS, Kit, choose_runner
-from .trees import TreeLimits, read_file, remove_tree, walk_tree
+from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
 
 FORMAT = 1
 EXIT_CHECK, EXIT_INTERRUPTED = 9, 130
 EXPECTATIONS = "expectations.json"
 KIT, RUN, EVIDENCE, RESULT = "kit.json", "run.json", "evidence.json", "result"
-LARGEST_REPORT = 1 << 20
+LARGEST_REPORT, MOST_NAMES = 1 << 20, 10_000
 SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 MOST_SAID = 3
 SEVERAL = "several"
@@ -227,8 +228,9 @@ def _lay_out(kit: Kit, work: Path) -> None:
     data = read_file(kit.folder, EXPECTATIONS, LARGEST_REPORT)
     (work / "expect" / EXPECTATIONS).write_bytes(data)
     for folder in (work / "suite", work / "expect"):
-        for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+        folder.chmod(0o755)
+        for name, state in walk_tree(folder):
+            (folder / name).chmod(0o755 if stat.S_ISDIR(state.st_mode) else 0o644)
     (work / "report").mkdir()
     (work / "report").chmod(0o777)
 
@@ -260,7 +262,7 @@ def _work(folder: Path) -> Iterator[Path]:
     def told(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    with (folder / KIT).open("rb") as alone:
+    with open_file(folder, KIT, LARGEST_REPORT) as alone:
         try:
             fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -268,8 +270,9 @@ def _work(folder: Path) -> Iterator[Path]:
         except OSError:
             pass  # a file system without locks
         else:
-            for left in folder.glob(".work-*"):  # of a run that was killed
-                _remove(left)
+            for name in list_names(folder.resolve(), MOST_NAMES):
+                if name.startswith(".work-"):  # of a run that was killed
+                    _remove(folder / name)
         before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGHUP)}
         work = Path(tempfile.mkdtemp(prefix=".work-", dir=folder))
         work.chmod(0o755)
