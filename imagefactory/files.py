@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,17 @@ def folder_for_a_while(prefix: str, parent: Path | None = None) -> Iterator[Path
     finally:
         with suppress(OSError):
             remove_tree(folder)
+
+
+def temporary_folder() -> Path:
+    """The user's own folder where temporary files go, closed to others. Raises StoreError for another's."""
+    folder = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+        raise StoreError(f"{folder} is not a folder of yours", hint="set TMPDIR to another folder")
+    return folder
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from imagefactory.progress import Progress
 from imagefactory.runners.emulator import refuse_emulated
 from imagefactory.runners.here import show_folder
 from imagefactory.stages.choose import Chosen, choose_image
-from imagefactory.stages.runner import make_runner
+from imagefactory.stages.runner import make_runner, scratch_folder
 from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import Attaching, attach_all, places_of
 from imagefactory.stages.verdicts import called
@@ -116,9 +116,10 @@ def port_models(
     groups = _groups(factory, source, options.to, progress)
     hardware = bench.evidence.read() if any(group.gpu for group in groups) else None
     started, nonce = bench.clock(), format_nonce(bench.random(NONCE_BYTES))
+    scratch = scratch_folder(factory, runner_name(factory, source.made, options.runner))
     with explain_full_disk(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
-        with locked_folder("portability-", factory.layout.scratch) as folder:
+        with locked_folder("portability-", scratch) as folder:
             work = _Work(
                 access=factory,
                 options=options,

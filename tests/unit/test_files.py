@@ -91,6 +91,17 @@ def test_what_stays_of_it_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name[:2] for path in tmp_path.iterdir()] == ["x-"]
 
 
+def test_the_temporary_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    folder = files.temporary_folder()
+    assert folder == files.temporary_folder() == tmp_path / f"imagefactory-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o7777 == 0o700
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(StoreError, match="is not a folder of yours"):
+        files.temporary_folder()
+
+
 def test_a_killed_process_leaves_a_folder_to_the_next(tmp_path: Path, make_deep: MakeDeep) -> None:
     make_deep(tmp_path / "x-of-nobody" / "deep")
     (tmp_path / "y-other").mkdir()
