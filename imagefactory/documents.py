@@ -12,6 +12,7 @@ is mended.
 from __future__ import annotations
 
 import functools
+import json
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -27,6 +28,9 @@ MOST_ROWS = 256
 LARGEST_COUNT = (1 << 53) - 1  # what every reader of JSON takes for a whole number
 LARGEST_NUMBER = 1e300
 LONGEST = 1e10  # seconds
+DEPTH = 64  # lists and objects of a JSON text inside each other
+_JSON_MARKS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|$)|[\[\]{}]', re.DOTALL)
+"""Strings, as they hide brackets, and brackets."""
 _LINE = re.compile(f"[^{HIDDEN}]*")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
 
@@ -167,6 +171,21 @@ def fault(where: str, what: str) -> StatementError:
         f"{shown(where)}: {what}",
         hint="it was not written by this program, or was changed since: verify again",
     )
+
+
+def parse_json(data: bytes | str, *, depth: int = DEPTH) -> Any:
+    """Return the value of a JSON text that a stranger wrote.
+
+    Raises ValueError for what is not JSON in UTF-8, and for more than `depth` lists and objects inside each
+    other: what reads the value goes down into it.
+    """
+    text = data if isinstance(data, str) else data.decode()
+    level = 0
+    for mark in _JSON_MARKS.finditer(text):
+        level += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
+        if level > depth:
+            raise ValueError(f"more than {depth} lists and objects inside each other")
+    return json.loads(text)
 
 
 def shown(text: str) -> str:

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +16,7 @@ from typing import IO
 
 from imagefactory.errors import FactoryError, StoreError
 from imagefactory.progress import Progress, format_bytes
-from imagefactory.trees import remove_tree, tree_bytes
+from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
 
 
 @contextmanager
@@ -82,6 +83,40 @@ def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
     finally:
         Path(beside).unlink(missing_ok=True)
     return True
+
+
+def temporary_folder() -> Path:
+    """The user's own folder where temporary files go, closed to others. Raises StoreError for another's."""
+    folder = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+        raise StoreError(f"{folder} is not a folder of yours", hint="set TMPDIR to another folder")
+    return folder
+
+
+@contextmanager
+def locked_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """A folder as `folder_for_a_while` makes it, locked as long as this process lives.
+
+    Folders in `parent` of the same prefix that a killed process left are removed first.
+    """
+    with explain_full_disk(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    with explain_full_disk(parent), alone_in(parent):
+        for dead in folders_unheld(parent, lambda _: None, prefix):
+            with suppress(OSError):
+                remove_tree(dead)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            remove_tree(folder)
+        os.close(lock)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -300,13 +300,14 @@ class Mount:
     """A folder or file of the host shown inside the image.
 
     The unshare runner shows what is not `writable` through an overlay, in which no socket answers, unless it
-    is to `bind` it as it is.
+    is to `bind` it as it is. With `scratch` it counts what is in it towards the run's limit on scratch.
     """
 
     source: Path
     target: str
     writable: bool = False
     bind: bool = False
+    scratch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

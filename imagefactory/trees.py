@@ -1,7 +1,9 @@
-"""Folders that strangers filled, removed and walked however deep they are: by descriptors, a few at a time.
+"""Folders that an untrusted program filled: read, walked and removed by descriptors, a few at a time.
 
-Neither the longest path nor recursion nor the number of open files is a limit here. Kits and the sandbox
-carry this file, as links to it, so it knows the standard library alone, and Python 3.9.
+Only this file opens what an image, a package's build or a job left in a folder. No link is followed, a FIFO
+or a device is never opened, and the caller names the most that it takes. Neither the longest path nor
+recursion nor the number of open files is a limit here. Kits and the sandbox carry this file, as links to it,
+so it uses only the standard library, and Python 3.9.
 """
 
 from __future__ import annotations
@@ -13,10 +15,97 @@ import os
 import stat
 from array import array
 from collections.abc import Callable, Iterator
-from typing import NoReturn, Union
+from typing import NamedTuple, NoReturn, Union
 
 Place = Union[str, "os.PathLike[str]"]
+CHUNK = 1 << 20
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class TreeLimits(NamedTuple):
+    """The most that a walk takes: entries in all, and levels of folders."""
+
+    entries: int
+    depth: int
+
+
+def read_file(folder: Place, path: str, most: int) -> bytes:
+    """Return the bytes of the regular file `path` below `folder`, at most `most`.
+
+    Raises OSError, which names `path`: for a link anywhere on the way, for anything but a regular file, and
+    for a file with more bytes than that.
+    """
+    with open_file(folder, path, most) as fd:
+        return b"".join(read_chunks(fd, path, most))
+
+
+@contextlib.contextmanager
+def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
+    """Open what `read_file` reads, for `read_chunks`. `folder` itself may be a link: the caller named it."""
+    *parents, name = path.split("/")
+    if not {"", ".", ".."}.isdisjoint((*parents, name)):
+        raise OSError(errno.EINVAL, "not a path inside the folder", printable(path))
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            for parent in parents:
+                above, here = here, os.open(parent, os.O_RDONLY | _FOLDER, dir_fd=here)
+                os.close(above)
+            _check_regular(os.stat(name, dir_fd=here, follow_symlinks=False), path, most)
+            fd = os.open(name, _FILE, dir_fd=here)
+        finally:
+            os.close(here)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OSError(error.errno, "a link or file is where a folder must be", printable(path)) from None
+        raise OSError(error.errno, error.strerror, printable(path)) from None
+    try:
+        _check_regular(os.fstat(fd), path, most)  # it may have been replaced since
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
+    """Yield the bytes of a file that may grow meanwhile. Raises OSError for more than `most`."""
+    left = most
+    while data := os.read(fd, min(CHUNK, left + 1)):
+        left -= len(data)
+        if left < 0:
+            raise _too_large(path, most)
+        yield data
+
+
+def list_names(folder: Place, most: int) -> list[str]:
+    """Return the names in `folder`, sorted. Raises OSError for more than `most`, and where it is a link."""
+    fd = os.open(folder, os.O_RDONLY | _FOLDER)
+    try:
+        names = list[str]()
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if len(names) == most:
+                    raise OSError(errno.EFBIG, f"more than {most} entries", printable(str(folder)))
+                names.append(entry.name)
+        return sorted(names)
+    finally:
+        os.close(fd)
+
+
+def printable(text: str) -> str:
+    """A name from an untrusted folder as one short line that steers no terminal."""
+    return "".join(one if one.isprintable() else "?" for one in text[:200])
+
+
+def _check_regular(state: os.stat_result, path: str, most: int) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", printable(path))
+    if state.st_size > most:
+        raise _too_large(path, most)
+
+
+def _too_large(path: str, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"more than {most} bytes", printable(path))
 
 
 def remove_tree(path: Place) -> None:
@@ -52,27 +141,45 @@ def remove_tree(path: Place) -> None:
 
 
 def walk_tree(
-    folder: Place, refused: Callable[[OSError], None] | None = None
+    folder: Place,
+    refused: Callable[[OSError], None] | None = None,
+    *,
+    limits: TreeLimits | None = None,
+    skip: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[tuple[str, os.stat_result]]:
     """The path inside `folder` and the state of each entry, a folder before what is in it.
 
-    No link is followed. `refused` hears of what cannot be read; without it that raises OSError.
+    No link is followed, and names that `skip` takes are passed over. `refused` hears of what cannot be read;
+    without it that raises OSError, as `limits` do that are reached.
     """
-    hear = refused or _raise
+    for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
+        if limits and (count >= limits.entries or len(parents) > limits.depth):
+            what = f"more than {limits.entries} entries" if count >= limits.entries else ""
+            what = what or f"more than {limits.depth} folders inside each other"
+            raise OSError(errno.EFBIG, what, printable(str(folder)))
+        yield "/".join((*parents, name)), state
+
+
+def _walk(
+    folder: Place, hear: Callable[[OSError], None], skip: Callable[[str], bool] = lambda _: False
+) -> Iterator[tuple[list[str], str, os.stat_result]]:
+    """Each entry with the names of the folders above it: a path is longer than its name for each level."""
     try:
         here = _Cursor(folder, unlock=False)
     except OSError as error:
         hear(error)
         return
-    inside, waiting = "", [list[str]()]
+    parents, waiting = list[str](), [list[str]()]
     with here:
         while True:
             with os.scandir(here.fd) as entries:
                 for entry in entries:
+                    if skip(entry.name):
+                        continue
                     state = entry.stat(follow_symlinks=False)
                     if stat.S_ISDIR(state.st_mode):
                         waiting[-1].append(entry.name)
-                    yield inside + entry.name, state
+                    yield parents, entry.name, state
             while True:
                 if waiting[-1]:
                     name = waiting[-1].pop()
@@ -81,14 +188,14 @@ def walk_tree(
                     except OSError as error:
                         hear(error)
                         continue
-                    inside += f"{name}/"
+                    parents.append(name)
                     waiting.append([])
                     break
                 waiting.pop()
                 if not waiting:
                     return
                 here.up()
-                inside = inside[: inside.rfind("/", 0, -1) + 1]
+                parents.pop()
 
 
 def tree_bytes(path: Place) -> int:
@@ -96,7 +203,7 @@ def tree_bytes(path: Place) -> int:
     state = os.lstat(path)
     if not stat.S_ISDIR(state.st_mode):
         return state.st_size
-    found = (state for _, state in walk_tree(path, lambda _: None))
+    found = (state for *_, state in _walk(path, lambda _: None))
     return sum(state.st_size for state in found if not stat.S_ISDIR(state.st_mode))
 
 
@@ -111,12 +218,15 @@ def alone_in(folder: Place) -> Iterator[None]:
         os.close(gate)
 
 
-def folders_unheld(parent: Place, refused: Callable[[OSError], None]) -> Iterator[str]:
+def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: str = "") -> Iterator[str]:
     """The folders in `parent` on which no living process has a lock, each locked until the next is asked for.
 
-    `refused` hears of what cannot be opened. To be used `alone_in(parent)`.
+    Only those whose name begins with `prefix`. `refused` hears of what cannot be opened. To be used
+    `alone_in(parent)`.
     """
     for name in os.listdir(parent):
+        if not name.startswith(prefix):
+            continue
         path = os.path.join(parent, name)
         try:
             fd = os.open(path, os.O_RDONLY | _FOLDER)

@@ -30,11 +30,13 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import urllib.parse
 from collections.abc import Sequence
@@ -46,6 +48,7 @@ LINKER = 1
 CHUNK = 1 << 20
 ATTEMPTS = 6
 AT_ONCE = 6
+SCRIPT_SECONDS, SCRIPT_OUTPUT, SCRIPT_TAIL = 3600, 16 << 20, 2000  # of a post-link script
 
 
 class Failure(Exception):
@@ -376,22 +379,47 @@ def script_environment(prefix: str, package: list[Any]) -> dict[str, str]:
     }
 
 
+def follow_script(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    """Return the end of what a post-link script prints, and how it failed, empty where it did not.
+
+    One that prints without end, or does not end, is killed.
+    """
+    assert process.stdout is not None
+    fd, tail, printed, why = process.stdout.fileno(), b"", 0, ""
+    deadline = time.monotonic() + SCRIPT_SECONDS
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    with process.stdout:
+        while not why:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                why = f"was stopped after {SCRIPT_SECONDS} s"
+                break
+            data = os.read(fd, 1 << 16)
+            if not data:
+                break
+            printed, tail = printed + len(data), (tail + data)[-SCRIPT_TAIL:]
+            if printed > SCRIPT_OUTPUT:
+                why = f"was stopped: it printed more than {SCRIPT_OUTPUT >> 20} MiB"
+    if why:
+        process.kill()
+    code = process.wait()
+    return tail.decode(errors="replace").strip(), why or (f"ended with {code}" if code else "")
+
+
 def run_scripts(prefix: Path, packages: list[list[Any]]) -> None:
     """Runs the post-link scripts of `packages`, what others depend on first."""
     for package in packages:
-        done = subprocess.run(
+        process = subprocess.Popen(
             script_command(str(prefix), package[0]),
             env=script_environment(str(prefix), package),
             cwd=prefix,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            check=False,
         )
-        if done.returncode:
-            told = done.stdout.decode(errors="replace")[-2000:]
-            words = f"the post-link script of {package[0]} ended with {done.returncode}: {told}"
-            raise Failure("script", words, [package[0]])
+        told, why = follow_script(process)
+        if why:
+            raise Failure("script", f"the post-link script of {package[0]} {why}: {told}", [package[0]])
     remove(prefix / ".messages.txt")
 
 

@@ -31,10 +31,23 @@ from imagefactory.cli.output import Call, complete_targets, json_option, say, sa
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the wheel goes.  [default: wheels/ of the factory]",
 )
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=AMOUNT",
+    help="As of `run`: memory=16G, scratch=50G, time=2h, ...  [default: those of `run`, and time=1d]",
+)
 @json_option
 @click.pass_obj
 def compile_(
-    call: Call, source: str, name: str, capabilities: tuple[str, ...], folder: Path | None, as_json: bool
+    call: Call,
+    source: str,
+    name: str,
+    capabilities: tuple[str, ...],
+    folder: Path | None,
+    limits: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Compile a package that has no wheel, inside the image of a target.
 
@@ -46,11 +59,13 @@ def compile_(
     The target's Python, packages and compiler make it, without network; pip, setuptools, ninja and what the
     package builds with are shown beside, and from CUDA 13 on nvcc, from PyPI. Nothing of that ends in an
     image. Beside the wheel stands a record of its source, image and tools: with the same ones it is there.
+    Links of a folder stay links; one that leads out of it stops the command.
     """
     from imagefactory.errors import UsageError
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.recipes.expand import select_one
-    from imagefactory.stages.compile import CompileAsk, compile_wheel
+    from imagefactory.runners.limits import parse_limits
+    from imagefactory.stages.compile import TIMEOUT, CompileAsk, compile_wheel
 
     try:
         chosen = tuple(str(parse_capability(one)) for one in capabilities)
@@ -61,7 +76,19 @@ def compile_(
     place = folder or factory.settings.root_path / "wheels"
     if folder is None and factory.settings.shipped:
         raise UsageError("here is no factory whose wheels/ could get it", hint="--folder FOLDER")
-    ask = CompileAsk(source=source, target=target, folder=place, capabilities=chosen)
+    root = factory.settings.root_path
+    if folder is None and not place.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{place} is a link out of the factory", hint="--folder FOLDER")
+    asked = parse_limits(limits)
+    timeout = asked.pop("time", TIMEOUT)
+    ask = CompileAsk(
+        source=source,
+        target=target,
+        folder=place,
+        capabilities=chosen,
+        limits=tuple(asked.items()),
+        timeout=timeout,
+    )
     made = compile_wheel(factory, ask, call.progress)
     if as_json:
         say_json("compiled", {"wheel": str(made.wheel), "made": made.made})
@@ -69,7 +96,6 @@ def compile_(
     size = made.wheel.stat().st_size
     said = "compiled" if made.made else "is there already, of the same source, image and tools"
     say(f"{made.wheel} {said} ({size / 1e6:.1f} MB)")
-    root = factory.settings.root_path
     if made.wheel.is_relative_to(root):
         write = f'packages: ["./{made.wheel.relative_to(root)}"]'
         call.progress.note(f"in a recipe on {target.name}: {write}")

@@ -172,7 +172,8 @@ def _emulated(
     from imagefactory.gpu.knowledge import find_data_sheet
     from imagefactory.report.emulated import NONE, format_emulated
     from imagefactory.stages.emulate import emulating, keep_told, read_told, recorded_profile
-    from imagefactory.stages.run import run_made
+    from imagefactory.stages.run import fitting_runner, run_made
+    from imagefactory.stages.runner import scratch_folder
     from imagefactory.submit.emulated import main_run
 
     sheet, others = find_data_sheet(options["emulate"])
@@ -184,7 +185,8 @@ def _emulated(
         call.progress.note(
             f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
         )
-    with emulating(sheet, options["gpus"], spec, recorded) as (shown, folder):
+    scratch = scratch_folder(call.access, fitting_runner(call.access, made, options["runner"] or ""))
+    with emulating(sheet, options["gpus"], spec, recorded, scratch=scratch) as (shown, folder):
         completed = run_made(call.access, made, shown, options["runner"] or "", call.progress)
         runs = read_told(folder)
         main = main_run(runs)

@@ -73,9 +73,10 @@ def _check_programs(options: dict[str, Any]) -> None:
 
 def _advice(path: Path) -> Advice:
     """What an emulated run asks for. Raises UsageError for one that needs more than its GPU has."""
-    from imagefactory.submit.emulated import advise, parse_emulated
+    from imagefactory.submit.emulated import LONGEST, advise, parse_emulated
 
-    run = parse_emulated(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    with path.open("rb") as file:
+        run = parse_emulated(file.read(LONGEST), str(path))
     advice = advise(run)
     if advice.gpu_memory is None:
         raise UsageError(

@@ -220,7 +220,7 @@ class AssembleEngine:
         runner = UnshareRunner(self.layout)
 
         def start(argv: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-            mount = Mount(source=prefix.folder, target=prefix.shown, writable=True)
+            mount = Mount(source=prefix.folder, target=prefix.shown, writable=True, scratch=True)
             variables = {**dict(bench.environment), **environment}
             spec = RunSpec(
                 argv=argv,

@@ -15,9 +15,11 @@ from typing import IO
 
 from imagefactory.documents import shown_line
 from imagefactory.errors import BuildError
+from imagefactory.trees import printable
 
 _LONGEST_COMPLAINT = 2000
 SERVER = Path(__file__).with_name("pyc_server.py")
+LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
 
 
 class BaseCompiler:
@@ -58,6 +60,8 @@ class BaseCompiler:
         header = len(name).to_bytes(4, "big") + name + len(source).to_bytes(4, "big")
         self._write(process, b"F" + header + source)
         size = int.from_bytes(self._read(process, 4), "big")
+        if size > LARGEST:
+            raise BuildError(f"the base's Python says that {path} has {size} bytes of byte code")
         return self._read(process, size) or None
 
     def close(self) -> None:
@@ -74,7 +78,7 @@ class BaseCompiler:
             if self._process.stderr is not None:
                 self._complaints = _Complaints(self._process.stderr)
             try:
-                tag = self._read(self._process, 16).decode().strip()
+                tag = printable(self._read(self._process, 16).decode(errors="replace").strip())
             except BuildError:
                 said = self._complaints.text() if self._complaints else ""
                 raise BuildError(

@@ -314,15 +314,8 @@ def lay_wheel(
     BuildError, naming the wheel, when it holds what a wheel may not hold: paths outside, paths that nobody
     could unpack, links, setuid files.
     """
-    try:
-        with open_held(wheel, sha256) as raw:
-            return _lay(OpenWheel(file=raw, report=report), place, segment, compiler)
-    except AlteredError:
-        raise
-    except BuildError as error:
-        raise BuildError(f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)) from error
-    except _UNSOUND as error:
-        raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_mend(wheel)) from error
+    with _told_of(wheel), open_held(wheel, sha256) as raw:
+        return _lay(OpenWheel(file=raw, report=report), place, segment, compiler)
 
 
 @contextmanager
@@ -337,6 +330,71 @@ def open_held(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
         if found != sha256:
             raise _altered(wheel, f"has sha256 {found}, locked is {sha256}")
         yield file
+
+
+def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
+    """Unpacks a locked wheel's packages to `folder`/site, its programs to `folder`/bin; gives their bytes.
+
+    Raises as `lay_wheel`, and BuildError for more bytes than `most`.
+    """
+    size = 0
+    with _told_of(wheel):
+        for member, executable in _members(wheel, sha256):
+            parts = member.info.filename.split("/")
+            place = folder / "site" / member.info.filename
+            if len(parts) > 2 and parts[0].endswith(".data"):
+                if parts[1] not in ("scripts", "purelib", "platlib"):
+                    continue
+                place = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
+            size += member.size
+            if size > most:
+                raise BuildError(f"it unpacks to more than the {most:,} bytes that are free for it")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("wb") as out:
+                out.writelines(member.chunks())
+            if executable or parts[1:2] == ["scripts"]:
+                place.chmod(0o755)
+    return size
+
+
+def check_wheel(wheel: Path, sha256: str) -> None:
+    """Raises as `lay_wheel`, and BuildError for a file that is not what the wheel's RECORD says."""
+    with _told_of(wheel):
+        for member, _ in _members(wheel, sha256):
+            name, (_, told, _) = member.info.filename, member.record
+            kind, _, value = told.partition("=")
+            if name.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
+                kind = "sha256"  # it has no row of its own
+            elif kind not in ("sha256", "sha384", "sha512"):
+                raise BuildError(f"its RECORD has no hash of {name}")
+            digest = hashlib.new(kind)
+            for chunk in member.chunks():
+                digest.update(chunk)
+            if value and base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != value:
+                raise BuildError(f"{name} is not what its RECORD says")
+
+
+def _members(wheel: Path, sha256: str) -> Iterator[tuple[Member, bool]]:
+    """The files of a wheel, and whether each is a program."""
+    with open_held(wheel, sha256) as raw:
+        check_list(raw)
+        with zipfile.ZipFile(raw) as archive:
+            source = WheelSource(archive, OpenWheel(file=raw, report=lambda _: None))
+            for _, member, executable in source.get_contents():
+                yield cast("Member", member), executable
+
+
+@contextmanager
+def _told_of(wheel: Path) -> Iterator[None]:
+    """Errors of a wheel name it."""
+    try:
+        yield
+    except AlteredError:
+        raise
+    except BuildError as error:
+        raise BuildError(f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)) from error
+    except _UNSOUND as error:
+        raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_mend(wheel)) from error
 
 
 def _altered(wheel: Path, what: str) -> AlteredError:

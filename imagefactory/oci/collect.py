@@ -81,7 +81,7 @@ def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
     for path in entries_of(layout.tmp):
         removal.remove(path)
     # Running images hold their scratch folders and their unpacked layers.
-    if (scratch := layout.path / "run").is_dir():
+    if (scratch := layout.scratch).is_dir():
         with removal.going_on(scratch), alone_in(scratch):
             for dead in folders_unheld(scratch, lambda error: removal.keep(Path(error.filename), error)):
                 removal.remove(Path(dead))

@@ -90,6 +90,8 @@ class Layout:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tmp = path / "tmp"
+        self.scratch = path / "run"
+        """Of runs: each folder in it is locked by who made it, and removed by others when that has ended."""
         self._blobs = path / "blobs" / "sha256"
 
     # --- blobs -----------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ DIR/nodes/<node>/    kit.json and expectations.json, and what the pool's jobs wr
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from imagefactory.documents import parse_json
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.pools.model import NodeFound, NodeResult, Sweep
@@ -48,7 +48,7 @@ def judged(
         return found.result
     place = node_folder(folder, found.result.node)
     try:
-        kit, asked = (json.loads(read_report(place / name) or b"") for name in (KIT, EXPECTATIONS))
+        kit, asked = (parse_json(read_report(place, name) or b"") for name in (KIT, EXPECTATIONS))
         report = job_report(kit, asked, found)
     except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = error.message if isinstance(error, StatementError) else "its files were changed"

@@ -37,6 +37,7 @@ OLDEST = (1, 2)
 SIF_MAGIC_AT, SIF_MAGIC = 32, b"SIF_MAGIC\0"
 """Where a .sif says what it is: after its launch line (the SIF specification, "global header")."""
 TAIL = 12
+LONGEST_LINE = 1 << 16  # bytes; a build may print without an end of line
 PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TMPDIR|XDG_RUNTIME_DIR|DOCKER_CONFIG|PYTHONPATH|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|(?i:https?_proxy|all_proxy|no_proxy)"
@@ -234,7 +235,8 @@ class _Work:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
-            for raw in process.stdout or ():
+            assert process.stdout is not None
+            while raw := process.stdout.readline(LONGEST_LINE):
                 text = hide(clean(raw.decode(errors="replace")))
                 if text:
                     tail.append(text)

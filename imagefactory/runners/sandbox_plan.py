@@ -43,6 +43,7 @@ class PlannedMount:
     target: str
     writable: bool
     bind: bool
+    scratch: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,13 @@ def identity_map(own: str) -> str:
 
 def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
     return tuple(
-        PlannedMount(source=str(mount.source), target=mount.target, writable=mount.writable, bind=mount.bind)
+        PlannedMount(
+            source=str(mount.source),
+            target=mount.target,
+            writable=mount.writable,
+            bind=mount.bind,
+            scratch=mount.scratch,
+        )
         for mount in planned_mounts(spec)
     )
 

@@ -53,7 +53,7 @@ from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.define import define_target
 from imagefactory.stages.layers import hold_to_layer_lock
 from imagefactory.stages.locked import wanted_base_hash
-from imagefactory.stages.runner import make_runner
+from imagefactory.stages.runner import make_runner, scratch_folder
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import recall_smoke, smoke
 
@@ -179,7 +179,9 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 how = ", ".join(word for word in (runner_name, emulated()) if word)
                 title = f"{target.name}: smoke test on the CPU, inside the image, by {how}"
                 with clock.of("smoke"), progress.stage(title):
-                    report = smoke(trial, runner, records, progress)
+                    report = smoke(
+                        trial, runner, progress, records=records, scratch=scratch_folder(factory, runner_name)
+                    )
     return Built(
         target=target,
         image=image,

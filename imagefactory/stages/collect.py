@@ -38,10 +38,11 @@ from imagefactory.sweeps.sweep_file import (
     read_sweep,
     write_collected,
 )
+from imagefactory.trees import read_file
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.statement import SIGNABLE, Signed, sign, spread
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.kit.program import EXPECTATIONS, KIT
+from imagefactory.verify.kit.program import EXPECTATIONS, KIT, LARGEST_REPORT
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open, check_run
 from imagefactory.verify.suite_files import digest_of, suite_digest
@@ -233,7 +234,7 @@ class Signer:
         """
         place = node_folder(self.folder, node.name)
         try:
-            texts = {name: (place / name).read_bytes() for name in (KIT, EXPECTATIONS)}
+            texts = {name: read_file(place, name, LARGEST_REPORT) for name in (KIT, EXPECTATIONS)}
         except OSError as error:
             raise StatementError(f"{error.filename}: {error.strerror}", hint="make a new sweep") from error
         run = replace(known.run, suite=self.suite, kit=digest_of(texts), pool=self.pool_name)

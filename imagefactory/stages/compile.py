@@ -7,34 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-import stat
 import subprocess
-import zipfile
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion
 
 from imagefactory import __version__
 from imagefactory.access import Access, package_index, uv_locker
-from imagefactory.errors import BuildError, ToolError, UsageError
+from imagefactory.documents import parse_json
+from imagefactory.engines.wheel_layer import check_wheel, unpack_wheel
+from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import folder_for_a_while, replace_text
+from imagefactory.files import explain_full_disk, locked_folder, replace_text, replacing
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.download import PackageCache
-from imagefactory.lock.pypi.local import digest
+from imagefactory.lock.pypi.local import wheel_says
 from imagefactory.lock.pypi.question import WheelQuestion
-from imagefactory.lock.pypi.sdist import build_requires, choose_sdist, fetch_sdist
+from imagefactory.lock.pypi.requirements import misfit
+from imagefactory.lock.pypi.sdist import choose_sdist, fetch_sdist
+from imagefactory.lock.pypi.sources import copy_source, read_project
 from imagefactory.model import Completed, Lock, LockedWheel, Mount, RunSpec, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import Progress
+from imagefactory.runners.limits import decide_limits, read_room
 from imagefactory.stages.locked import require_lock
 from imagefactory.stages.runner import make_runner
 from imagefactory.stages.stored import stored_image
+from imagefactory.trees import list_names, open_file, printable, read_chunks, read_file, remove_tree
 
 BUILDER = Path(__file__).parents[1] / "engines" / "wheel_builder.py"
 OWN_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
@@ -43,6 +52,12 @@ NVCC = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 _GIT = re.compile(r"git\+(?P<url>(https|ssh|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})")
 FIRST_TIME = "315532800"
 """1980, the first time that a wheel can say of its files."""
+TIMEOUT = 86400
+"""Seconds of a compilation; the largest packages take half of it on a few cores."""
+UNBOUNDED = 1 << 62
+MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
+LOOK_AGAIN = 0.2
+"""Seconds between looks at the disk while git fills it."""
 _TAIL, _LAST = 30, 10
 _ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc fatal|ld: (?!warning)")
 """How gcc, nvcc and ld tell of what stops them."""
@@ -53,13 +68,15 @@ class CompileAsk:
     """What to compile for which target, and the folder that gets it.
 
     `source` is a requirement, a folder, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) are those to
-    compile for, empty for the target's.
+    compile for, empty for the target's. `limits` are a run's, `timeout` is in seconds, None for no end.
     """
 
     source: str
     target: Target
     folder: Path
     capabilities: tuple[str, ...] = ()
+    limits: tuple[tuple[str, int | None], ...] = ()
+    timeout: float | None = TIMEOUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +89,15 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """`path` is an archive or a folder, copied; `told` names it and its content."""
+    """`path` is an archive or a folder, copied; `told` names it and its content.
+
+    `name` and `version` are those that its wheel must have, empty where only the wheel says them.
+    """
 
     path: Path
     told: str
+    name: str = ""
+    version: str = ""
 
 
 def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Compiled:
@@ -93,35 +115,81 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
     runner = make_runner(factory, "unshare", target.name, progress)
     runner.require()
     layout = factory.layout
-    layout.tmp.mkdir(parents=True, exist_ok=True)
-    with layout.in_use(progress), folder_for_a_while("compile-", layout.tmp) as scratch:
-        source = _take_source(factory, asked.source, lock, scratch / "source")
-        tools = _tools(factory, target, lock, build_requires(source.path), progress)
+    bounds = decide_limits(dict(asked.limits), read_room(layout.scratch))
+    most = UNBOUNDED if bounds.scratch is None else bounds.scratch
+    with layout.in_use(progress), locked_folder("compile-", layout.scratch) as scratch:
+        source = _take_source(factory, asked.source, lock, scratch / "source", most)
+        project = read_project(source.path)
+        source = replace(source, name=source.name or project.name)
+        tools = _tools(factory, target, lock, project.requires, progress)
         record = _record(asked, source, image, tools)
         if there := _made_before(asked.folder, record):
             return Compiled(wheel=there, made=False)
-        _lay_tools(tools.values(), scratch / "tools")
-        shutil.copyfile(BUILDER, scratch / "tools" / BUILDER.name)
+        _lay_tools(tools, scratch / "tools", most)
         (scratch / "out").mkdir()
         runner.prepare(image, checked=False)
         spec = _spec(asked, source, scratch, factory.settings.worker_count)
         with progress.stage(f"{asked.source}: compile in {target.name}"):
             _refuse_failed(asked, runner.run(image, spec))
-        wheels = list((scratch / "out").glob("*.whl"))
-        if len(wheels) != 1:
-            raise BuildError(f"{asked.source}: compiling left {len(wheels)} wheels")
-        asked.folder.mkdir(parents=True, exist_ok=True)
-        wheel = asked.folder / wheels[0].name
-        shutil.move(wheels[0], wheel)
-        replace_text(_record_path(wheel), json.dumps({**record, "sha256": digest(wheel)}, indent=2) + "\n")
+        made = _take_wheel(asked, source, lock, scratch, most)
+        wheel = asked.folder / made.filename
+        with explain_full_disk(asked.folder):
+            asked.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(wheel) as out, open_file(scratch / "wheel", made.filename, made.size) as fd:
+                out.writelines(read_chunks(fd, made.filename, made.size))
+            text = json.dumps({**record, "sha256": made.sha256}, indent=2) + "\n"
+            replace_text(_record_path(wheel), text)
     return Compiled(wheel=wheel, made=True)
+
+
+def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, most: int) -> LockedWheel:
+    """Copies the one wheel that the package's build left, to a folder that no build can write to.
+
+    Raises BuildError for anything but one sound wheel of that package, for that Python and platform.
+    """
+    out, kept = scratch / "out", scratch / "wheel"
+    kept.mkdir()
+    whole, size = hashlib.sha256(), 0
+    try:
+        names = [name for name in list_names(out, MOST_NAMES) if name.endswith(".whl")]
+        if len(names) != 1:
+            raise BuildError(f"{asked.source}: compiling left {len(names)} wheels")
+        name = printable(names[0])
+        with open_file(out, names[0], most) as fd, (kept / name).open("xb") as file:
+            for data in read_chunks(fd, name, most):
+                whole.update(data)
+                file.write(data)
+                size += len(data)
+    except OSError as error:
+        raise BuildError(
+            f"{asked.source}: what compiling left cannot be taken: {error.filename}: {error.strerror}"
+        ) from error
+    try:
+        project, version, *_ = parse_wheel_filename(name)
+    except (InvalidWheelFilename, InvalidVersion) as error:
+        raise BuildError(f"{asked.source}: compiling left no wheel: {error}") from error
+    if project != (source.name or project) or str(version) != (source.version or str(version)):
+        raise BuildError(
+            f"{asked.source}: compiling left {name}, which is not {source.name} {source.version}".rstrip()
+        )
+    wheel = LockedWheel(
+        name=project, version=str(version), filename=name, sha256=whole.hexdigest(), size=size
+    )
+    if fault := misfit(wheel, lock.python, lock.platform):
+        raise BuildError(f"{asked.source}: {fault}")
+    check_wheel(kept / name, wheel.sha256)
+    if (said := wheel_says(kept / name)) != (project, version):
+        raise BuildError(
+            f"{asked.source}: {name} says to be {said[0]} {said[1]}" if said else f"{name} says no name"
+        )
+    return wheel
 
 
 def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> RunSpec:
     mounts = (
-        Mount(source=scratch / "source", target="/build/source", writable=True),
+        Mount(source=scratch / "source", target="/build/source", writable=True, scratch=True),
         Mount(source=scratch / "tools", target="/build/tools", bind=True),
-        Mount(source=scratch / "out", target="/build/out", writable=True),
+        Mount(source=scratch / "out", target="/build/out", writable=True, scratch=True),
     )
     inside = "/build/source" if source.path.is_dir() else f"/build/source/{source.path.name}"
     variables = {
@@ -135,7 +203,8 @@ def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> Ru
         argv=("python", f"/build/tools/{BUILDER.name}", inside, "/build/out", "/build/tools", "/build/cuda"),
         environment=tuple(variables.items()),
         mounts=mounts,
-        limits=(("memory", None), ("scratch", None)),
+        limits=asked.limits,
+        timeout=asked.timeout,
     )
 
 
@@ -151,6 +220,12 @@ def what_failed(said: str) -> str:
 
 def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
     """Raises BuildError with the first error of a compiler that failed, and the last words of all."""
+    message, hint = done.over
+    if done.timed_out:
+        message = f"the run was ended: it reached the limit time={asked.timeout:.0f}"
+        hint = "`--limit time=...` with more, or time=none"
+    if message:
+        raise LimitError(f"{asked.source}: {message}", hint=hint)
     if done.returncode == 0:
         return
     said = what_failed(done.stdout + done.stderr)
@@ -165,9 +240,12 @@ def _has_nvcc(target: Target) -> bool:
     return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
-def _take_source(access: Access, text: str, lock: Lock, folder: Path) -> _Source:
+def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _Source:
     if found := _GIT.fullmatch(text):
-        _clone(found["url"], found["commit"], folder)
+        clone = folder.with_name("clone")
+        _clone(found["url"], found["commit"], clone, min(most, shutil.disk_usage(clone.parent).free // 2))
+        copy_source(clone, folder, most)
+        remove_tree(clone)
         return _Source(path=folder, told=text)
     if text.startswith(("git+", "http")):
         raise UsageError(
@@ -177,43 +255,81 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path) -> _Source
     path = Path(text)
     if text.startswith((".", "/")) or path.exists():
         if path.is_dir():
-            shutil.copytree(path, folder, ignore=shutil.ignore_patterns(".git", "build", "*.egg-info"))
-            return _Source(path=folder, told=f"{path.resolve().name}/ sha256:{_sha256_of_tree(folder)}")
+            content = copy_source(path.resolve(), folder, most)
+            return _Source(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
         if not path.is_file():
             raise UsageError(f"{path} does not exist", hint="name a folder, an archive or a package")
-        return _Source(path=_copied(path, folder), told=f"{path.name} sha256:{digest(path)}")
+        copy, content = _copied(path.resolve(), folder, most)
+        return _Source(path=copy, told=f"{path.name} sha256:{content}")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
         raise UsageError(f"{text!r} is no package: {error}", hint="write torch-scatter==2.1.2") from error
     index = package_index(access)
-    file, _ = choose_sdist(requirement, uv_locker(index).project(canonicalize_name(requirement.name), lock))
+    name = canonicalize_name(requirement.name)
+    file, version = choose_sdist(requirement, uv_locker(index).project(name, lock))
     fetched = fetch_sdist(index, file, access.settings.cache_path / "sdists")
-    return _Source(path=_copied(fetched, folder), told=f"{file.filename} sha256:{file.sha256}")
+    copy, content = _copied(fetched, folder, most)
+    if content != file.sha256:
+        raise DownloadError(f"{fetched} was changed in the cache", hint=f"rm {fetched}")
+    return _Source(path=copy, told=f"{file.filename} sha256:{content}", name=name, version=str(version))
 
 
-def _copied(archive: Path, folder: Path) -> Path:
-    """An archive alone in its folder: what lies beside it is not shown to whom it brings."""
+def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
+    """An archive alone in its folder, as what lies beside it is not shown to its build, and its sha256."""
     folder.mkdir()
-    return Path(shutil.copy(archive, folder))
+    copy, whole = folder / archive.name, hashlib.sha256()
+    try:
+        with open_file(archive.parent, archive.name, most) as fd, copy.open("xb") as out:
+            for data in read_chunks(fd, archive.name, most):
+                whole.update(data)
+                out.write(data)
+    except OSError as error:
+        raise UsageError(
+            f"{archive} cannot be copied: {error.strerror}", hint="--limit scratch=..."
+        ) from error
+    return copy, whole.hexdigest()
 
 
-def _clone(url: str, commit: str, folder: Path) -> None:
-    """The files of a commit, its submodules' too; git's own folder is left out."""
+def _clone(url: str, commit: str, folder: Path, most: int) -> None:
+    """The files of a commit, its submodules' too.
+
+    Raises UsageError, also where that takes more than `most` bytes of the disk.
+    """
     if shutil.which("git") is None:
         raise ToolError("git is not on this machine", hint="apt-get install git")
     folder.mkdir(parents=True)
+    reserve = shutil.disk_usage(folder).free - most
     for argv in (
         ("init", "--quiet"),
         ("fetch", "--quiet", "--depth", "1", url, commit),
         ("checkout", "--quiet", "FETCH_HEAD"),
         ("submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1"),
     ):
-        done = subprocess.run(
-            ["git", "-C", str(folder), *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-        if done.returncode:
-            raise UsageError(f"git cannot have {url} at {commit[:12]}: {done.stderr.strip()[-300:]}")
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                ["git", "-C", str(folder), *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
+            try:
+                while process.poll() is None:
+                    if shutil.disk_usage(folder).free < reserve:
+                        raise UsageError(
+                            f"{url} at {commit[:12]} has more than the {most:,} bytes that are free for it",
+                            hint="free some space in the store, or name another",
+                        )
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=LOOK_AGAIN)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            said.seek(max(0, said.seek(0, os.SEEK_END) - 300))
+            if process.returncode:
+                words = printable(said.read().decode(errors="replace").strip())
+                raise UsageError(f"git cannot have {url} at {commit[:12]}: {words}")
 
 
 def _tools(
@@ -246,25 +362,18 @@ def _tools(
     )
 
 
-def _lay_tools(wheels: Iterable[Path], folder: Path) -> None:
-    """Unpacks wheels: packages to `site`, programs to `bin`."""
+def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> None:
+    """Unpacks wheels, each held to its locked hash: packages to `site`, programs to `bin`."""
     (folder / "bin").mkdir(parents=True)
-    for path in wheels:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                parts = Path(info.filename).parts
-                inside = folder / "site" / info.filename
-                if len(parts) > 2 and parts[0].endswith(".data"):
-                    if parts[1] not in ("scripts", "purelib", "platlib"):
-                        continue
-                    inside = folder / ("bin" if parts[1] == "scripts" else "site") / Path(*parts[2:])
-                if info.is_dir() or not inside.resolve().is_relative_to(folder.resolve()):
-                    continue
-                inside.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(info) as packed, inside.open("wb") as out:
-                    shutil.copyfileobj(packed, out)
-                if (info.external_attr >> 16) & stat.S_IXUSR or inside.parent.name == "bin":
-                    inside.chmod(0o755)
+    left = most
+    try:
+        for wheel, path in wheels.items():
+            left -= unpack_wheel(path, folder, sha256=wheel.sha256, most=left)
+    except OSError as error:
+        raise BuildError(
+            f"a build tool cannot be unpacked: {error}", hint="see what the error says"
+        ) from error
+    shutil.copyfile(BUILDER, folder / BUILDER.name)
 
 
 def _record(
@@ -281,25 +390,28 @@ def _record(
 
 
 def _made_before(folder: Path, record: dict[str, object]) -> Path | None:
-    for path in sorted(folder.glob("*.whl.json")):
+    """The wheel of an equal record; the folder may have come with an untrusted project."""
+    try:
+        names = list_names(folder.resolve(), MOST_NAMES)
+    except OSError:
+        return None
+    for name in (name.removesuffix(".json") for name in names if name.endswith(".whl.json")):
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-            wheel = path.with_name(path.name.removesuffix(".json"))
-            if {**record, "sha256": held["sha256"]} == held and digest(wheel) == held["sha256"]:
-                return wheel
+            held: Any = parse_json(read_file(folder, f"{name}.json", LONGEST_RECORD))
+            if {**record, "sha256": held["sha256"]} == held and _sha256(folder, name) == held["sha256"]:
+                return folder / name
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
+def _sha256(folder: Path, name: str) -> str:
+    whole = hashlib.sha256()
+    with open_file(folder, name, UNBOUNDED) as fd:
+        for data in read_chunks(fd, name, UNBOUNDED):
+            whole.update(data)
+    return whole.hexdigest()
+
+
 def _record_path(wheel: Path) -> Path:
     return wheel.with_name(f"{wheel.name}.json")
-
-
-def _sha256_of_tree(folder: Path) -> str:
-    """Of all its files: their names, whether they may be executed, and their content."""
-    whole = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        mode = bool(path.stat().st_mode & stat.S_IXUSR)
-        whole.update(f"{path.relative_to(folder)} {mode} {digest(path)}\n".encode())
-    return whole.hexdigest()

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
 from imagefactory import emulate
 from imagefactory.access import Access
+from imagefactory.documents import fault
 from imagefactory.errors import UsageError
-from imagefactory.files import replacing
+from imagefactory.files import locked_folder, replacing
 from imagefactory.gpu.knowledge import DataSheet
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.stages.verdicts import Judge
-from imagefactory.submit.emulated import ESTIMATED, RECORDED, EmulatedRun, main_run, parse_emulated
+from imagefactory.submit.emulated import (
+    ESTIMATED,
+    LONGEST,
+    RECORDED,
+    EmulatedRun,
+    main_run,
+    parse_emulated,
+)
+from imagefactory.trees import list_names, read_file
 from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.recorded import COPIES, Recorded, find_recorded
+from imagefactory.verify.suite_files import write_suite
 
 SOURCE = Path(emulate.__file__).parent
 PACKAGE, START = "imagefactory_emulate", "sitecustomize.py"
@@ -32,8 +40,8 @@ CONTEXT = 512 << 20
 """What CUDA and its libraries take of a GPU before the first tensor; by driver and GPU 300 to 700 MiB."""
 KERNEL, LAUNCH = 2e-6, 5e-6
 """Seconds that the smallest kernel takes, and the program's for handing one to the driver."""
-LONGEST, MOST = 1 << 20, 256
-"""Bytes of what a process tells, and processes that are listened to."""
+MOST, MOST_NAMES = 256, 10_000
+"""Processes that are listened to, and names in their folder."""
 
 
 def recorded_profile(
@@ -47,26 +55,20 @@ def recorded_profile(
 
 @contextmanager
 def emulating(
-    sheet: DataSheet, count: int, spec: RunSpec, recorded: Recorded | None = None
+    sheet: DataSheet, count: int, spec: RunSpec, recorded: Recorded | None = None, *, scratch: Path
 ) -> Iterator[tuple[RunSpec, Path]]:
     """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
 
-    Times are those of `recorded`, without it those of the data sheet. Raises UsageError where real GPUs were
-    asked for as well.
+    That folder is below `scratch`. Times are those of `recorded`, without it those of the data sheet. Raises
+    UsageError where real GPUs were asked for as well.
     """
     if spec.gpus:
         raise UsageError("--emulate is for a machine without a GPU, --nv for one with", hint="leave one out")
-    with tempfile.TemporaryDirectory(prefix="imagefactory-emulate-") as name:
-        folder = Path(name)
+    asked = json.dumps(asked_of(sheet, count, recorded)).encode()
+    with locked_folder("emulate-", scratch) as folder:
         shown, told = folder / "shown", folder / "told"
-        (shown / PACKAGE).mkdir(parents=True)
+        write_suite(shown, {ASKED: asked, **read_package()})
         told.mkdir()
-        for path in sorted(SOURCE.glob("*.py")):
-            place = shown if path.name == START else shown / PACKAGE
-            (place / path.name).write_bytes(path.read_bytes())
-        (shown / ASKED).write_text(json.dumps(asked_of(sheet, count, recorded)), encoding="utf-8")
-        for path in (shown, *shown.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
         told.chmod(0o777)  # the image's user writes here, whoever that is on the host
         own = dict(spec.environment).get("PYTHONPATH", "")
         yield (
@@ -80,11 +82,19 @@ def emulating(
                 mounts=(
                     *spec.mounts,
                     Mount(source=shown, target=INSIDE, bind=True),
-                    Mount(source=told, target=TOLD, writable=True),
+                    Mount(source=told, target=TOLD, writable=True, scratch=True),
                 ),
             ),
             told,
         )
+
+
+def read_package() -> dict[str, bytes]:
+    """Return the files of the room `emulate`, by their paths in the folder that an image is shown."""
+    files = {
+        name: read_file(SOURCE, name, LONGEST) for name in list_names(SOURCE, MOST) if name.endswith(".py")
+    }
+    return {name if name == START else f"{PACKAGE}/{name}": data for name, data in files.items()}
 
 
 def asked_of(sheet: DataSheet, count: int, recorded: Recorded | None = None) -> dict[str, object]:
@@ -125,24 +135,31 @@ def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
 
 def read_told(folder: Path) -> tuple[EmulatedRun, ...]:
     """What each process of the run told. Raises StatementError for what no process of ours writes."""
-    told = (path for path in sorted(folder.glob("*.json")) if path.is_file() and not path.is_symlink())
-    return tuple(parse_emulated(_read(path), path.name) for path in islice(told, MOST))
+    return tuple(run for _, run in _read(folder))
 
 
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(LONGEST).decode("utf-8", "replace")
+def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
+    """Each text with what it tells. The image owns the folder, and may have left anything in it."""
+    try:
+        names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
+    except OSError as error:
+        raise fault("what the run told", error.strerror or str(error)) from error
+    for name in names[:MOST]:
+        try:
+            text = read_file(folder, name, LONGEST)
+        except OSError as error:
+            raise fault(name, error.strerror or str(error)) from error
+        yield text, parse_emulated(text, name)
 
 
 def keep_told(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
     """Writes what the main process told to a file, for `submit --emulated`."""
     main = main_run(runs)
-    texts = (_read(path) for path in sorted(folder.glob("*.json")))
-    text = next((text for text in texts if main is not None and parse_emulated(text, "") == main), None)
+    text = next((text for text, run in _read(folder) if run == main), None)
     if text is None:
         raise UsageError("no GPU was used, so there is nothing to write", hint="leave --summary out")
     try:
         with replacing(output) as file:
-            file.write(text.encode() + b"\n")
+            file.write(text + b"\n")
     except OSError as error:
         raise UsageError(f"--summary {output}: {error.strerror}", hint="name a file of yours") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from imagefactory.access import Access
 from imagefactory.errors import UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import explain_full_disk, folder_for_a_while, replace_bytes
+from imagefactory.files import explain_full_disk, locked_folder, replace_bytes
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.oci.artifacts import put_files
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
@@ -20,7 +21,7 @@ from imagefactory.progress import Progress
 from imagefactory.runners.emulator import refuse_emulated
 from imagefactory.stages.choose import Chosen, choose_image
 from imagefactory.stages.run import view_folder
-from imagefactory.stages.runner import make_runner
+from imagefactory.stages.runner import make_runner, scratch_folder
 from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import Attaching, attach_all, places_of
 from imagefactory.stages.verdicts import called
@@ -113,9 +114,10 @@ def port_models(
     groups = _groups(factory, source, options.to, progress)
     hardware = bench.evidence.read() if any(group.gpu for group in groups) else None
     started, nonce = bench.clock(), format_nonce(bench.random(NONCE_BYTES))
+    scratch = scratch_folder(factory, runner_name(factory, source.made, options.runner))
     with explain_full_disk(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
-        with folder_for_a_while(".imagefactory-", options.output) as folder:
+        with locked_folder("portability-", scratch) as folder:
             work = _Work(
                 access=factory,
                 options=options,
@@ -132,7 +134,7 @@ def port_models(
             for model in _done(exported):
                 for end in (ONNX, DATA):
                     file = f"{model.name}{end}"
-                    (folder / "export" / file).replace(options.output / file)
+                    shutil.move(folder / "export" / file, options.output / file)
     report = PortableReport(
         subject=source.subject,
         suite=suite_digest(),

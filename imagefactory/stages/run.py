@@ -106,10 +106,15 @@ def own_start(made: Image | Sif, target: Target | None) -> Start:
     )
 
 
+def fitting_runner(access: Access, made: Image | Sif, runner: str) -> str:
+    """The runner that is asked for, else the setting's, else what fits."""
+    fits = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
+    return runner or access.settings.runner.value or fits
+
+
 def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, progress: Progress) -> Completed:
     """Runs a command in what the store has; `runner` is empty for the setting, or for what fits."""
-    fits = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
-    name = runner or access.settings.runner.value or fits
+    name = fitting_runner(access, made, runner)
     if isinstance(made, Image) and (how := emulation(made.architecture, own=RUNNERS[name].brings_emulator)):
         progress.note(f"{made.name}: {how}")
     with access.layout.in_use(progress):

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 from imagefactory.access import Access
+from imagefactory.files import temporary_folder
 from imagefactory.progress import Progress
 from imagefactory.runners.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import RUNNERS
 from imagefactory.stages.stored import ensure_sif
+
+
+def scratch_folder(access: Access, name: str) -> Path:
+    """Where a run by that runner gets folders to write: on the store's disk, where `unshare` counts them.
+
+    docker and apptainer may work as root, whom a store on NFS keeps out: they get it among temporary files.
+    """
+    return access.layout.scratch if name == "unshare" else temporary_folder()
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:

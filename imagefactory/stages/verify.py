@@ -24,7 +24,7 @@ from imagefactory.runners.emulator import refuse_emulated
 from imagefactory.runners.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.choose import Chosen
-from imagefactory.stages.runner import make_runner
+from imagefactory.stages.runner import make_runner, scratch_folder
 from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
 from imagefactory.suite.gpu.context import Predicted
@@ -118,7 +118,7 @@ def verify_image(
             hardware=hardware,
         )
         with progress.stage(f"{chosen.definition.target.name}: GPU suite ({options.level}), by {name}"):
-            return verify_gpu(trial, runner, bench.clock)
+            return verify_gpu(trial, runner, bench.clock, scratch=scratch_folder(access, name))
 
 
 def runner_name(access: Access, made: Image | Sif, asked: str) -> str:

@@ -6,17 +6,27 @@ much time for a batch. It never becomes a verdict."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated
 
-from imagefactory.documents import LARGEST_NUMBER, Among, Count, Pairs, Within, fault, parse_document
+from imagefactory.documents import (
+    LARGEST_NUMBER,
+    Among,
+    Count,
+    Pairs,
+    Within,
+    fault,
+    parse_document,
+    parse_json,
+)
 from imagefactory.emulate.summary import FORMAT
 from imagefactory.pools.sizes import GB
 
+LONGEST = 1 << 20
+"""Bytes of what a process writes of its run."""
 ESTIMATED, RECORDED = "estimated", "recorded"
 MARGIN = 1.1
 """How much more memory is asked for than was seen: torch's allocator leaves gaps, and libraries take work
@@ -96,10 +106,10 @@ class EmulatedRun:
     asked: Annotated[tuple[tuple[str, int], ...], Pairs()]
 
 
-def parse_emulated(text: str, where: str) -> EmulatedRun:
+def parse_emulated(text: bytes | str, where: str) -> EmulatedRun:
     """Raises StatementError for what is none; `where` is what messages begin with."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise fault(where, f"it is not JSON: {error}") from error
     run = parse_document(value, EmulatedRun, FORMAT, where)

@@ -12,7 +12,6 @@ older than their nonces: what they bring back can be signed no more.
 
 from __future__ import annotations
 
-import json
 import pwd
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from imagefactory.documents import parse_json
 from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import node_folder
@@ -38,8 +39,9 @@ from imagefactory.sweeps.sweep_file import (
     read_collected,
     read_sweep,
 )
+from imagefactory.trees import read_file
 from imagefactory.verdicts.statement import SIGNABLE
-from imagefactory.verify.kit.program import KIT
+from imagefactory.verify.kit.program import KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
@@ -271,9 +273,9 @@ def _look(candidate: _Candidate, queue: frozenset[Path] | str, looking: Looking)
 def _suite(candidate: _Candidate) -> str:
     """The suite that a sweep's jobs run, by its digest; empty where its files do not tell."""
     try:
-        return str(
-            json.loads((node_folder(candidate.folder, candidate.nodes[0].name) / KIT).read_bytes())["suite"]
-        )
+        place = node_folder(candidate.folder, candidate.nodes[0].name)
+        kit: Any = parse_json(read_file(place, KIT, LARGEST_REPORT))
+        return str(kit["suite"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

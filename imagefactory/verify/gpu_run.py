@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.files import folder_for_a_while
+from imagefactory.files import locked_folder
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
@@ -121,8 +121,10 @@ def suite_argv(definition: Definition) -> tuple[str, ...]:
     )
 
 
-def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -> GpuReport:
+def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *, scratch: Path) -> GpuReport:
     """Runs the suite in the image on a GPU of this machine. Every way it can end is a report.
+
+    The image writes its own below `scratch`.
 
     Without a GPU of the capability that is asked for, or several of them, nothing is started; a runner that
     could not start it is `infrastructure`.
@@ -152,7 +154,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
             reason = f"asked for {'several GPUs' if several else 'a GPU'}{kind}, this machine has {there}"
             return not_started(run, Outcome.WRONG_GPU, reason)
         environment = visible_gpus(trial.hardware, gpus, trial.ask.visible)
-    with folder_for_a_while("imagefactory-verify-") as folder:
+    with locked_folder("verify-", scratch) as folder:
         spec = _prepare(folder, files, run.asked, trial)
         try:
             completed = runner.run(trial.made, replace(spec, environment=environment))
@@ -208,7 +210,7 @@ def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any],
         mounts=(
             Mount(source=suite, target=SUITE_MOUNT, bind=True),
             Mount(source=expect, target=EXPECT_MOUNT, bind=True),
-            Mount(source=report, target=REPORT_MOUNT, writable=True),
+            Mount(source=report, target=REPORT_MOUNT, writable=True, scratch=True),
         ),
         timeout=timeout_of(trial.ask.level),
     )

@@ -8,22 +8,26 @@ or `actions` where a job of the very run of GitHub ran it whose artifacts are co
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from imagefactory.documents import Among, Fields, Fixed, Matching, Named, fault, shown
+from imagefactory.documents import Among, Fields, Fixed, Matching, Named, fault, parse_json, shown
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.trees import walk_tree
+from imagefactory.trees import TreeLimits, read_file, walk_tree
 from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
-from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
+from imagefactory.verify.kit.program import (
+    EVIDENCE,
+    EXPECTATIONS,
+    FORMAT,
+    KIT,
+    RESULT,
+    RUN,
+)
 from imagefactory.verify.kit.start import REPORT, RUNNERS
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import (
@@ -40,6 +44,7 @@ from imagefactory.verify.suite_files import digest_of, suite_digest
 
 LARGEST = 1 << 20
 MOST_FILES = 500
+SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 LONGEST_RUN = 86400.0
 STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
 """Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
@@ -121,12 +126,13 @@ def collect_kit(
 
 def read_nonce(folder: Path) -> str:
     """The nonce that kit.json names; nothing of it is believed yet."""
-    data = _read(folder / KIT)
+    data = _read(folder, KIT)
     if data is None:
         raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
     try:
-        return str(json.loads(data)["nonce"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        kit: Any = parse_json(data)
+        return str(kit["nonce"])
+    except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} is no kit: {KIT} cannot be read", hint="name a kit's folder") from error
 
 
@@ -196,10 +202,10 @@ def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
 
 def read_folder(folder: Path) -> Folder:
     """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
-    kit, expectations = _read(folder / KIT), _read(folder / EXPECTATIONS)
+    kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
     if kit is None or expectations is None:
         raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
-    run = _read(folder / RESULT / RUN)
+    run = _read(folder, f"{RESULT}/{RUN}")
     if run is None:
         raise UsageError(
             f"{folder} has no result yet", hint=f"run it where the GPU is: python3 {folder}/run.py"
@@ -209,40 +215,38 @@ def read_folder(folder: Path) -> Folder:
         expectations=expectations,
         suite=_suite(folder / "suite"),
         run=run,
-        evidence=_read(folder / RESULT / EVIDENCE),
-        report=_read(folder / RESULT / REPORT),
+        evidence=_read(folder, f"{RESULT}/{EVIDENCE}"),
+        report=_read(folder, f"{RESULT}/{REPORT}"),
     )
 
 
 def _suite(folder: Path) -> str:
     """The digest of the suite that lies there, empty for what is none: a link may lead to a whole disk."""
-    found = (name for name, _ in walk_tree(folder, lambda _: None) if name.endswith(".py"))
-    names = list(islice(found, MOST_FILES + 1))
+    try:
+        walk = walk_tree(folder, lambda _: None, limits=SUITE_LIMITS)
+        names = [name for name, _ in walk if name.endswith(".py")]
+    except OSError:
+        return ""
     if not 0 < len(names) <= MOST_FILES or not all(name.isascii() for name in names):
         return ""
-    return digest_of({name: _read(folder / name) or b"" for name in names})
+    return digest_of({name: _read(folder, name) or b"" for name in names})
 
 
-def _read(path: Path) -> bytes | None:
-    """A plain file's bytes, None where there is none. Raises UsageError for a link, a pipe, a large file."""
+def _read(folder: Path, path: str) -> bytes | None:
+    """Return a file's bytes, None where there is none. Raises UsageError for a link, a FIFO, a large file."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+        return read_file(folder, path, LARGEST)
+    except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"{shown(str(path))}: {error.strerror}", hint="a kit holds plain files") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)  # fdopen refuses a folder in words of its own, and leaves it open
-        raise UsageError(f"{shown(str(path))} is not a plain file", hint="a kit holds plain files")
-    with os.fdopen(handle, "rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise UsageError(f"{shown(str(path))} has more than {LARGEST} bytes", hint="that is none of a kit's")
-    return data
+        raise UsageError(
+            f"{shown(str(folder / path))}: {error.strerror}",
+            hint="a kit has only regular files; bring it back as it was written",
+        ) from error
 
 
 def _json(data: bytes, where: str) -> object:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return parse_json(data)
+    except ValueError as error:
         raise StatementError(f"{shown(where)} is not JSON", hint="run the kit again") from error

@@ -11,13 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagefactory.documents import Fields
+from imagefactory.documents import Fields, parse_json, shown
 from imagefactory.errors import CheckFailedError, LimitError, StatementError, UsageError
 from imagefactory.model import CheckState, Definition, Mount, RunSpec
 from imagefactory.oci.model import Image, Sif
@@ -25,6 +24,7 @@ from imagefactory.runners.protocol import Runner
 from imagefactory.suite.portability import exporting, trying
 from imagefactory.suite.portability.rows import FORMAT
 from imagefactory.suite.portability.runtimes import RUNTIMES
+from imagefactory.trees import open_file, read_chunks
 from imagefactory.verify.portable_model import PortableModel, PortableRow
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
@@ -40,6 +40,8 @@ MODELS_MOUNT, EXPORTED_MOUNT = "/imagefactory/models", "/imagefactory/exported"
 ONNX, DATA = ".onnx", ".npz"
 SECONDS = 3600.0
 """For a program, all models together; a runtime has its own end before."""
+LARGEST_MODEL = 16 << 30
+"""Bytes of a model, or of its data: an ONNX file is a message of protobuf, which ends at 2 GiB."""
 
 # Framework and runtime compute float32 as such, whatever their own settings for it are.
 PLAIN_FLOATS = ("NVIDIA_TF32_OVERRIDE", "0")
@@ -121,19 +123,17 @@ def export_models(shop: Shop, models: Path, folder: Path, asked: Mapping[str, An
     _refuse_unfinished(found, read, where)
     if not {row.model for row in found["rows"]} <= {model.name for model in found["models"]}:
         raise CheckFailedError(f"{where}: its report's rows are not of its models", hint="run it again")
-    files = {model.name: folder / f"{model.name}{ONNX}" for model in found["models"]}
     done = {row.model for row in found["rows"] if row.error is not None}
     for name in done:
-        refuse_strange(files[name], where)
-        refuse_strange(files[name].with_suffix(DATA), where)
-    exported = tuple(
-        replace(model, digest=sum_of(files[model.name]), size=files[model.name].stat().st_size)
-        if model.name in done
-        else model
-        for model in found["models"]
-    )
+        check_file(folder, f"{name}{DATA}", where)
+    exported = []
+    for model in found["models"]:
+        if model.name in done:
+            digest, size = check_file(folder, f"{model.name}{ONNX}", where)
+            model = replace(model, digest=digest, size=size)
+        exported.append(model)
     return Exported(
-        processor=found["processor"], threads=found["threads"], models=exported, rows=found["rows"]
+        processor=found["processor"], threads=found["threads"], models=tuple(exported), rows=found["rows"]
     )
 
 
@@ -182,7 +182,7 @@ def _run(
         mounts=(
             Mount(source=suite, target=SUITE_MOUNT, bind=True),
             Mount(source=expect, target=EXPECT_MOUNT, bind=True),
-            Mount(source=folder, target=REPORT_MOUNT, writable=True),
+            Mount(source=folder, target=REPORT_MOUNT, writable=True, scratch=True),
             *mounts,
         ),
         workdir=EXPORTED_MOUNT if program == "try" else MODELS_MOUNT,
@@ -206,10 +206,10 @@ def _parse(read: _Read, fields: Fields, nonce: str, where: str) -> dict[str, Any
     if read.fault:
         raise CheckFailedError(f"{where}: {read.fault}: {read.ended}", hint="run it again")
     try:
-        document = json.loads(read.data)
+        document = parse_json(read.data)
         _clean_rows(document)
         found = fields.parse(document, where)
-    except (ValueError, RecursionError, StatementError) as error:
+    except (ValueError, StatementError) as error:
         told = error.message if isinstance(error, StatementError) else "it is no JSON"
         raise CheckFailedError(f"its report cannot be believed: {told}", hint="see what it says") from error
     if found["format"] != FORMAT or found["nonce"] != nonce:
@@ -234,19 +234,23 @@ def _refuse_unfinished(found: Mapping[str, Any], read: _Read, where: str) -> Non
         )
 
 
-def refuse_strange(path: Path, where: str) -> None:
-    """Raises CheckFailedError for what is no plain file: a link would lead to the host's own."""
+def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
+    """Return the digest and size of a file that an image wrote; its mode becomes an ordinary one.
+
+    Raises CheckFailedError for anything but a regular file of a size that a model may have.
+    """
+    digest, size = hashlib.sha256(), 0
     try:
-        plain = stat.S_ISREG(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        plain = False
-    if not plain:
-        raise CheckFailedError(f"{where}: it wrote no plain file {path.name}", hint="run it again")
-
-
-def sum_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        with open_file(folder, name, LARGEST_MODEL) as fd:
+            os.fchmod(fd, 0o644)  # as root, a setuid file of an image would be the machine's own
+            for data in read_chunks(fd, name, LARGEST_MODEL):
+                digest.update(data)
+                size += len(data)
+    except OSError as error:
+        raise CheckFailedError(
+            f"{where}: {shown(name)} cannot be taken: {error.strerror}", hint="run it again"
+        ) from error
+    return f"sha256:{digest.hexdigest()}", size
 
 
 def not_run(models: Sequence[PortableModel], name: str, why: str) -> tuple[PortableRow, ...]:

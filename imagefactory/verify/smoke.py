@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError
-from imagefactory.files import folder_for_a_while
+from imagefactory.files import locked_folder
 from imagefactory.model import CheckResult, CheckState, Completed, Mount, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runners.protocol import Runner
@@ -50,15 +50,17 @@ class SmokeOutcome:
     failure: Outcome | None
 
 
-def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Report:
+def smoke(trial: Trial, runner: Runner, progress: Progress, *, records: Path, scratch: Path) -> Report:
     """Runs the CPU-level checks in the image, and keeps a pass in `records` for `recall_smoke`.
+
+    The image writes its report below `scratch`.
 
     A check that fails, a time-out, an image that breaks the rules and a runner that could not start
     it are all results. Raises UsageError for a recipe whose checks the suite does not have.
     """
     files, asked = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
-    with folder_for_a_while("imagefactory-smoke-") as folder:
+    with locked_folder("smoke-", scratch) as folder:
         write_suite(folder / "suite", files)
         verdicts = _run_all(_SmokeFiles(trial=trial, folder=folder, asked=asked), runner, progress)
     report = Report(
@@ -189,7 +191,9 @@ def _spec(bench: _SmokeFiles, way: _Way) -> RunSpec:
         mounts=(
             Mount(source=bench.folder / "suite", target=SUITE_MOUNT, bind=True),
             Mount(source=bench.folder / f"{way.name}-expect", target=EXPECT_MOUNT, bind=True),
-            Mount(source=bench.folder / f"{way.name}-report", target=REPORT_MOUNT, writable=True),
+            Mount(
+                source=bench.folder / f"{way.name}-report", target=REPORT_MOUNT, writable=True, scratch=True
+            ),
         ),
         timeout=bench.trial.timeout,
     )

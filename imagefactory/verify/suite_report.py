@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagefactory.documents import parse_json
 from imagefactory.model import CheckResult, CheckState, Completed
 from imagefactory.suite import table
+from imagefactory.trees import read_file
 
 LARGEST_REPORT = 1 << 20
 LONGEST_DETAIL = 2000
@@ -32,31 +31,20 @@ class SuiteCheck:
 
 
 def read_report(path: Path) -> bytes:
-    """The report's bytes. Raises ReportFault unless it is a plain file of at most LARGEST_REPORT bytes.
-
-    The image owns that folder: a link would lead to the host's files, a pipe would never end.
-    """
+    """Return the report's bytes. Raises ReportFault unless it is a regular file of at most LARGEST_REPORT."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_file(path.parent, path.name, LARGEST_REPORT)
     except FileNotFoundError:
         raise ReportFault("it wrote no report") from None
     except OSError as error:
-        raise ReportFault(f"its report cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ReportFault("its report is not a plain file")
-    with os.fdopen(handle, "rb") as file:
-        data = file.read(LARGEST_REPORT + 1)
-    if len(data) > LARGEST_REPORT:
-        raise ReportFault(f"its report has more than {LARGEST_REPORT} bytes")
-    return data
+        raise ReportFault(f"its report cannot be read: {error.strerror}") from error
 
 
 def parse_fields(data: bytes, keys: Collection[str]) -> dict[str, Any]:
     """The one JSON object that a report is, with exactly these fields. Raises ReportFault."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(data)
+    except ValueError as error:
         raise ReportFault("its report is not JSON") from error
     if not isinstance(document, dict) or set(document) != set(keys):
         raise ReportFault("its report has not the fields of the suite's")

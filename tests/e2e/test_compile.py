@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.errors import EXIT_BUILD, EXIT_LIMIT, EXIT_USAGE
 from tests.services.factory import TINY_RECIPE, Factory, lend, make_root
 
 TARGET = "tiny-12.1-cu121"
@@ -66,3 +67,37 @@ def test_what_does_not_compile_says_where(mine: Factory, tmp_path: Path) -> None
     assert done.returncode != 0
     assert "ops.cc:1:" in done.stderr
     assert "PyPI has CUDA's compiler from CUDA 13 on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "limit", "exit_code"),
+    [
+        ("held = []\nwhile True: held.append(bytearray(1 << 20))", "memory=300M", EXIT_LIMIT),
+        (
+            "out = open('/build/source/f', 'wb')\nwhile True: out.write(bytes(1 << 16))",
+            "scratch=50M",
+            EXIT_LIMIT,
+        ),
+        ("import time\ntime.sleep(1000)", "time=2s", EXIT_LIMIT),
+        ("import os\nos.mkfifo('/build/out/x.whl')", "time=1h", EXIT_BUILD),
+        ("import os\nos.symlink('/etc/passwd', '/build/out/x.whl')", "time=1h", EXIT_BUILD),
+    ],
+    ids=["memory", "scratch", "time", "fifo", "link"],
+)
+def test_a_hostile_build_takes_nothing_and_leaves_nothing(
+    mine: Factory, tmp_path: Path, code: str, limit: str, exit_code: int
+) -> None:
+    (tmp_path / "setup.py").write_text(
+        f"{code}\nfrom setuptools import setup\nsetup(name='x', version='1.0')\n"
+    )
+    before = set((mine.root / "wheels").glob("*"))
+    mine.run("compile", str(tmp_path), "--in", TARGET, "--limit", limit, code=exit_code)
+    assert set((mine.root / "wheels").glob("*")) == before
+    assert list((mine.store / "run").glob("compile-*")) == []
+
+
+def test_a_link_out_of_a_folder_stops_it(mine: Factory, tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text(SETUP)
+    (tmp_path / "key").symlink_to("/etc/passwd")
+    done = mine.run("compile", str(tmp_path), "--in", TARGET, code=EXIT_USAGE)
+    assert "key" in done.stderr

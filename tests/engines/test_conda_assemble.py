@@ -282,13 +282,17 @@ def listener() -> Iterator[int]:
         f"cat {__file__}",
         "exec 3<>/dev/tcp/127.0.0.1/PORT",
         "mount -t tmpfs none /mnt",
+        "yes",
+        'cd "$PREFIX"; for n in {1..200}; do mkdir d; cd d; done',
+        'mkfifo "$PREFIX/fifo"',
+        'truncate -s 1T "$PREFIX/hole"',
     ],
-    ids=["base", "host", "network", "mount"],
+    ids=["base", "host", "network", "mount", "endless output", "deep folders", "fifo", "hole"],
 )
 def test_a_script_stays_in_its_sandbox(
     factory: Factory, made: MadeChannel, listener: int, script: str
 ) -> None:
-    with pytest.raises(BuildError, match="the post-link script of s"):
+    with pytest.raises(BuildError, match=r"the post-link scripts? of s|is no file, link or folder"):
         factory.build(packed(made, factory, script.replace("PORT", str(listener))))
     assert list(factory.layout.tmp.iterdir()) == []
 

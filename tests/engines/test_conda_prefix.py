@@ -24,7 +24,7 @@ from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.claims import check_conflicts, describe_claims
 from imagefactory.engines.conda import prefix
-from imagefactory.engines.conda.layer import lay_changes
+from imagefactory.engines.conda.layer import lay_changes, lay_path
 from imagefactory.engines.conda.prefix import (
     Change,
     LinkedPrefix,
@@ -43,6 +43,7 @@ from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
+from imagefactory.render import conda_install
 from tests.made.compiled import compile_here
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
@@ -523,6 +524,34 @@ def test_a_script_that_fails_is_named(
 ) -> None:
     with pytest.raises(BuildError, match=r"post-link script of s 1\.0 ended with 1: .*no-such-file"):
         scripted("cat /no-such-file")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "yes",
+        "sleep 30",
+        "sleep 30 &",  # and keeps the pipe open
+        'cd "$PREFIX/data"; for n in {1..101}; do mkdir d; cd d; done',
+        'cd "$PREFIX/data"; touch {1..30}',
+        'truncate -s 20G "$PREFIX/data/hole"',
+    ],
+)
+def test_a_script_takes_no_more_than_it_may(
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+) -> None:
+    monkeypatch.setattr(conda_install, "SCRIPT_SECONDS", 0.3 if "sleep" in text else 600.0)
+    monkeypatch.setattr(prefix, "NEW_ENTRIES", 20)
+    with pytest.raises(BuildError, match=r"post-link scripts? of s "):
+        scripted(text)
+
+
+def test_what_a_script_leaves_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(BuildError, match="/opt/env/fifo is no file, link or folder"):
+        lay_path(tmp_path / "fifo", "opt/env/fifo", None)  # type: ignore[arg-type]
 
 
 # --- the cache -----------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_image_runs_by_docker_and_by_unshare_alike(bench: Bench, image: Image, r
 
 def test_smoke_test_in_docker(bench: Bench, image: Image, runner: DockerRunner, tmp_path: Path) -> None:
     trial = Trial(image=image, definition=bench.definition, nonce="5eed")
-    report = smoke(trial, runner, tmp_path / "checks", Quiet())
+    report = smoke(trial, runner, Quiet(), records=tmp_path / "checks", scratch=tmp_path)
     assert report.passed, report.checks
     assert {check.name: check.state for check in report.checks} == {
         "packages": "passed",

@@ -317,7 +317,7 @@ def test_what_the_image_leaves_for_a_report_is_taken_only_as_a_plain_file(tmp_pa
     else:
         path.write_bytes(b" " * (LARGEST_REPORT + 1))
     opened = open_files()
-    assert read_report(path) is None
+    assert read_report(tmp_path, path.name) is None
     assert open_files() <= opened
 
 

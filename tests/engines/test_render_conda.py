@@ -271,7 +271,13 @@ def run(bench: Bench, name: str, made: Image | Sif, *arguments: str) -> str:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_image_passes_the_smoke_test(bench: Bench, made: dict[str, Made], engine: str) -> None:
     trial = Trial(image=made[engine].made, definition=bench.definition, nonce="5eed", runner=RUNNERS[engine])
-    report = smoke(trial, bench.runner(engine), bench.layout.path / "checks", Quiet())
+    report = smoke(
+        trial,
+        bench.runner(engine),
+        Quiet(),
+        records=bench.layout.path / "checks",
+        scratch=bench.layout.scratch,
+    )
     details = {check.name: (check.state.value, check.detail) for check in report.checks}
     assert report.passed, details
     assert {state for state, _ in details.values()} == {"passed"}

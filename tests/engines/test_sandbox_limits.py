@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.runners.sandbox.cgroups import Group, Parent, Refusal, find_parent, look_at, read_own
+from imagefactory.trees import remove_tree
 from tests.services.children import wait_for
 from tests.services.sandbox import Caller, scratch_folders
 
@@ -67,6 +68,25 @@ def test_who_takes_too_much_is_ended_with_all_it_started(
     assert f"--limit {limit}=" in hint
     assert said in done["stderr"]
     assert scratch_folders(caller) == []
+
+
+def test_a_folder_to_write_counts_as_scratch_where_it_says_so(caller: Caller) -> None:
+    out = caller.store / "out"
+    out.mkdir(mode=0o777, exist_ok=True)
+    out.chmod(0o777)
+    hidden = FILE.format("/out/d/file").replace("\n", "\nos.chmod('/out/d', 0)\n")
+    hidden = f"import os; os.mkdir('/out/d')\n{hidden}"
+    for code in (FILE.format("/out/file"), hidden):
+        mounts = [[str(out), "/out", True, "scratch"]]
+        limits = [["scratch", 10 << 20]]
+        done = caller.run("python3", "-c", code, limits=limits, mounts=mounts, timeout=60)
+        assert (done.get("returncode"), done["timed_out"]) == (137, False), done
+        remove_tree(out / "file")
+        remove_tree(out / "d")
+    write = "open('/out/file', 'wb').write(bytes(20 << 20)); import time; time.sleep(1)"
+    done = caller.run("python3", "-c", write, limits=limits, mounts=[[str(out), "/out", True]])
+    assert done["returncode"] == 0
+    remove_tree(out / "file")
 
 
 def test_a_co_process_is_bounded_too(caller: Caller) -> None:

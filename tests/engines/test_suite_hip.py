@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -157,7 +158,8 @@ def run_driver(host: Hardware | None, runner: OnStandIn) -> GpuReport:
         runner="unshare",
         hardware=host,
     )
-    return verify_gpu(trial, runner, clock())
+    with TemporaryDirectory() as scratch:
+        return verify_gpu(trial, runner, clock(), scratch=Path(scratch))
 
 
 def clock() -> Callable[[], datetime]:

@@ -49,7 +49,8 @@ spec["argv"] = tuple(spec["argv"])
 spec["limits"] = tuple(map(tuple, spec.get("limits", ())))
 spec["environment"] = tuple(map(tuple, spec.get("environment", ())))
 spec["mounts"] = tuple(
-    Mount(source=Path(m[0]), target=m[1], writable=m[2], bind=m[3:] == [True]) for m in spec.get("mounts", ())
+    Mount(source=Path(m[0]), target=m[1], writable=m[2], bind=m[3:] == [True], scratch="scratch" in m[3:])
+    for m in spec.get("mounts", ())
 )
 found = GpuDevices(**request["gpus"]) if request["gpus"] else None
 runner = UnshareRunner(Layout(), find=lambda: found) if found else UnshareRunner(Layout())

@@ -28,6 +28,7 @@ from imagefactory.documents import (
     format_document,
     format_value,
     parse_document,
+    parse_json,
     parse_value,
 )
 from imagefactory.errors import StatementError
@@ -203,3 +204,26 @@ def test_fields_that_become_no_value_of_their_own() -> None:
 def test_a_kind_that_has_no_json_is_a_fault_of_the_program() -> None:
     with pytest.raises(TypeError, match="set"):
         format_value({1}, set)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 65 + "]" * 65,
+        "[" * 1_000_000,
+        '{"a":' * 65 + "1" + "}" * 65,
+        '"' + '\\"' * 100_000,
+        "{",
+        b"\xff",
+        b"",
+    ],
+)
+def test_json_of_a_stranger_is_read_to_a_depth(text: bytes | str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of json, of UTF-8 or of the depth
+        parse_json(text)
+
+
+def test_brackets_in_texts_are_no_depth() -> None:
+    value = {"a\\": "[" * 100 + '\\"{' * 100, "b": [[]] * 100}
+    assert parse_json(json.dumps(value)) == value
+    assert parse_json(b"[" * 64 + b"]" * 64)

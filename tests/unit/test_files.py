@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from imagefactory.files import (
     Removal,
     create_bytes,
     folder_for_a_while,
+    locked_folder,
     open_lock,
     path_inside,
     refuse_links,
@@ -103,6 +105,34 @@ def test_what_stays_of_it_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monk
     with folder_for_a_while("x-", tmp_path):
         pass
     assert [path.name[:2] for path in tmp_path.iterdir()] == ["x-"]
+
+
+def test_the_temporary_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    folder = files.temporary_folder()
+    assert folder == files.temporary_folder() == tmp_path / f"imagefactory-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o7777 == 0o700
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(StoreError, match="is not a folder of yours"):
+        files.temporary_folder()
+
+
+def test_a_killed_process_leaves_a_folder_to_the_next(tmp_path: Path, make_deep: MakeDeep) -> None:
+    make_deep(tmp_path / "x-of-nobody" / "deep")
+    (tmp_path / "y-other").mkdir()
+    with locked_folder("x-", tmp_path) as held:
+        pid = os.fork()
+        if pid == 0:
+            with locked_folder("x-", tmp_path):
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        left = {path for path in tmp_path.iterdir() if path.name.startswith("x-")}
+        assert held in left
+        assert len(left) == 2
+        with locked_folder("x-", tmp_path) as folder:
+            assert {path for path in tmp_path.iterdir() if path.name.startswith("x-")} == {held, folder}
+    assert [path.name for path in tmp_path.iterdir()] == ["y-other"]
 
 
 def test_room_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,24 @@ TRAVELS = [
 ]
 
 
+# What reads folders that an untrusted program filled, besides what shows one to an image to write.
+READERS = [
+    HOUSE / name
+    for name in (
+        "engines/conda/layer.py",
+        "engines/conda/prefix.py",
+        "lock/pypi/sources.py",
+        "pools/folder.py",
+        "pools/slurm/classify.py",
+        "verify/kit/program.py",
+        "verify/kit_collect.py",
+        "verify/suite_report.py",
+    )
+]
+# Calls that follow links, block on a FIFO or read without end. trees.py has what does not.
+TRUSTING = {"glob", "rglob", "iterdir", "read_bytes", "read_text", "listdir", "scandir", "walk", "copytree"}
+
+
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -156,4 +174,37 @@ def test_no_program_gets_the_callers_stdin() -> None:
         and re.fullmatch(r"subprocess\.(run|Popen|call|check_\w+)", ast.unparse(node.func))
         and not {"stdin", "input"} & {keyword.arg for keyword in node.keywords}
     ]
+    assert found == []
+
+
+def shows_a_folder_to_write(tree: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Mount"
+        and any(one.arg == "writable" for one in node.keywords)
+        for node in ast.walk(tree)
+    )
+
+
+def trusting_calls(tree: ast.AST) -> Iterator[str]:
+    """`line: name` of calls that trust a folder, and of `open` for reading."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        of = getattr(getattr(node.func, "value", None), "id", "")
+        mode = next((one.value for one in node.args if isinstance(one, ast.Constant)), "r")
+        reads = name == "open" and str(mode).startswith("r") and of not in ("tarfile", "archive")
+        if name in TRUSTING or reads:
+            yield f"{node.lineno}: {name}"
+
+
+def test_folders_of_untrusted_programs_are_read_by_one_helper() -> None:
+    every = {path: ast.parse(path.read_text()) for path in FILES if not path.is_symlink()}
+    shown = [
+        path for path, tree in every.items() if shows_a_folder_to_write(tree) and "cli" not in path.parts
+    ]
+    assert len(shown) >= 6
+    found = [f"{named(path)}:{line}" for path in (*shown, *READERS) for line in trusting_calls(every[path])]
     assert found == []

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from imagefactory import trees
-from imagefactory.trees import remove_tree, tree_bytes, walk_tree
+from imagefactory.trees import (
+    TreeLimits,
+    list_names,
+    open_file,
+    read_chunks,
+    read_file,
+    remove_tree,
+    tree_bytes,
+    walk_tree,
+)
 from tests.made.deep import DEEP, MakeDeep
 
 ORDINARY = 65534
@@ -183,3 +194,125 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
         assert tree_bytes(top) == 2
         with pytest.raises(PermissionError):
             list(walk_tree(top))
+
+
+# --- files that an untrusted program wrote ---------------------------------------------------------
+
+
+def folder_link(folder: Path) -> None:
+    (folder / "a").rename(folder / "real")
+    (folder / "a").symlink_to("real")
+
+
+def folder_link_out(folder: Path) -> None:
+    (folder / "a" / "file").unlink()
+    (folder / "a").rmdir()
+    (folder / "a").symlink_to(folder.parent / "outside")
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "a" / "file").unlink()
+        make(folder / "a" / "file")
+
+    return change
+
+
+def bind_socket(path: Path) -> None:
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    for name in ("folder/a", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(b"12345")
+    return tmp_path / "folder"
+
+
+def test_a_regular_file_is_read_below_its_folder(filled: Path, tmp_path: Path) -> None:
+    assert read_file(filled, "a/file", 5) == b"12345"
+    (tmp_path / "named").symlink_to(filled)  # the caller named it
+    assert read_file(tmp_path / "named", "a/file", 100) == b"12345"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        folder_link,
+        folder_link_out,
+        instead(os.mkfifo),
+        instead(bind_socket),
+        instead(Path.mkdir),
+        instead(lambda path: path.symlink_to("/etc/hostname")),
+        instead(lambda path: path.symlink_to("/dev/zero")),
+        instead(lambda path: path.symlink_to("../other")),
+        instead(lambda path: path.write_bytes(b"123456")),
+        instead(lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 42)),
+    ],
+)
+def test_nothing_else_is_opened(filled: Path, change: Callable[[Path], None]) -> None:
+    (filled / "other").write_bytes(b"1")
+    change(filled)
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="a/file") as caught:
+        read_file(filled, "a/file", 5)
+    assert caught.value.errno in (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENOTDIR)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_device_is_not_opened() -> None:
+    with pytest.raises(OSError, match="not a regular file"):
+        read_file("/dev", "null", 5)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/hostname", "../outside/file", "a/../a/file", "a//file", "./a", "a/"]
+)
+def test_a_path_stays_below_its_folder(filled: Path, path: str) -> None:
+    with pytest.raises(OSError, match="not a path inside the folder"):
+        read_file(filled, path, 5)
+
+
+def test_a_file_that_is_not_there(filled: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_file(filled, "a/none", 5)
+
+
+def test_a_file_that_grows_is_read_to_its_limit(filled: Path) -> None:
+    with open_file(filled, "a/file", 10) as fd, (filled / "a/file").open("ab") as file:
+        chunks = read_chunks(fd, "a/file", 10)
+        assert next(chunks) == b"12345"
+        file.write(b"123456")
+        file.flush()
+        with pytest.raises(OSError, match="more than 10 bytes"):
+            next(chunks)
+
+
+def test_names_that_steer_a_terminal_are_shown_without(filled: Path) -> None:
+    (filled / "a\x1b[2J\n").symlink_to("/")
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - any, it is about what it names
+        read_file(filled, "a\x1b[2J\n", 5)
+    assert caught.value.filename == "a?[2J?"
+
+
+def test_names_are_listed_up_to_a_number(filled: Path) -> None:
+    (filled / "b").touch()
+    assert list_names(filled, 2) == ["a", "b"]
+    with pytest.raises(OSError, match="more than 1 entries"):
+        list_names(filled, 1)
+    (filled / "link").symlink_to("a")
+    with pytest.raises(OSError):  # noqa: PT011 - ELOOP or ENOTDIR
+        list_names(filled / "link", 9)
+
+
+def test_a_walk_ends_at_its_limits(filled: Path, make_deep: MakeDeep) -> None:
+    (filled / "b").touch()
+    assert len(list(walk_tree(filled, limits=TreeLimits(entries=3, depth=1)))) == 3
+    for limits in (TreeLimits(entries=2, depth=9), TreeLimits(entries=9, depth=0)):
+        with pytest.raises(OSError, match="more than"):
+            list(walk_tree(filled, lambda _: None, limits=limits))
+    make_deep(filled / "deep")
+    with pytest.raises(OSError, match="more than 100 folders inside each other"):
+        list(walk_tree(filled, limits=TreeLimits(entries=1 << 20, depth=100)))

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.engines.conda.prefix import Change
-from imagefactory.engines.wheel_layer import AlteredError, Compiler, LaidFile, Prefix
+from imagefactory.engines.wheel_layer import TEXT, AlteredError, Compiler, LaidFile, Prefix
 from imagefactory.errors import BuildError
-from imagefactory.oci.layers import CHUNK, Segment
+from imagefactory.oci.layers import Segment
 from imagefactory.render.conda_install import source_of
+from imagefactory.trees import open_file, read_chunks, read_file
+
+RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class CondaRecord:
 def read_record(path: Path) -> CondaRecord:
     """Raises BuildError for a record that is missing or none."""
     try:
-        data = path.read_bytes()
+        data = read_file(path.parent, path.name, RECORD)
         told = json.loads(data)
         return CondaRecord(name=told["name"], path=path, data=data, rows=tuple(told["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -81,7 +84,11 @@ def _compile(root: Path, inside: str, place: Prefix, segment: Segment, compiler:
     top, source = place.prefix.lstrip("/"), root / inside
     if source.is_symlink():
         return
-    pyc = compiler.compile(f"/{top}/{inside}", source.read_bytes())
+    try:
+        data = read_file(source.parent, source.name, TEXT)
+    except OSError as error:
+        raise BuildError(f"/{top}/{inside} cannot be compiled: {error.strerror}") from error
+    pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
         folder, _, name = inside.rpartition("/")
         tag = "cpython-" + place.python.replace(".", "")
@@ -119,8 +126,8 @@ def lay_path(
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
-        with source.open("rb") as file:
-            while data := file.read(CHUNK):
+        with open_file(source.parent, source.name, state.st_size) as fd:
+            for data in read_chunks(fd, path, state.st_size):
                 digest.update(data)
                 report(len(data))
                 yield data

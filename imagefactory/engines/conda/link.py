@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ from imagefactory.render.conda_install import (
     end,
     install,
     parse_lists,
-    remove,
     run_program,
     unsound,
 )
+from imagefactory.trees import read_file, remove_tree
 
 # --- what a package may hold ---------------------------------------------------------------------
 
@@ -131,8 +131,13 @@ def check_unpacked(package: Package, folder: Path) -> None:
     """
     filename = package.archive.name
     for name, data in package.info.items():
-        file = folder / name
-        if file.is_symlink() or (file.read_bytes() if file.exists() else b"") != data:
+        try:
+            found = read_file(folder, name, len(data))
+        except FileNotFoundError:
+            found = b""
+        except OSError:
+            found = None
+        if found != data:
             words = f"{filename} holds {name} twice, or what was unpacked of it has changed since"
             raise Failure("path", words, [filename])
     rows = json.loads(package.info.get("info/paths.json") or b"{}").get("paths") or ()
@@ -184,7 +189,8 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
                 package = by_name[package_name]
                 check_unpacked(package, options.cache / package.stem)
             except Failure as failure:
-                remove(options.cache / package.stem)  # sound next time if the disk or somebody changed it
+                # Sound next time if the disk or somebody changed it.
+                remove_tree(options.cache / package.stem)
                 give_up(failure, scratch)
             except Exception as error:
                 give_up(Failure("link", f"{package_name}: {error!r}", [package_name]), scratch)
@@ -202,7 +208,8 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
 
 def give_up(failure: Failure, scratch: Path) -> None:
     """Ends the process at once, so that nothing more is linked."""
-    shutil.rmtree(scratch, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(scratch)
     print(failure, file=sys.stderr)
     end(1)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import glob
 import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -32,9 +32,11 @@ from imagefactory.engines.conda import link
 from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
 from imagefactory.files import Removal, entries_of, explain_full_disk, remove_inside
 from imagefactory.model import LockedConda
-from imagefactory.progress import Progress
+from imagefactory.progress import Progress, format_bytes
 from imagefactory.render import conda_install
-from imagefactory.trees import remove_tree
+from imagefactory.trees import TreeLimits, remove_tree, walk_tree
+
+LAST_WORDS = 1 << 20  # bytes of what the linker says of a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ def _link(staging: Staging, folder: Path, progress: Progress) -> dict[str, Any]:
             process.kill()
             raise
         if process.returncode:
-            errors.seek(0)
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_WORDS))
             raise _explain(errors.read().decode(errors="replace"), process.returncode, staging)
     told: dict[str, Any] = json.loads(last)
     return told
@@ -198,8 +200,9 @@ def extracted_folder(cache: Path) -> Path:
 def forget_extracted(cache: Path, package: LockedConda) -> None:
     """Removes what was unpacked of `package`; the next staging unpacks it anew."""
     stem = record_name(package).removesuffix(".json")
-    for path in extracted_folder(cache).glob(f"{glob.escape(stem)}*"):
-        remove_inside(cache, path)
+    for path in entries_of(extracted_folder(cache)):
+        if path.name.startswith(stem):
+            remove_inside(cache, path)
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:
@@ -209,6 +212,11 @@ def remove_extracted(cache: Path, removal: Removal) -> None:
 
 
 # --- post-link scripts -----------------------------------------------------------------------------
+
+ENTRIES, DEPTH = 2_000_000, 100
+"""The most entries of an environment, and its folders inside each other."""
+NEW_ENTRIES, NEW_BYTES = 100_000, 16 << 30
+"""What scripts may add: entries, and bytes of files."""
 
 Start = Callable[[tuple[str, ...], Mapping[str, str]], "subprocess.Popen[bytes]"]
 """Starts a command in the base with the prefix at its place, writable; output to a pipe."""
@@ -230,29 +238,34 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
     names = ", ".join(script.name for script in prefix.scripts)
     with _readable(names):
         _own_files(prefix.folder)
-        before = _listing(prefix.folder)
+        before = _listing(prefix.folder, ENTRIES)
     for script in prefix.scripts:
         told = [script.name, script.version, script.build_number]
         environment = conda_install.script_environment(prefix.shown, told)
         process = start(tuple(conda_install.script_command(prefix.shown, script.name)), environment)
-        output, _ = process.communicate()
-        if process.returncode:
-            tail = output[-2000:].decode(errors="replace").strip()
+        tail, why = conda_install.follow_script(process)
+        if why:
             raise BuildError(
-                f"the post-link script of {script.name} {script.version} "
-                f"ended with {process.returncode}: {tail}",
+                f"the post-link script of {script.name} {script.version} {why}: {tail}",
                 hint="it runs in the base without network; constrain the package to a version without one",
             )
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         (prefix.folder / ".messages.txt").unlink()  # what scripts have to say to a person
     with _readable(names):
-        after = _listing(prefix.folder)
+        after = _listing(prefix.folder, len(before) + NEW_ENTRIES)
     if odd := sorted(path for path in after if re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)):
         raise BuildError(
             f"the post-link scripts of {names} make {odd[0]!r}, a name that no image can hold",
             hint="constrain the package to a version without such a script",
         )
     changed = [Change(path=path) for path in after if before.get(path) != after[path]]
+    size = sum((prefix.folder / change.path).lstat().st_size for change in changed)
+    if size > NEW_BYTES:  # a hole takes no disk, and would be read to its end
+        raise BuildError(
+            f"the post-link scripts of {names} left files of {format_bytes(size)}; "
+            f"{format_bytes(NEW_BYTES)} are allowed",
+            hint="constrain the package to a version without such a script",
+        )
     # What lay in a folder that is gone, or that is something else now, went with it.
     folders = {path for path, state in after.items() if state == _FOLDER} | {""}
     removed = [
@@ -279,32 +292,21 @@ def _readable(names: str) -> Iterator[None]:
 def _own_files(folder: Path) -> None:
     """Ends the sharing of files with the cache, which scripts would write through."""
     beside = folder.parent / "own"  # outside of it: a package may bring any name, and a link under it
-    for place, _, names in os.walk(folder):
-        for name in names:
-            path = Path(place, name)
-            state = path.lstat()
-            if state.st_nlink > 1 and not path.is_symlink():
-                shutil.copy2(path, beside)
-                beside.replace(path)
+    for inside, state in walk_tree(folder, limits=TreeLimits(entries=ENTRIES, depth=DEPTH)):
+        if state.st_nlink > 1 and stat.S_ISREG(state.st_mode):
+            shutil.copy2(folder / inside, beside)
+            beside.replace(folder / inside)
 
 
 _FOLDER = ("folder",)
 
 
-def _listing(folder: Path) -> dict[str, tuple[object, ...]]:
+def _listing(folder: Path, entries: int) -> dict[str, tuple[object, ...]]:
     listing: dict[str, tuple[object, ...]] = {}
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for place, folders, names in os.walk(folder, onerror=fail):
-        for name in (*folders, *names):
-            path = Path(place, name)
-            state = path.lstat()
-            inside = str(path.relative_to(folder))
-            if path.is_dir() and not path.is_symlink():
-                listing[inside] = _FOLDER
-            else:
-                times = (state.st_mtime_ns, state.st_ctime_ns)
-                listing[inside] = (state.st_ino, state.st_mode, state.st_size, *times)
+    for inside, state in walk_tree(folder, limits=TreeLimits(entries=entries, depth=DEPTH)):
+        if stat.S_ISDIR(state.st_mode):
+            listing[inside] = _FOLDER
+        else:
+            times = (state.st_mtime_ns, state.st_ctime_ns)
+            listing[inside] = (state.st_ino, state.st_mode, state.st_size, *times)
     return listing

@@ -82,7 +82,7 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
         wheel = LockedWheel(
             name=name, version=str(version), filename=file.name, sha256=digest(file), size=file.stat().st_size
         )
-        said = _metadata(file)
+        said = wheel_says(file)
     except OSError as error:
         raise LockError(f"{lock.target}: {path} cannot be read: {error.strerror}", hint=hint) from error
     if said != (name, version):
@@ -99,7 +99,7 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
     return wheel
 
 
-def _metadata(file: Path) -> tuple[str, Version] | None:
+def wheel_says(file: Path) -> tuple[str, Version] | None:
     """The name and version that a wheel itself says; None where it says none."""
     try:
         with zipfile.ZipFile(file) as archive:

@@ -33,7 +33,7 @@ from imagefactory.pools.model import (
     NodeResult,
 )
 from imagefactory.progress import format_seconds
-from imagefactory.verify.kit.program import KIT, RESULT, RUN
+from imagefactory.verify.kit.program import KIT, RESULT, RUN, read_report
 from imagefactory.verify.kit.start import REPORT
 from imagefactory.verify.suite_report import clean
 
@@ -224,7 +224,7 @@ def read_files(place: Path) -> NodeFiles:
 
 
 def _read_attempt(place: Path, kit: bytes | None) -> NodeFiles:
-    run, report = (read(place / RESULT / name, LARGEST_FILE) for name in (RUN, REPORT))
+    run, report = (read_report(place, f"{RESULT}/{name}") for name in (RUN, REPORT))
     nonce = str((parse_object(kit) or {}).get("nonce", ""))
     there = (place / RESULT / REPORT).is_symlink() or (place / RESULT / REPORT).exists()
     broken = not is_result(run, nonce) or (there and parse_object(report) is None)

@@ -8,14 +8,13 @@ the image. A GPU that condor_gpu_discovery simulates is no GPU at all.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
-from imagefactory.documents import DIGEST, Digest, Fields, Fixed, Matching
+from imagefactory.documents import DIGEST, Digest, Fields, Fixed, Matching, parse_json
 from imagefactory.errors import StatementError
 from imagefactory.model import Completed, Outcome
 from imagefactory.pools.model import JobAttempt, PoolGpu
@@ -70,8 +69,8 @@ class JobRun:
 def parse_job_run(data: bytes, where: str) -> JobRun:
     """Raises StatementError for anything but what inside.py writes."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(data)
+    except ValueError as error:
         raise StatementError(f"{where} is not JSON", hint="the job's file is garbage") from error
     row = _RUN.parse(document, where)
     seen = row["hardware"]

@@ -179,7 +179,7 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
 def _read_task(folder: Path, place: Path, batch: int, index: int) -> Task:
     queue = _queue(folder / QUEUE)
     submitted = read_row(folder / f"batch-{batch}.json", Submitted)
-    starts = parse_log(read_report(folder / LOG / f"{batch}-{index}") or b"")
+    starts = parse_log(read_report(folder / LOG, f"{batch}-{index}") or b"")
     last = starts[-1] if starts else None
     heard = (last.ended or last.started) if last else submitted.at if submitted else None
     files = _read_files(place / f"{batch}-{last.restart}") if last else TaskFiles()
@@ -196,15 +196,15 @@ def _read_task(folder: Path, place: Path, batch: int, index: int) -> Task:
 
 
 def _read_files(place: Path) -> TaskFiles:
-    lines = (read_report(place / "out") or b"").decode("utf-8", "replace").strip().splitlines()
-    run, report, evidence = (read_report(place / RESULT / name) for name in (RUN, REPORT, EVIDENCE))
+    lines = (read_report(place, "out") or b"").decode("utf-8", "replace").strip().splitlines()
+    run, report, evidence = (read_report(place, f"{RESULT}/{name}") for name in (RUN, REPORT, EVIDENCE))
     return TaskFiles(run=run, report=report, evidence=evidence, said=clean(lines[-1]) if lines else "")
 
 
 def _attempts(folder: Path, place: Path, batch: int, index: int) -> Sequence[JobAttempt]:
     return [
-        _attempt(start, read_report(place / f"{batch}-{start.restart}" / "record") or b"", index)
-        for start in parse_log(read_report(folder / LOG / f"{batch}-{index}") or b"")
+        _attempt(start, read_report(place, f"{batch}-{start.restart}/record") or b"", index)
+        for start in parse_log(read_report(folder / LOG, f"{batch}-{index}") or b"")
     ]
 
 

@@ -289,7 +289,9 @@ class Keeper:
             os.waitpid(self.init, 0)
             raise
         # An init that was killed before it could send them has nothing to be watched.
-        watch = Watch(self.plan["limits"], seen, scratch=scratch, group=self.group) if seen else None
+        written = [mount["source"] for mount in self.plan["mounts"] if mount["scratch"]]
+        folders = (scratch, *written)
+        watch = Watch(self.plan["limits"], seen, folders=folders, group=self.group) if seen else None
         self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
         self.began = time.monotonic()
         carriers.show(masters)

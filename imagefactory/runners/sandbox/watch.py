@@ -20,19 +20,25 @@ SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one p
 
 class Watch:
     """`shown` are of the sandbox: its /proc, whose folders are its processes, the list of its System V
-    segments, and folders whose files are in memory. `scratch` is where it writes.
+    segments, and folders whose files are in memory. `folders` are where it writes, the first of them on the
+    store's disk.
 
     `group` is the run's own, in which the kernel counts memory and mostly processes; None without one.
     """
 
     def __init__(
-        self, limits: dict[str, Any], shown: Sequence[int], *, scratch: str, group: Group | None = None
+        self,
+        limits: dict[str, Any],
+        shown: Sequence[int],
+        *,
+        folders: Sequence[str],
+        group: Group | None = None,
     ) -> None:
-        self.limits, self.scratch, self.group = limits, scratch, group
+        self.limits, self.folders, self.group = limits, folders, group
         proc, self.segments, *self.in_memory = shown
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
-        self.walk = sizes(scratch)
+        self.walk = sizes(*folders)
 
     def over(self) -> str | None:
         """The limit that is reached now."""
@@ -103,7 +109,7 @@ class Watch:
         limit, reserve = self.limits["scratch"], self.limits["reserve"]
         reserve_files = self.limits["reserve_files"]
         if reserve is not None or reserve_files is not None:
-            disk = os.statvfs(self.scratch)
+            disk = os.statvfs(self.folders[0])
             if reserve is not None and disk.f_bavail * disk.f_frsize < reserve:
                 return "reserve"
             if reserve_files is not None and disk.f_favail < reserve_files:
@@ -116,12 +122,12 @@ class Watch:
                 return "scratch"
             if time.monotonic() > until:
                 return None
-        self.walk = sizes(self.scratch)
+        self.walk = sizes(*self.folders)
         return None
 
 
-def sizes(top: str) -> Iterator[int]:
-    """The bytes found so far, after each file below `top`, a stranger's tree that changes meanwhile."""
+def sizes(*tops: str) -> Iterator[int]:
+    """The bytes found so far, after each file below `tops`, a stranger's trees that change meanwhile."""
     total = 0
     opened: list[tuple[int, list[str]]] = []
 
@@ -135,7 +141,9 @@ def sizes(top: str) -> Iterator[int]:
             raise
 
     try:
-        enter(top, None)
+        for top in tops:
+            with contextlib.suppress(OSError):  # closed by who fills it: the disk's reserve bounds that
+                enter(top, None)
         while opened:
             fd, names = opened[-1]
             if not names:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import sys
@@ -26,13 +25,14 @@ from typing import Any, NamedTuple
 from . import hardware
 from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
 from .start import REPORT, RUNNERS, Kit, choose_runner
-from .trees import remove_tree, walk_tree
+from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
 
 FORMAT = 1
 EXIT_CHECK, EXIT_INTERRUPTED = 9, 130
 EXPECTATIONS = "expectations.json"
 KIT, RUN, EVIDENCE, RESULT = "kit.json", "run.json", "evidence.json", "result"
-LARGEST_REPORT = 1 << 20
+LARGEST_REPORT, MOST_NAMES = 1 << 20, 10_000
+SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 MOST_SAID = 3
 SEVERAL = "several"
 VISIBLE = re.compile(r"[A-Za-z0-9,/-]{1,2000}")
@@ -49,12 +49,12 @@ EPILOG = (
 def read_kit(folder: Path) -> Kit:
     """Raises Stop for a folder that is no kit of this format, or whose suite was changed."""
     try:
-        row = json.loads((folder / KIT).read_bytes())
+        row = json.loads(read_file(folder, KIT, LARGEST_REPORT))
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this program reads {FORMAT}")
         kit = Kit(folder, *(row[name] for name in Kit._fields[1:]))
         found = suite_digest(folder / "suite")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Stop(f"{folder} is no kit: {error}", EXIT_USAGE) from error
     if found != kit.suite:
         raise Stop(f"the suite of this kit was changed: it is {found}, and was {kit.suite}", EXIT_USAGE)
@@ -64,8 +64,9 @@ def read_kit(folder: Path) -> Kit:
 def suite_digest(folder: Path) -> str:
     """sha256 over sorted names and contents of the suite's files, each with its length before it."""
     total = hashlib.sha256()
-    for name in sorted(name for name, _ in walk_tree(folder) if name.endswith(".py")):
-        for part in (os.fsencode(name), (folder / name).read_bytes()):
+    names = [name for name, _ in walk_tree(folder, limits=SUITE_LIMITS) if name.endswith(".py")]
+    for name in sorted(names):
+        for part in (os.fsencode(name), read_file(folder, name, LARGEST_REPORT)):
             total.update(len(part).to_bytes(8, "little") + part)
     return f"sha256:{total.hexdigest()}"
 
@@ -211,7 +212,7 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
         said=list(ended.said)[-MOST_SAID:],
     )
     _write(work / RESULT / EVIDENCE, seen)
-    data = read_report(work / "report" / REPORT)
+    data = read_report(work, f"report/{REPORT}")
     if data is not None:
         (work / RESULT / REPORT).write_bytes(data)
     return EXIT_CHECK if ended.returncode or ended.timed_out or data is None else 0
@@ -219,30 +220,27 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
 
 def _lay_out(kit: Kit, work: Path) -> None:
     """What the image sees: suite and expectations for everybody to read, a folder for everybody to write."""
-    for name in [name for name, _ in walk_tree(kit.folder / "suite") if name.endswith(".py")]:
-        (work / "suite" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(kit.folder / "suite" / name, work / "suite" / name)
+    for name, _ in walk_tree(kit.folder / "suite", limits=SUITE_LIMITS):
+        if name.endswith(".py"):
+            (work / "suite" / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / "suite" / name).write_bytes(read_file(kit.folder / "suite", name, LARGEST_REPORT))
     (work / "expect").mkdir()
-    shutil.copyfile(kit.folder / EXPECTATIONS, work / "expect" / EXPECTATIONS)
+    data = read_file(kit.folder, EXPECTATIONS, LARGEST_REPORT)
+    (work / "expect" / EXPECTATIONS).write_bytes(data)
     for folder in (work / "suite", work / "expect"):
-        for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+        folder.chmod(0o755)
+        for name, state in walk_tree(folder):
+            (folder / name).chmod(0o755 if stat.S_ISDIR(state.st_mode) else 0o644)
     (work / "report").mkdir()
     (work / "report").chmod(0o777)
 
 
-def read_report(path: Path) -> bytes | None:
-    """The suite's report, None where there is no plain file of a size that a report has."""
+def read_report(folder: Path, path: str) -> bytes | None:
+    """What a run wrote to `path` below `folder`; None where no regular file of a report's size is there."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_file(folder, path, LARGEST_REPORT)
     except OSError:
         return None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)  # fdopen refuses a folder, and leaves it open
-        return None
-    with os.fdopen(handle, "rb") as file:
-        data = file.read(LARGEST_REPORT + 1)
-    return data if len(data) <= LARGEST_REPORT else None
 
 
 def actions(environ: Mapping[str, str]) -> dict[str, str] | None:
@@ -264,7 +262,7 @@ def _work(folder: Path) -> Iterator[Path]:
     def told(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    with (folder / KIT).open("rb") as alone:
+    with open_file(folder, KIT, LARGEST_REPORT) as alone:
         try:
             fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -272,8 +270,9 @@ def _work(folder: Path) -> Iterator[Path]:
         except OSError:
             pass  # a file system without locks
         else:
-            for left in folder.glob(".work-*"):  # of a run that was killed
-                _remove(left)
+            for name in list_names(folder.resolve(), MOST_NAMES):
+                if name.startswith(".work-"):  # of a run that was killed
+                    _remove(folder / name)
         before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGHUP)}
         work = Path(tempfile.mkdtemp(prefix=".work-", dir=folder))
         work.chmod(0o755)

@@ -44,6 +44,18 @@ def test_another_python_than_the_locks_is_refused() -> None:
     made.close()
 
 
+def test_what_a_base_answers_is_bounded() -> None:
+    tag = f"{f'cpython-{PYTHON}'.replace('.', ''):<16}".encode()
+    endless = "import os\nwhile True: os.write(1, bytes(1 << 16))"
+    made = compiler(f"import sys, os\nos.write(1, {tag + bytes([255] * 4)!r})\n{endless}")
+    with pytest.raises(BuildError, match="4294967295 bytes of byte code"), made.wheel():
+        made.compile("a.py", b"x = 1")
+    made = compiler(f"import os\nos.write(1, {bytes([255] * 16)!r})")
+    with pytest.raises(BuildError, match="the lock is for"):
+        made.compile("a.py", b"")
+    made.close()
+
+
 def test_a_python_that_does_not_run_is_said() -> None:
     made = compiler("raise SystemExit(1)")
     with pytest.raises(BuildError, match="does not run in the base"):

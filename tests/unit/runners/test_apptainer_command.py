@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.errors import BuildError
 from imagefactory.runners import apptainer_command
 from imagefactory.runners.apptainer_command import ApptainerCommand
 from tests.made.programs import Program, calls
@@ -46,3 +47,16 @@ def test_an_unshare_that_never_answers_is_told_in_words(
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert "did not answer within a minute" in command._user_namespaces()
+
+
+def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "child.py"
+    program.write_text("import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 16))\nsys.exit(1)\n")
+    monkeypatch.setattr(apptainer_command, "CHILD", program)
+    work = apptainer_command._Work(
+        made=tmp_path / "made", folder=tmp_path, program="", environment={}, fail=BuildError
+    )
+    lines: list[str] = []
+    with pytest.raises(BuildError):
+        work.run([], lines.append, lambda text: text)
+    assert len(lines) == 64

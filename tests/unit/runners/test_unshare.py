@@ -140,7 +140,9 @@ def test_plan_is_plain_json() -> None:
     )
     read = json.loads(json.dumps(asdict(decided(spec, gpus=GPUS))))
     assert read["lower"] == ["/s/a", "/s/b"]
-    assert read["mounts"] == [{"source": "/h", "target": "/m", "writable": False, "bind": False}]
+    assert read["mounts"] == [
+        {"source": "/h", "target": "/m", "writable": False, "bind": False, "scratch": False}
+    ]
     assert (read["timeout"], read["caller"], read["network"], read["read_only"]) == (2.5, 9, False, False)
 
 

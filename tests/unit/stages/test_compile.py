@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagefactory.errors import BuildError, UsageError
+from imagefactory.errors import EXIT_LIMIT, BuildError, FactoryError, LimitError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image
@@ -18,8 +22,14 @@ from imagefactory.progress import Quiet
 from imagefactory.stages import compile as compiling
 from imagefactory.stages.compile import CompileAsk, Compiled, compile_wheel
 from tests.made.factory import put_image
+from tests.made.wheels import add_nested, locked, make_wheel
 
 FAILED = Completed(returncode=1, stdout="compiling", stderr="error: no such header", seconds=1.0)
+WHEEL = "ops-1.0-py3-none-any.whl"
+
+
+def leave_wheel(out: Path) -> Path:
+    return make_wheel(out, "ops", {"ops.py": b"ops"})
 
 
 @dataclass
@@ -29,6 +39,8 @@ class Compiler:
     specs: list[RunSpec] = field(default_factory=list)
     seen: list[Mapping[str, str]] = field(default_factory=list)
     code: int = 0
+    leave: Callable[[Path], object] = leave_wheel
+    completed: Mapping[str, Any] = field(default_factory=dict)
 
     def require(self) -> str:
         return "a compiler"
@@ -44,10 +56,8 @@ class Compiler:
         )
         assert (tools / "wheel_builder.py").is_file()
         if not self.code:
-            (out / "ops-1.0-cp311-cp311-linux_x86_64.whl").write_text(json.dumps(self.seen[-1]))
-        return Completed(
-            returncode=self.code, stdout="compiling", stderr="error: no such header", seconds=1.0
-        )
+            self.leave(out)
+        return replace(FAILED, returncode=self.code, **self.completed)
 
 
 @pytest.fixture
@@ -69,7 +79,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def compiled(factory: Factory, target: Target, source: Path | str, **more: tuple[str, ...]) -> Compiled:
+def compiled(factory: Factory, target: Target, source: Path | str, **more: Any) -> Compiled:
     folder = factory.settings.root_path / "wheels"
     asked = CompileAsk(source=str(source), target=target, folder=folder, **more)
     return compile_wheel(factory, asked, Quiet())
@@ -86,6 +96,10 @@ def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
     assert variables["TORCH_CUDA_ARCH_LIST"] == ";".join(target.capabilities)
     assert variables["SOURCE_DATE_EPOCH"] == "315532800"
     assert spec.network is False
+    assert (spec.limits, spec.timeout) == ((), compiling.TIMEOUT)
+    assert [mount.target for mount in spec.mounts if mount.writable] == [
+        mount.target for mount in spec.mounts if mount.scratch
+    ]
     record = json.loads(first.wheel.with_name(f"{first.wheel.name}.json").read_text())
     assert record["target"] == target.name
     assert record["source"].startswith("ops/ sha256:")
@@ -96,7 +110,7 @@ def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
     first.wheel.write_text("damaged")
     assert compiled(factory, target, source, capabilities=("8.0",)).made
     assert len(compiler.specs) == 4
-    assert list(factory.layout.tmp.glob("compile-*")) == []
+    assert list(factory.layout.scratch.glob("compile-*")) == []
 
 
 def test_an_archive_is_shown_alone(
@@ -110,6 +124,186 @@ def test_an_archive_is_shown_alone(
     (spec,) = compiler.specs
     assert spec.argv[2] == "/build/source/ops-1.0.zip"
     assert list(compiler.seen[0]) == ["ops-1.0.zip"]
+
+
+# --- what a stranger's package may leave ---------------------------------------------------------------
+
+
+def leave(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda out: change(leave_wheel(out))
+
+
+def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return leave(lambda wheel: (wheel.unlink(), make(wheel)))
+
+
+def edited(wheel: Path, old: bytes, new: bytes) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name).replace(old, new) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def linked_member(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        info = zipfile.ZipInfo("ops/key")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        lambda out: None,
+        lambda out: (leave_wheel(out), make_wheel(out, "more", {})),
+        replaced_by(lambda wheel: wheel.symlink_to("/etc/hostname")),
+        replaced_by(lambda wheel: wheel.symlink_to("/dev/zero")),
+        replaced_by(os.mkfifo),
+        replaced_by(Path.mkdir),
+        replaced_by(lambda wheel: wheel.write_bytes(b"PK")),
+        leave(lambda wheel: os.truncate(wheel, 1 << 43)),
+        leave(lambda wheel: wheel.rename(wheel.with_name("ops-1.0.whl"))),
+        leave(
+            lambda wheel: wheel.rename(wheel.with_name("../ops-1.0-py3-none-any.whl".replace("/", "\x1b")))
+        ),
+        leave(lambda wheel: wheel.rename(wheel.with_name("other-1.0-py3-none-any.whl"))),
+        leave(lambda wheel: wheel.rename(wheel.with_name("ops-1.0-cp27-cp27m-win32.whl"))),
+        leave(add_nested),
+        leave(linked_member),
+        leave(lambda wheel: edited(wheel, b"Version: 1.0", b"Version: 2.0")),
+        leave(lambda wheel: edited(wheel, b"ops.py,sha256=", b"ops.py,sha256=x")),
+        leave(lambda wheel: edited(wheel, b"ops.py,sha256=", b"other.py,sha256=")),
+        lambda out: [(out / f"{number}").touch() for number in range(11)],
+    ],
+)
+def test_only_a_sound_wheel_is_taken(
+    factory: Factory,
+    target: Target,
+    compiler: Compiler,
+    source: Path,
+    left: Callable[[Path], object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiling, "MOST_NAMES", 10)
+    compiler.leave = left
+    with pytest.raises(BuildError):
+        compiled(factory, target, source, limits=(("scratch", 1 << 42),))
+    assert not (factory.settings.root_path / "wheels").exists()
+    assert list(factory.layout.scratch.iterdir()) == []
+
+
+def test_a_wheel_of_another_package_is_not_taken(
+    factory: Factory, target: Target, compiler: Compiler, source: Path
+) -> None:
+    (source / "pyproject.toml").write_text('[project]\nname = "other"\n')
+    with pytest.raises(BuildError, match="which is not other"):
+        compiled(factory, target, source)
+
+
+@pytest.mark.parametrize(
+    "completed",
+    [{"over": ("it reached the limit memory=1G", "more")}, {"timed_out": True}],
+)
+def test_a_limit_that_is_reached_is_told(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, completed: dict[str, Any]
+) -> None:
+    compiler.completed, compiler.code = completed, 137
+    with pytest.raises(LimitError) as caught:
+        compiled(factory, target, source, limits=(("memory", 1 << 30),), timeout=5.0)
+    assert caught.value.exit_code == EXIT_LIMIT
+    assert (compiler.specs[0].limits, compiler.specs[0].timeout) == ((("memory", 1 << 30),), 5.0)
+
+
+def test_a_source_is_held_to_the_scratch_limit(
+    factory: Factory, target: Target, compiler: Compiler, source: Path
+) -> None:
+    archive = source.with_name("ops.zip")
+    shutil.make_archive(str(archive.with_suffix("")), "zip", source)
+    for text in (source, archive):
+        with pytest.raises(UsageError, match="cannot be copied"):
+            compiled(factory, target, text, limits=(("scratch", 10),))
+    assert compiler.specs == []
+
+
+def test_links_into_the_wheels_folder_are_not_followed(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, tmp_path: Path
+) -> None:
+    """A project may come with them: in place of the wheel, its record, and other records."""
+    wheels = factory.settings.root_path / "wheels"
+    wheels.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("as it was")
+    for name in (WHEEL, f"{WHEEL}.json"):
+        (wheels / name).symlink_to(secret)
+    (wheels / "a.whl.json").symlink_to("/dev/zero")
+    os.mkfifo(wheels / "b.whl.json")
+    (wheels / "c.whl.json").write_text("[" * 100_000)
+    made = compiled(factory, target, source)
+    assert (made.made, made.wheel) == (True, wheels / WHEEL)
+    assert secret.read_text() == "as it was"
+    assert compiled(factory, target, source) == Compiled(wheel=made.wheel, made=False)
+
+
+def test_tools_are_unpacked_as_they_were_locked(tmp_path: Path) -> None:
+    files = {"tool/a.py": b"a", "tool-1.0.data/scripts/run": b"run", "tool-1.0.data/data/x": b"x"}
+    wheel = make_wheel(tmp_path, "tool", files)
+    row = locked(wheel)
+    compiling._lay_tools({row: wheel}, tmp_path / "tools", 1 << 20)
+    found = {path.relative_to(tmp_path / "tools").as_posix() for path in tmp_path.glob("tools/*/*")}
+    assert found == {"site/tool", "site/tool-1.0.dist-info", "bin/run"}
+    assert os.access(tmp_path / "tools/bin/run", os.X_OK)
+    with pytest.raises(BuildError, match="unpacks to more than"):
+        compiling._lay_tools({row: wheel}, tmp_path / "small", 10)
+    add_nested(wheel)
+    with pytest.raises(BuildError, match="locked is"):
+        compiling._lay_tools({row: wheel}, tmp_path / "changed", 1 << 20)
+    with pytest.raises(BuildError, match="not a sound wheel"):
+        compiling._lay_tools({locked(wheel): wheel}, tmp_path / "damaged", 1 << 20)
+    assert not list(tmp_path.glob("changed/site")) + list(tmp_path.glob("damaged/site"))
+
+
+def test_a_repository_takes_no_more_of_the_disk_than_is_free_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "git").write_text("#!/bin/sh\ncase $3 in init) ;; *) exec sleep 60 ;; esac\n")
+    (programs / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    free = iter((100, 100, 100, 60, 40, 40))
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(compiling.shutil, "disk_usage", lambda _: usage(0, 0, next(free, 40)))
+    with pytest.raises(UsageError, match="more than the 50 bytes"):
+        compiling._clone("file:///a", "0" * 40, tmp_path / "clone", 50)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
+def test_what_a_repository_links_to_outside_stops_it(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(source / ".git")
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        done = subprocess.run(("git", "-C", str(source), *who, *arguments), check=True, capture_output=True)
+        return done.stdout.decode().strip()
+
+    git("init", "--quiet")
+    for change, expected in (
+        (lambda: None, None),
+        (lambda: (source / "k").symlink_to("/etc/passwd"), "leads out"),
+    ):
+        change()
+        git("add", "-A")
+        git("commit", "--quiet", "-m", "a")
+        text = f"git+file://{source}@{git('rev-parse', 'HEAD')}"
+        if expected is None:
+            assert compiled(factory, target, text).made
+            assert sorted(compiler.seen[0]) == ["ops.cu", "setup.py"]
+        else:
+            with pytest.raises(FactoryError, match=expected):
+                compiled(factory, target, text)
 
 
 def test_a_compiler_that_fails_says_its_last_words(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from imagefactory.emulate.roofline import copying, parse_profile, seconds
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.knowledge import data_sheets, find_data_sheet
 from imagefactory.model import Mount, RunSpec
+from imagefactory.stages import emulate
 from imagefactory.stages.emulate import (
     INSIDE,
     TOLD,
@@ -20,6 +23,7 @@ from imagefactory.stages.emulate import (
     read_told,
     recorded_profile,
 )
+from imagefactory.submit.emulated import LONGEST
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 from tests.made.emulated import TOLD as ROW
 from tests.made.report import gpu_report
@@ -32,11 +36,11 @@ SPEC = RunSpec(
 )
 
 
-def test_the_program_is_shown_to_read_and_a_folder_to_write() -> None:
-    with emulating(SHEET, 2, SPEC) as (spec, told):
+def test_the_program_is_shown_to_read_and_a_folder_to_write(tmp_path: Path) -> None:
+    with emulating(SHEET, 2, SPEC, scratch=tmp_path) as (spec, told):
         own, shown, out = spec.mounts
         assert (own.target, shown.target, out.target) == ("/x", INSIDE, TOLD)
-        assert (shown.writable, out.writable, out.source) == (False, True, told)
+        assert (shown.writable, out.writable, out.scratch, out.source) == (False, True, True, told)
         assert told.stat().st_mode & 0o777 == 0o777
         names = {path.relative_to(shown.source).as_posix() for path in shown.source.rglob("*")}
         assert {"sitecustomize.py", "asked.json", "imagefactory_emulate/start.py"} <= names
@@ -49,14 +53,15 @@ def test_the_program_is_shown_to_read_and_a_folder_to_write() -> None:
     assert not told.exists()
 
 
-def test_a_path_of_the_callers_own_stays() -> None:
+def test_a_path_of_the_callers_own_stays(tmp_path: Path) -> None:
     own = RunSpec(argv=("a",), environment=(("PYTHONPATH", "/lib"),))
-    with emulating(SHEET, 2, own) as (spec, _):
+    with emulating(SHEET, 2, own, scratch=tmp_path) as (spec, _):
         assert dict(spec.environment)["PYTHONPATH"] == f"{INSIDE}:/lib"
 
 
-def test_real_gpus_and_one_that_is_not_there_are_refused() -> None:
-    with pytest.raises(UsageError, match="--nv"), emulating(SHEET, 2, RunSpec(argv=("a",), gpus=True)):
+def test_real_gpus_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    real = RunSpec(argv=("a",), gpus=True)
+    with pytest.raises(UsageError, match="--nv"), emulating(SHEET, 2, real, scratch=tmp_path):
         pass
 
 
@@ -73,10 +78,8 @@ def test_each_process_tells_and_the_one_that_did_most_is_kept(tmp_path: Path) ->
     (tmp_path / "7.json").write_text(json.dumps(ROW))
     (tmp_path / "9.json").write_text(json.dumps({**ROW, "operations": 5}))
     (tmp_path / "9.part").write_text("{")
-    (tmp_path / "link.json").symlink_to("/etc/hostname")
     runs = read_told(tmp_path)
     assert [run.operations for run in runs] == [41440, 5]
-    (tmp_path / "link.json").unlink()
     keep_told(tmp_path, runs, tmp_path / "out")
     assert json.loads((tmp_path / "out").read_text()) == ROW
 
@@ -85,6 +88,35 @@ def test_what_an_image_wrote_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "7.json").write_text(json.dumps({**ROW, "basis": "verified"}))
     with pytest.raises(StatementError, match=r"7\.json: basis"):
         read_told(tmp_path)
+
+
+def fill_with_names(folder: Path) -> None:
+    for number in range(emulate.MOST_NAMES + 1):
+        (folder / f"{number}.part").touch()
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda folder: (folder / "7.json").symlink_to(folder / "other"),
+        lambda folder: (folder / "7.json").symlink_to("/dev/zero"),
+        lambda folder: os.mkfifo(folder / "7.json"),
+        lambda folder: (folder / "7.json").mkdir(),
+        lambda folder: (folder / "7.json").write_text(" " * (LONGEST + 1)),
+        lambda folder: (folder / "7.json").write_text("[" * 100_000),
+        lambda folder: (folder / "7.json").write_bytes(b"\xff"),
+        fill_with_names,
+    ],
+)
+def test_what_is_not_a_short_regular_file_is_refused_at_once(
+    tmp_path: Path, fill: Callable[[Path], None]
+) -> None:
+    (tmp_path / "other").write_text(json.dumps(ROW))
+    fill(tmp_path)
+    with pytest.raises(StatementError):
+        read_told(tmp_path)
+    with pytest.raises(StatementError):
+        keep_told(tmp_path, (), tmp_path / "out")
 
 
 def test_of_nothing_there_is_no_summary(tmp_path: Path) -> None:

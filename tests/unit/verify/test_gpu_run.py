@@ -55,6 +55,13 @@ OTHER_GPU = GpuIdentity(
 )
 
 
+def verify(trial: GpuTrial, runner: Any) -> GpuReport:
+    with tempfile.TemporaryDirectory() as scratch:
+        report = verify_gpu(trial, runner, clock(), scratch=Path(scratch))
+        assert list(Path(scratch).iterdir()) == []
+    return report
+
+
 def clock() -> Callable[[], datetime]:
     times = iter(START + timedelta(seconds=n) for n in range(100))
     return lambda: next(times)
@@ -98,7 +105,7 @@ def test_what_the_runner_is_asked_for() -> None:
 
     before = os.umask(0o077)
     try:
-        report = verify_gpu(gpu_trial(), Runner(write=well_behaved().write), clock())
+        report = verify(gpu_trial(), Runner(write=well_behaved().write))
     finally:
         os.umask(before)
     ((spec, modes),) = seen
@@ -175,14 +182,14 @@ def test_the_image_sees_all_of_them_or_what_the_batch_system_says() -> None:
 
 
 def test_several_gpus_through_the_runner() -> None:
-    report = verify_gpu(gpu_trial(hardware=HOST_OF_TWO, level="several"), well_behaved(), clock())
+    report = verify(gpu_trial(hardware=HOST_OF_TWO, level="several"), well_behaved())
     assert (report.outcome, report.gpus) == (Outcome.TOGETHER, 2)
     assert "several suite on 2 x A GPU of the tests (8.0, 16 GiB)" in format_gpu_run(report)
     assert "holds for" not in format_gpu_run(report)
 
 
 def test_without_several_gpus_nothing_is_started() -> None:
-    report = verify_gpu(gpu_trial(level="several"), ScriptedRunner(write=never), clock())
+    report = verify(gpu_trial(level="several"), ScriptedRunner(write=never))
     assert report.outcome is Outcome.WRONG_GPU
     assert report.reason == (
         "asked for several GPUs of one capability, this machine has A GPU of the tests (8.0)"
@@ -204,18 +211,18 @@ def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> 
 
 
 def test_without_a_gpu_nothing_is_started() -> None:
-    report = verify_gpu(gpu_trial(hardware=None), ScriptedRunner(write=never), clock())
+    report = verify(gpu_trial(hardware=None), ScriptedRunner(write=never))
     assert (report.outcome, report.device) == (Outcome.NO_GPU, None)
 
 
 def test_without_a_gpu_of_that_capability_nothing_is_started() -> None:
-    report = verify_gpu(gpu_trial(capability="9.0"), ScriptedRunner(write=never), clock())
+    report = verify(gpu_trial(capability="9.0"), ScriptedRunner(write=never))
     assert report.outcome is Outcome.WRONG_GPU
     assert report.reason == "asked for a GPU of capability 9.0, this machine has A GPU of the tests (8.0)"
 
 
 def test_an_image_that_only_prints_passed() -> None:
-    report = verify_gpu(gpu_trial(), ScriptedRunner(write=lambda path, asked: None), clock())
+    report = verify(gpu_trial(), ScriptedRunner(write=lambda path, asked: None))
     assert report.outcome is Outcome.LOAD_FAILED
     assert report.reason == "it wrote no report; its exit code was 0, its last words were: PASSED"
 
@@ -229,7 +236,7 @@ def test_a_report_that_is_no_plain_file(tmp_path: Path, kind: str) -> None:
             kind
         ]()
 
-    report = verify_gpu(gpu_trial(), ScriptedRunner(write=write), clock())
+    report = verify(gpu_trial(), ScriptedRunner(write=write))
     assert report.outcome is Outcome.LOAD_FAILED
     assert "its report" in report.reason
 
@@ -241,7 +248,7 @@ def test_an_image_that_leaves_deep_folders_is_judged_like_any(
         make_deep(path.parent / "deep")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    report = verify_gpu(gpu_trial(), ScriptedRunner(write=write), clock())
+    report = verify(gpu_trial(), ScriptedRunner(write=write))
     assert report.outcome is Outcome.LOAD_FAILED
     assert list(tmp_path.iterdir()) == []
 
@@ -251,7 +258,7 @@ def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
         def run(self, image: Image, spec: RunSpec) -> Completed:
             raise ToolError("no usable GPU: /dev/nvidia-uvm is missing", hint="nvidia-modprobe -c 0 -u")
 
-    report = verify_gpu(gpu_trial(), Refused(write=never), clock())
+    report = verify(gpu_trial(), Refused(write=never))
     assert report.outcome is Outcome.INFRASTRUCTURE
     assert "/dev/nvidia-uvm is missing (nvidia-modprobe" in report.reason
 
@@ -334,7 +341,7 @@ def run_driver(host: Hardware, runner: Any, **ask: Any) -> GpuReport:
     """The suite's driver part alone: the image has no framework that the suite knows."""
     definition = make_definition(framework="nvidia-cuda-runtime-cu12", checks=("packages",))
     trial = replace(gpu_trial(hardware=host, **ask), definition=definition)
-    report = verify_gpu(trial, runner, clock())
+    report = verify(trial, runner)
     assert parse_gpu_report(json.loads(json.dumps(format_gpu_report(report))), "x") == report
     return report
 
@@ -420,7 +427,7 @@ def test_numbers_are_short_whatever_they_are(name: str, value: float, told: str)
 
 
 def test_the_table_names_the_target_or_the_digest_where_none_is_known() -> None:
-    report = verify_gpu(gpu_trial(hardware=None), ScriptedRunner(write=never), clock())
+    report = verify(gpu_trial(hardware=None), ScriptedRunner(write=never))
     nameless = replace(report, subject=replace(report.subject, target=""))
     assert format_gpu_run(report).startswith("pytorch-1.13-cu117  quick suite on no GPU was met")
     assert format_gpu_run(nameless).startswith(f"{digest('b')}  quick suite")

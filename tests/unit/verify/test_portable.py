@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,6 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, LimitError, UsageError
 from imagefactory.model import CheckState, Completed, LockedWheel
-from imagefactory.verify import portable
 from imagefactory.verify.portable import (
     Exported,
     Shop,
@@ -39,12 +40,19 @@ def export(tmp_path: Path, inside: Inside, **changes: Any) -> Exported:
     return export_models(shop(inside, **changes), models, tmp_path / "export", asked, "models.py")
 
 
+def setuid_files(folder: Path) -> None:
+    model_files(folder)
+    (folder / "net.onnx").chmod(0o4755)
+
+
 def test_what_was_exported_has_its_digest(tmp_path: Path) -> None:
-    inside = Inside("export.json", EXPORT, model_files)
+    inside = Inside("export.json", EXPORT, setuid_files)
     exported = export(tmp_path, inside)
     (model,) = exported.models
     assert (model.name, model.size) == ("net", 4)
-    assert model.digest == portable.sum_of(tmp_path / "export" / "net.onnx")
+    file = tmp_path / "export" / "net.onnx"
+    assert model.digest == f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    assert file.stat().st_mode & 0o7777 == 0o644
     assert (exported.processor, exported.threads, len(exported.rows)) == ("A CPU", 2, 1)
     assert inside.asked["models"] == "/imagefactory/models/models.py"
     assert inside.spec
@@ -70,6 +78,17 @@ def link(folder: Path) -> None:
     (folder / "net.onnx").symlink_to("/etc/passwd")
 
 
+def fifo(folder: Path) -> None:
+    (folder / "net.npz").touch()
+    os.mkfifo(folder / "net.onnx")
+
+
+def hole(folder: Path) -> None:
+    (folder / "net.onnx").touch()
+    (folder / "net.npz").touch()
+    os.truncate(folder / "net.npz", 1 << 43)
+
+
 @pytest.mark.parametrize(
     ("report", "more", "said"),
     [
@@ -82,8 +101,10 @@ def link(folder: Path) -> None:
         ({**EXPORT, "models": [{**MODEL, "name": "../up"}]}, model_files, "name"),
         ({**EXPORT, "rows": [{**ROW, "state": "fine"}]}, model_files, "state"),
         ({**EXPORT, "rows": [{**ROW, "model": "other"}]}, model_files, "rows are not of its models"),
-        (EXPORT, lambda _: None, "no plain file net.onnx"),
-        (EXPORT, link, "no plain file net.onnx"),
+        (EXPORT, lambda _: None, "cannot be taken"),
+        (EXPORT, link, "cannot be taken"),
+        (EXPORT, fifo, "cannot be taken"),
+        (EXPORT, hole, "cannot be taken"),
     ],
 )
 def test_what_an_image_must_not_say(

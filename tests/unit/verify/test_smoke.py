@@ -11,6 +11,7 @@ import venv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -85,7 +86,11 @@ def scripted(
 
 
 def run(trial: model.Trial, runner: Any, records: Path) -> Report:
-    return smoke.recall_smoke(trial, records) or smoke.smoke(trial, runner, records, Quiet())
+    with TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        return smoke.recall_smoke(trial, records) or smoke.smoke(
+            trial, runner, Quiet(), records=records, scratch=scratch
+        )
 
 
 def states(report: Report) -> dict[str, str]:

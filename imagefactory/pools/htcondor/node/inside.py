@@ -85,7 +85,6 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
     report, result = folder / "report", folder / program.RESULT
     for place in (report, result):
         place.mkdir(exist_ok=True)
-    written = report / program.REPORT
     started = program.now()
     ended = follow(suite_argv(kit.argv, folder), environ, kit.timeout)
     facts = {
@@ -102,7 +101,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
         "hardware": seen,
         "no_gpu": why,
     }
-    data = program.read_report(written)
+    data = program.read_report(folder, f"report/{program.REPORT}")
     if data is not None:
         (result / program.REPORT).write_bytes(data)
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"

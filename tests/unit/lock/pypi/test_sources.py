@@ -1,0 +1,245 @@
+"""The source of a package: what it says it is built with, and what of its folder is copied."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.lock.pypi import sources
+from imagefactory.lock.pypi.sources import DEFAULT_REQUIRES, copy_source, leads_out, read_project
+
+PYPROJECT = '[build-system]\nrequires = ["setuptools>=61", "numpy ; python_version < \'3.13\'"]\n'
+NAMED = '[project]\nname = "My_Ops"\n'
+
+
+def archive(folder: Path, kind: str, **contents: str) -> Path:
+    """An archive whose files lie below one folder; `__` in a name is `/`."""
+    path = folder / f"ops-1.0.{kind}"
+    named = {f"ops-1.0/{name.replace('__', '/')}": text for name, text in contents.items()}
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as out:
+            for name, text in named.items():
+                out.writestr(name, text)
+        return path
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in named.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_what_an_archive_is_built_with(tmp_path: Path, kind: str) -> None:
+    contents = {"sub__pyproject.toml": "[build-system]\nrequires = ['other']\n", "pyproject.toml": PYPROJECT}
+    made = archive(tmp_path, kind, **contents)
+    assert read_project(made).requires == ("setuptools>=61", 'numpy; python_version < "3.13"')
+    assert read_project(archive(tmp_path, kind, **{"setup.py": "x"})).requires == DEFAULT_REQUIRES
+
+
+def test_what_a_folder_is_built_with(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither pyproject\.toml nor setup\.py"):
+        read_project(tmp_path)
+    (tmp_path / "setup.py").write_text("x")
+    assert read_project(tmp_path).requires == DEFAULT_REQUIRES
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    assert read_project(tmp_path).requires[0] == "setuptools>=61"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[build-system",
+        "build-system = 3",
+        "[build-system]\nrequires = ['a b c']",
+        "[build-system]\nrequires = ['a @ file:///etc']",
+        f"[build-system]\nrequires = {['a'] * 1000}",
+        "[project]\nname = '../a'",
+        "project = 3",
+        "a = " + "[" * 50_000,
+        "#" * (sources.TEXT + 1),
+    ],
+)
+def test_a_pyproject_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(UsageError, match="cannot be read as a package's source"):
+        read_project(tmp_path)
+
+
+def test_a_file_that_is_no_archive_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ops.tar.gz").write_text("no archive")
+    with pytest.raises(UsageError, match=r"ops\.tar\.gz cannot be read"):
+        read_project(tmp_path / "ops.tar.gz")
+
+
+# --- archives that are made to be read ---------------------------------------------------------------
+
+
+def packed(folder: Path, entries: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    path = folder / "ops-1.0.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for info, data in entries:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def of_type(name: str, kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    return info
+
+
+def bomb(folder: Path) -> Path:
+    """A header of many gigabytes of zeros, which pack into a few kilobytes for each megabyte."""
+    info = tarfile.TarInfo("ops-1.0/data")
+    info.size = 1 << 40
+    path = folder / "ops-1.0.tar.gz"
+    with gzip.open(path, "wb") as out:
+        out.write(info.tobuf())
+        for _ in range(70):
+            out.write(bytes(1 << 20))
+    return path
+
+
+def large_text(folder: Path) -> Path:
+    return packed(folder, [(tarfile.TarInfo("ops-1.0/pyproject.toml"), b"#" * (sources.TEXT + 1))])
+
+
+def large_text_in_zip(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "ops-1.0.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("ops-1.0/pyproject.toml", b"#" * (100 << 20))
+    return folder / "ops-1.0.zip"
+
+
+def large_header(folder: Path) -> Path:
+    info = tarfile.TarInfo("ops-1.0/a")
+    info.pax_headers = {"comment": "c" * (2 << 20)}
+    return packed(folder, [(info, b"")])
+
+
+def sparse(folder: Path) -> Path:
+    return packed(folder, [(of_type("ops-1.0/a", tarfile.GNUTYPE_SPARSE), b"")])
+
+
+def cut(folder: Path) -> Path:
+    path = large_text(folder)
+    path.write_bytes(path.read_bytes()[:-20])
+    return path
+
+
+def many(folder: Path) -> Path:
+    return packed(folder, [(tarfile.TarInfo(f"ops-1.0/{number}"), b"") for number in range(30)])
+
+
+@pytest.mark.parametrize("make", [bomb, large_text, large_text_in_zip, large_header, sparse, cut, many])
+def test_an_archive_is_read_to_its_limits(
+    tmp_path: Path, make: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MEMBERS", 20)
+    with pytest.raises(UsageError, match="cannot be read as a package's source"):
+        read_project(make(tmp_path))
+
+
+def test_a_project_names_itself(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.toml").write_text(NAMED)
+    (tmp_path / "pyproject.toml").symlink_to("sub/mine.toml")
+    assert read_project(tmp_path).name == "my-ops"
+
+
+# --- copying a folder --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for name in ("ops/src/build", "ops/.git", "secret"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "secret" / "key").write_text("private")
+    (tmp_path / "ops" / ".git" / "config").symlink_to("/etc/passwd")
+    (tmp_path / "ops" / "src" / "a.py").write_text("a")
+    (tmp_path / "ops" / "run.sh").write_text("b")
+    (tmp_path / "ops" / "run.sh").chmod(0o4755)
+    (tmp_path / "ops" / "same.py").symlink_to("src/../src/a.py")
+    return tmp_path / "ops"
+
+
+def test_a_copy_has_the_files_and_links_of_the_source(package: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    content = copy_source(package, copy, 100)
+    found = sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*"))
+    assert found == ["run.sh", "same.py", "src", "src/a.py"]
+    assert os.readlink(copy / "same.py") == "src/../src/a.py"  # noqa: PTH115 - as it is
+    assert (copy / "run.sh").stat().st_mode & 0o7777 == 0o755
+    assert (copy / "src/a.py").stat().st_mtime_ns == (package / "src/a.py").stat().st_mtime_ns
+    assert copy_source(package, tmp_path / "again", 100) == content
+    (package / "same.py").unlink()
+    (package / "same.py").symlink_to("run.sh")
+    assert copy_source(package, tmp_path / "other", 100) != content
+
+
+def device(folder: Path) -> None:
+    try:
+        os.mknod(folder / "zero", 0o20644, os.makedev(1, 5))
+    except PermissionError:  # an ordinary user has none
+        os.mkfifo(folder / "zero")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "key").symlink_to("../secret/key"),
+        lambda folder: (folder / "key").symlink_to("/dev/zero"),
+        lambda folder: (folder / "key").symlink_to("src/../../secret"),
+        lambda folder: ((folder / "up").symlink_to("."), (folder / "key").symlink_to("up/../secret/key")),
+        lambda folder: os.mkfifo(folder / "src" / "pipe"),
+        device,
+        lambda folder: (folder / "large").write_bytes(bytes(101)),
+        lambda folder: os.truncate(os.open(folder / "hole", os.O_CREAT | os.O_WRONLY), 1 << 40),
+        lambda folder: (folder / "/".join("d" * 120)).mkdir(parents=True),
+    ],
+)
+def test_nothing_from_outside_is_copied(
+    package: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    change(package)
+    with pytest.raises(UsageError):
+        copy_source(package, tmp_path / "copy", 100)
+    copied = (path for path in (tmp_path / "copy").rglob("*") if path.is_file())
+    assert all("private" not in path.read_text() for path in copied)
+
+
+def test_entries_are_counted(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "TREE", sources.TREE._replace(entries=3))
+    with pytest.raises(UsageError, match="more than 3 entries"):
+        copy_source(package, tmp_path / "copy", 100)
+
+
+@pytest.mark.parametrize(
+    ("links", "out"),
+    [
+        ({"a": "b"}, False),
+        ({"a": "nothing/../b"}, False),
+        ({"a": ".."}, True),
+        ({"d/a": ".."}, False),
+        ({"d/a": "../.."}, True),
+        ({"a": "/b"}, True),
+        ({"a": ""}, False),
+        ({"a": "b/c", "b": "/etc"}, True),
+        ({"a": "b/../c", "b": "d/e/f"}, False),
+        ({"d/e/a": "../../b/../x", "b": "."}, True),
+        ({"a": "a"}, False),
+        ({"a": "b", "b": "a/.."}, False),
+        ({"a": "b//./c/", "b": "c"}, False),
+    ],
+)
+def test_where_links_lead(links: dict[str, str], out: bool) -> None:
+    assert leads_out(next(iter(links)), links) is out
