@@ -113,17 +113,9 @@ class BuildProcess:
 
 def explain_failure(report: Mapping[str, Any], limits: Limits) -> FactoryError:
     """The error for what the sandbox reported: a limit, or a step that failed."""
-    name = report.get("over")
-    if name == "reserve":
-        free = format_amount("scratch", limits.reserve).removeprefix("scratch=")
-        return BuildError(
-            f"the build was ended: its disk has less than {free} free", hint="free space, or set TMPDIR"
-        )
-    if name == "reserve_files":
-        return BuildError(
-            f"the build was ended: its disk has less than {limits.reserve_files} free inodes",
-            hint="remove files there, or set TMPDIR",
-        )
+    name = str(report.get("over", ""))
+    if name.startswith("reserve"):
+        return BuildError("the build was ended: its disk is nearly full", hint="free space, or set TMPDIR")
     if name:
         return BuildError(
             f"the build was ended: it reached the limit {format_amount(name, getattr(limits, name))}",

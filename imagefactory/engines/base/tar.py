@@ -119,11 +119,7 @@ def _made(
         if path in (".", "dev") or path in fixed or not is_kept(path, is_folder=member.isdir()):
             continue
         attributes = [key for key in member.pax_headers if "xattr" in key or "acl" in key]
-        if (
-            attributes
-            or member.issparse()
-            or not (member.isreg() or member.isdir() or member.issym() or member.islnk())
-        ):
+        if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
             raise BuildError(f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed")
         entry = tarfile.TarInfo(path)
         entry.type, entry.mode, entry.size = member.type, member.mode, member.size

@@ -20,7 +20,7 @@ LIMITS = Limits(processes=4096, memory=1 << 30, files=9, reserve=5 << 30)
     [
         ({"over": "processes"}, BuildError, "processes=4096"),
         ({"over": "memory"}, BuildError, "memory=1G"),
-        ({"over": "reserve"}, BuildError, "5G free"),
+        ({"over": "reserve"}, BuildError, "disk"),
         ({"step": "user-namespace", "errno": 1, "detail": "x"}, ToolError, "user-namespace: x"),
         ({"step": "helper", "errno": 0, "detail": "it was killed"}, ToolError, "it was killed"),
     ],

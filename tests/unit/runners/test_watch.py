@@ -85,14 +85,15 @@ def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
     assert 1 << 20 <= total < (1 << 20) + (1 << 16)
 
 
-def test_folders_that_a_run_writes_count_as_scratch(proc: Path, tmp_path: Path) -> None:
+def test_folders_that_a_run_writes_count_as_scratch(shown: tuple[int, int, int], tmp_path: Path) -> None:
     folders = [tmp_path / "scratch", tmp_path / "out"]
     for folder in folders:
         folder.mkdir()
         (folder / "file").write_bytes(bytes(1 << 20))
     limits = {**NONE, "scratch": 3 << 19, "reserve": 0}
-    assert Watch(limits, os.open(proc, os.O_PATH), [str(folders[0])]).over() is None
-    assert Watch(limits, os.open(proc, os.O_PATH), list(map(str, folders))).over() == "scratch"
+    assert Watch(limits, shown, folders=[str(folders[0])]).over() is None
+    again = (os.open(tmp_path / "proc", os.O_RDONLY), *shown[1:])
+    assert Watch(limits, again, folders=list(map(str, folders))).over() == "scratch"
 
 
 def test_a_callers_own_policy_stays() -> None:

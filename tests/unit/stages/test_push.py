@@ -20,7 +20,7 @@ from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke_record import write_record
 from imagefactory.verify.suite_files import required_checks, suite_digest
 from tests.made.command import run
-from tests.made.pushed import push
+from tests.made.pushed import push, with_ledger_key
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import NOW
 
@@ -116,7 +116,7 @@ def test_what_one_path_of_a_registry_has_another_gets(
     factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
 ) -> None:
     options = PushOptions(now=NOW, registry=f"{registry.host}/site")
-    assert push_target(factory, target, options, QUIET).reference.digest == pushed
+    assert push_target(with_ledger_key(factory), target, options, QUIET).reference.digest == pushed
     assert registry.find(f"site/{REPOSITORY}").manifests == registry.find(REPOSITORY).manifests
 
 
