@@ -30,7 +30,6 @@ from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.stages.locked import wanted_hash
-from tests.made.trusted import trust
 from tests.services import libcuda
 from tests.services.condor import CondorPool
 from tests.services.sandbox import PYTHON, entry, host_files
@@ -128,7 +127,6 @@ def make_ground(
     shutil.copy(TREE / "recipes/bases.yaml", root / "recipes")
     shutil.copytree(TREE / "lockfiles/bases", root / "lockfiles/bases")
     environ = {"HOME": str(home), "IMAGEFACTORY_STORE": str(store)}
-    trust(root, environ)
     factory = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
     common = factory.layout.add(_pack(_common()), LAYER_TYPE)
     base = put_base(factory, common)
