@@ -20,7 +20,7 @@ from tests.services.sandbox import ORDINARY_UID, Caller
 # Locks of each kind, on each file that is shown; then it waits, and says so.
 LOCKS = """
 import fcntl, glob, os, struct
-for path in ("/work/file", "/one"):
+for path in ("/shown/file", "/one"):
     held = os.open(path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     for kind, take in (("posix", fcntl.F_SETLK), ("ofd", 37)):
@@ -37,11 +37,11 @@ def see(path):
     try: return open(path).read()
     except OSError as error: return type(error).__name__
 names = ("replaced", "made", "sub/made", "removed")
-print([see("/work/" + name) for name in names], flush=True)
+print([see("/shown/" + name) for name in names], flush=True)
 open("/out/ready", "w").close()
 import time
 after = ["new"] * 3 + ["FileNotFoundError"]
-while [see("/work/" + name) for name in names] != after: time.sleep(0.02)
+while [see("/shown/" + name) for name in names] != after: time.sleep(0.02)
 """
 
 
@@ -64,7 +64,7 @@ def give(caller: Caller, folder: Path) -> None:
 
 def mounts(folder: Path, how: bool = False) -> list[list[object]]:
     return [
-        [str(folder / "work"), "/work", how],
+        [str(folder / "work"), "/shown", how],
         [str(folder / "work/file"), "/one", how],
         [str(folder / "out"), "/out", True],
     ]
@@ -87,9 +87,9 @@ def test_no_socket_answers_and_no_pipe_is_read(caller: Caller, folder: Path) -> 
         code = f"""
         import os, socket
         os.chdir("/tmp")
-        os.symlink("/work/sub", "link")
-        place = os.open("/work/sub", os.O_PATH)
-        for start in ("/work/sub", "link", f"/proc/self/fd/{{place}}"):
+        os.symlink("/shown/sub", "link")
+        place = os.open("/shown/sub", os.O_PATH)
+        for start in ("/shown/sub", "link", f"/proc/self/fd/{{place}}"):
             for kind in ({int(socket.SOCK_STREAM)}, {int(socket.SOCK_DGRAM)}, {int(socket.SOCK_SEQPACKET)}):
                 with socket.socket(socket.AF_UNIX, kind) as client:
                     try: print("answers", client.connect(f"{{start}}/socket-{{kind}}"))
@@ -114,8 +114,10 @@ def test_who_asks_for_sockets_has_them(caller: Caller, folder: Path) -> None:
         (folder / "work/socket").chmod(0o777)
         code = "import socket; socket.socket(socket.AF_UNIX).connect('{}'); print('answers')"
         shown = str(folder / "work")
-        assert caller.python(code.format("/work/socket"), mounts=[[shown, "/work", True]]) == "answers"
-        assert caller.python(code.format("/work/socket"), mounts=[[shown, "/work", False, True]]) == "answers"
+        assert caller.python(code.format("/shown/socket"), mounts=[[shown, "/shown", True]]) == "answers"
+        assert (
+            caller.python(code.format("/shown/socket"), mounts=[[shown, "/shown", False, True]]) == "answers"
+        )
         itself = [[f"{shown}/socket", "/socket", False]]
         assert caller.python(code.format("/socket"), mounts=itself) == "answers"
 
@@ -163,16 +165,16 @@ def test_nothing_is_written_and_no_time_of_access_changes(caller: Caller, folder
     import os
     for call in (
         lambda p: os.chmod(p, 0o600), lambda p: os.utime(p), lambda p: os.setxattr(p, "user.a", b"1"),
-        lambda p: os.truncate(p, 0), lambda p: os.link(p, "/work/two"), lambda p: os.rename(p, "/work/two"),
-        lambda p: os.unlink(p), lambda p: os.mkfifo("/work/pipe"), lambda p: os.symlink("a", "/work/link"),
+        lambda p: os.truncate(p, 0), lambda p: os.link(p, "/shown/two"), lambda p: os.rename(p, "/shown/two"),
+        lambda p: os.unlink(p), lambda p: os.mkfifo("/shown/pipe"), lambda p: os.symlink("a", "/shown/link"),
         lambda p: os.link(p, "/tmp/two"),
         lambda p: os.open(f"/proc/self/fd/{os.open(p, os.O_RDONLY)}", os.O_RDWR),
         lambda p: os.open(f"/proc/self/fd/{os.open(p, os.O_PATH)}", os.O_WRONLY),
     ):
-        for path in ("/work/file", "/one"):
+        for path in ("/shown/file", "/one"):
             try: print("written", call(path))
             except OSError: pass
-    print(open("/work/file").read(), open("/one").read())
+    print(open("/shown/file").read(), open("/one").read())
     """
     assert caller.python(code, mounts=mounts(folder)) == "host host"
     after = file.stat()
@@ -189,8 +191,8 @@ def test_devices_and_setuid_programs_of_the_folder_are_nothing(caller: Caller, f
         os.mknod(folder / "work/disk", 0o20666, os.makedev(1, 5))
     code = """
     import os, subprocess
-    print(subprocess.run(["/work/id", "-u"], capture_output=True).stdout)
-    try: print("opened", open("/work/disk", "rb").read(1))
+    print(subprocess.run(["/shown/id", "-u"], capture_output=True).stdout)
+    try: print("opened", open("/shown/disk", "rb").read(1))
     except OSError: pass
     """
     assert caller.python(code, mounts=mounts(folder), uid=65534) == "b'65534\\n'"
@@ -206,14 +208,14 @@ def test_where_a_disk_is_mounted_below_is_an_error(caller: Caller, folder: Path)
         assert told["error"] == "UsageError", told
         assert str(folder / "work/sub") in str(told["message"])
         assert ":bind" in str(told["hint"])
-        plain = [[str(folder / "work"), "/work", False, True]]
-        assert caller.run("ls", "/work", mounts=plain).get("error") is None
+        plain = [[str(folder / "work"), "/shown", False, True]]
+        assert caller.run("ls", "/shown", mounts=plain).get("error") is None
     finally:
         assert libc.umount2(below, 2) == 0
 
 
 def test_what_no_overlay_takes_is_an_error(caller: Caller) -> None:
-    told = caller.run("true", mounts=[["/proc/sys", "/work", False]])
+    told = caller.run("true", mounts=[["/proc/sys", "/shown", False]])
     assert told["error"] == "UsageError", told
     assert "/proc/sys" in str(told["message"])
     assert ":bind" in str(told["hint"])
