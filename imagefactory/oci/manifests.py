@@ -64,8 +64,8 @@ def read_json(data: bytes) -> Any:
     """The value of a manifest's or config's bytes. Raises ValueError where another tool may read another one.
 
     Docker, Podman and Apptainer match names without regard to case and take the last one (Go's
-    encoding/json), so an object that spells one name in two ways is rejected. The keys of maps, such as
-    labels, are exempt.
+    encoding/json). So an object that spells one name in two ways is rejected, and so is a field of the
+    specification in another spelling, which we would not see. The keys of maps, such as labels, are exempt.
     """
     value = json.loads(data, object_pairs_hook=_object)
     _check_names(value)
@@ -88,10 +88,31 @@ def _check_names(value: Any) -> None:
         if len(folded) != len(value):
             raise ValueError("it spells a key in two ways")
         for name, one in value.items():
+            if (field := _FIELDS.get(name.casefold(), name)) != name:
+                raise ValueError(f"it spells '{field}' as {name[:80]!r}")
             if name.casefold() not in _MAPS:
                 _check_names(one)
 
 
+_FIELDS = {
+    name.casefold(): name
+    for name in (
+        *(
+            "schemaVersion",
+            "mediaType",
+            "artifactType",
+            "config",
+            "layers",
+            "manifests",
+            "subject",
+            "annotations",
+        ),
+        *("digest", "size", "urls", "data", "platform", "architecture", "os", "variant"),
+        *("os.version", "os.features", "features", "rootfs", "diff_ids"),
+        *("Env", "Entrypoint", "Cmd", "WorkingDir", "User", "Labels"),
+    )
+}
+"""The fields that decide what we or other tools take, as image-spec spells them."""
 _MAPS = {"annotations", "labels", "exposedports", "volumes"}
 """Fields of manifests and configs whose keys are a person's, not the specification's."""
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagefactory.errors import RegistryError
@@ -81,6 +81,7 @@ def json_payload(envelope: bytes) -> bytes:
 # --- which image of an index a tool takes -------------------------------------------------------------
 
 ZSTD = "io.github.containers.compression.zstd"
+SPELLINGS = st.sampled_from([str, str, str, str.upper, str.title])
 PLATFORMS = st.fixed_dictionaries(
     {
         "os": st.sampled_from(["linux", "linux", "linux", "Linux", "windows", "unknown"]),
@@ -88,11 +89,20 @@ PLATFORMS = st.fixed_dictionaries(
     },
     optional={"variant": st.sampled_from(["", "v2", "v3", "v8"])},
 )
-ENTRIES = st.fixed_dictionaries(
-    {"platform": PLATFORMS | st.none()},
-    optional={
-        "annotations": st.dictionaries(st.sampled_from([ATTESTATION, ZSTD]), st.just("true")),
+ENTRIES = st.builds(
+    lambda entry, outer, inner: {
+        outer(name): {inner(key): text for key, text in value.items()} if name == "platform" else value
+        for name, value in entry.items()
     },
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "platform": PLATFORMS,
+            "annotations": st.dictionaries(st.sampled_from([ATTESTATION, ZSTD]), st.just("true")),
+        },
+    ),
+    SPELLINGS,
+    SPELLINGS,
 )
 Entry = Mapping[str, Any]
 
@@ -125,14 +135,19 @@ TOOLS: list[tuple[Callable[[Entry], tuple[str, str]], Callable[[list[Entry]], li
 ]
 
 
+FOR_AMD64 = {"os": "linux", "architecture": "amd64"}
+
+
 @given(st.lists(ENTRIES, min_size=1, max_size=4))
+@example([{"platform": {"OS": "linux", "Architecture": "amd64"}}, {"platform": FOR_AMD64}])
+@example([{"Platform": FOR_AMD64}, {"platform": FOR_AMD64}])
 def test_every_tool_takes_the_same_image_of_an_index_that_counts(entries: list[Entry]) -> None:
     rows = [
         {
             "mediaType": MANIFEST_TYPE,
             "size": 1,
             "digest": digest(f"{number}"),
-            **{key: value for key, value in entry.items() if value is not None},
+            **entry,
         }
         for number, entry in enumerate(entries)
     ]
@@ -143,6 +158,7 @@ def test_every_tool_takes_the_same_image_of_an_index_that_counts(entries: list[E
     except RegistryError:
         return
     ours = rows[0]["digest"] if ours == root.descriptor.digest else ours
+    rows = read_as_go_does(root.data.decode())["manifests"]
     for platform_of, order in TOOLS:
         fitting = order([row for row in rows if platform_of(row) == ("linux", "amd64")])
         taken = fitting or order([row for row in rows if "platform" not in row])
