@@ -121,21 +121,31 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
     image = find_in(access, place, subject, court)
     # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
     judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
-    own = True
     if isinstance(place.store, LayoutStore):
         # The store tells no times: what was built last is the newest, others are as old as their last run.
         times = [one.verdict.report.ended for one in judged if one.verdict]
         pushed = promoting.now if root.built else max(times, default=None)
     else:
-        key = read_ledger_key(access.environ)
-        records = read_records(place, root.digest, key=key)
-        memory = access.layout.recall("pushed", place.store.name) or {}
-        own = was_sent(memory, place.repository, root.digest) or bool(key and records)
-        pushed = read_pushed(records)
+        pushed = read_pushed(read_records(place, root.digest, key=read_ledger_key(access.environ)))
     candidate = TagCandidate(
-        name=root.name, digest=root.digest, pushed=pushed, judged=judged, platforms=1 + len(others), own=own
+        name=root.name,
+        digest=root.digest,
+        pushed=pushed,
+        judged=judged,
+        platforms=1 + len(others),
+        own=is_own(access, place, root.digest),
     )
     return _Read(candidate=candidate, found=replace(image, tags=root.tags))
+
+
+def is_own(access: Access, place: Place, digest: str) -> bool:
+    """Whether this store pushed it, or a record with the MAC of IMAGEFACTORY_LEDGER_KEY says so."""
+    if isinstance(place.store, LayoutStore):
+        return True
+    if was_sent(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
+        return True
+    key = read_ledger_key(access.environ)
+    return bool(key and read_records(place, digest, key=key))
 
 
 def _target_of(judged: Judged) -> str:

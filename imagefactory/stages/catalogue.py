@@ -39,6 +39,7 @@ from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
+from imagefactory.stages.candidates import is_own
 from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.locked import require_lock
 from imagefactory.stages.push import find_candidate
@@ -151,11 +152,15 @@ def _catalogue_one(
     tagged = place.store.manifest(place.repository, plain_tag(target))
     for digest in dict.fromkeys(digest for digest in (made, tagged[0].digest if tagged else "") if digest):
         try:
-            roots.append(
-                _read_root(factory, target, (place, digest, lock if digest == made else None), court)
-            )
+            root = _read_root(factory, target, (place, digest, lock if digest == made else None), court)
         except NoImageError as error:
             why = f"{digest} is left out: {error.message}"
+            continue
+        # Anyone who may push can move a tag.
+        if digest == made or any(one.proves for one in root.judged) or is_own(factory, place, digest):
+            roots.append(root)
+        else:
+            why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
     if not roots:
         return why or f"{place} has no image of what the lock gives"
     root = next((root for root in roots if any(judged.proves for judged in root.judged)), roots[0])
@@ -321,7 +326,12 @@ def _sifs(
                 continue
             seen.add(referrer.digest)
             subject = replace(read_subject(there, referrer.digest), target=root.subject.target)
-            _, envelopes, revocations = _verdicts(factory, there, subject, court)
+            judged, envelopes, revocations = _verdicts(factory, there, subject, court)
+            if not any(one.proves for one in judged) and not is_own(factory, there, referrer.digest):
+                factory.tell(
+                    f"{referrer.digest} is left out: no verdict verifies it, this store did not push it"
+                )
+                continue
             yield CataloguedSif(
                 sha256=subject.config,
                 size=json.loads(manifest[1])["layers"][0]["size"],

@@ -34,16 +34,23 @@ from imagefactory.gpu.model import Answer, Basis, Cell
 from imagefactory.lock.debian.file import format_base_lock, read_base_lock
 from imagefactory.matrix.plan import Ruling
 from imagefactory.model import Target
-from imagefactory.oci.candidates import REVOCATION_TYPE
+from imagefactory.oci.candidates import REVOCATION_TYPE, plain_tag
 from imagefactory.oci.collect import collect
-from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Place, artifact_of, read_manifest
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+)
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
+from imagefactory.oci.sif import SIF_TYPE, SifOrigin, keep_sif, sif_reference
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.settings.load import load_settings
+from imagefactory.settings.load import LEDGER_KEY, load_settings
 from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
 from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.push import PushOptions, push_target
@@ -56,7 +63,7 @@ from imagefactory.verdicts.trust import read_trust
 from tests.made.catalogue import PREDICTED
 from tests.made.factory import NAME
 from tests.made.layout import add_image
-from tests.made.pushed import elsewhere, push, put_base, verdict_on
+from tests.made.pushed import SHARED_KEY, elsewhere, push, put_base, verdict_on
 from tests.made.registry import RegistryMadeHere
 from tests.made.trusted import trust
 from tests.made.values import make_lock
@@ -460,6 +467,27 @@ def test_sif_files_come_with_their_own_verdicts(
     offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
     assert [[one.proves for one in each] for each in (offer.judged, offer.sifs[0].judged)] == [[True], [True]]
     assert sign_catalogue(catalogue, LAB)
+
+
+def test_what_others_pushed_is_offered_only_with_a_verdict(
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+) -> None:
+    """Anyone who may push can move a tag, and attach a .sif to an image."""
+    client, place = Registry(registry.host), family(registry)
+    root = read_manifest(place, pushed)
+    foreign = client.put_manifest("pytorch", root.data + b"\n", root.descriptor.media_type, plain_tag(target))
+    bare = elsewhere(factory, tmp_path)  # a machine that does not know of either push
+    stranger = replace(bare, environ={**bare.environ, LEDGER_KEY: SHARED_KEY.upper()})
+    assert made_of(stranger, target, registry.host).images == ()
+    verdict_on(factory, place, pushed)
+    assert the_image(made_of(stranger, target, registry.host)).reference.endswith(foreign.digest)
+
+    file = Descriptor(media_type=SIF_TYPE, digest=digest_of(b"evil"), size=4)
+    client.write("pytorch", file, lambda offset: iter([b"evil"[offset:]]))
+    client.write("pytorch", EMPTY_BLOB, lambda offset: iter([EMPTY[offset:]]))
+    manifest = read_manifest(place, read_subject(place, pushed).manifest).descriptor
+    client.put_manifest("pytorch", artifact_of(SIF_TYPE, manifest, (file,), {}).data, MANIFEST_TYPE)
+    assert the_image(made_of(factory, target, registry.host)).sifs == ()
 
 
 def test_a_target_that_apptainer_built_is_its_sif(
