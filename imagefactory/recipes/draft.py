@@ -53,7 +53,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
     Raises UsageError with the options to add where neither file nor person says what a recipe must.
     """
     framework, source = find_framework(wish, asked.framework, asked.source)
-    told = list(wish.left)
+    told = [*wish.notes, *wish.left]
     if wish.locked:
         told.append("every package was written at its locked version (loosen what may be newer)")
     row = Row(framework=framework, source=source, wish=wish)
@@ -104,7 +104,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
 
 def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
     """A recipe that adds what `wish` asks for to `target`; with no wish one to fill in."""
-    told = list(wish.left) if wish else []
+    told = [*wish.notes, *wish.left] if wish else []
     wish = wish or Wish(file="more")
     conda = target.source == "conda"
     lists: dict[str, list[str]] = {"packages": [], "pip": []}

@@ -55,8 +55,9 @@ class Wish:
     for none. `locked`: the specs are what a solver chose, not what a person asked for. `constraints` bound
     what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags
     and build strings, by their names. `below` is the CUDA of the image below, which packages from elsewhere
-    need not have. `files` counts what was read beside the file; `left` reads `file:line:column: what (what
-    to do)`.
+    need not have. `files` counts what was read beside the file. `left` is what the file asks for and a recipe
+    cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person should know although
+    nothing of it is lost.
     """
 
     file: str
@@ -74,6 +75,7 @@ class Wish:
     parts: ImageParts = field(default_factory=ImageParts)
     files: int = 0
     left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def merge(self, other: Wish) -> None:
         """Takes over what another file asks for too; a Python that is bounded already stays."""
@@ -88,10 +90,15 @@ class Wish:
         self.builds |= other.builds
         self.files += other.files
         self.left += other.left
+        self.notes += other.notes
 
     def leave(self, where: Where, what: str, do: str) -> None:
-        """Notes what is not taken over, without the secrets that addresses may hold."""
+        """Record a request of the file that is lost, without the secrets that addresses may hold."""
         self.left.append(f"{where}: {without_secrets(what)} ({do})")
+
+    def note(self, where: Where, what: str) -> None:
+        """Record what was done with a line of which nothing is lost in an image."""
+        self.notes.append(f"{where}: {without_secrets(what)}")
 
     def bound_python(self, bounds: str, where: Where) -> None:
         """Takes over bounds on Python, as PEP 440 or a match spec has them."""
