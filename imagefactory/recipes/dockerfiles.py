@@ -19,7 +19,12 @@ from imagefactory.recipes.shell_words import Word, split_words
 from imagefactory.recipes.wish import Wish
 from imagefactory.recipes.yaml_tree import first_place, refused, show
 
-DOCKERFILE = re.compile(r"(?:\s|#.*\n)*(FROM|ARG)[ \t]+\S", re.IGNORECASE)
+# `FROM IMAGE` or `FROM IMAGE AS NAME` is all of its line: Python's `from setuptools import setup` is not.
+DOCKERFILE = re.compile(
+    r"(?:\s|#.*\n)*(?:FROM(?:[ \t]+--\S+)*[ \t]+[^\s-]\S*(?:[ \t]+AS[ \t]+\S+)?"
+    r"|ARG[ \t]+[A-Za-z_]\w*(?:=.*)?)[ \t]*\\?\r?(?:\n|\Z)",
+    re.IGNORECASE,
+)
 NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
 # What docker sets itself.
 _GIVEN = {

@@ -142,6 +142,10 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
         return _toml(parse_toml(text, file, LIMITS), file, reading)
+    if file.endswith((".py", ".cfg")):
+        raise refused(
+            start, "is not read: it is for setuptools", "import the project's pyproject.toml or requirements"
+        )
     if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
         if environment:
             raise refused(start, *_NO_ENVIRONMENTS)
@@ -168,7 +172,7 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
 
 def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
     """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
-    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml")):
+    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
         return None
     if DEFINITION.match(text) or file.endswith(".def"):
         return read_definition

@@ -306,6 +306,37 @@ def test_it_is_known_by_its_content(file: str) -> None:
     assert read("# x\n\nARG A=11\nfrom python:3.$A\nrun pip install a\n", file).pip == ["a"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from setuptools import setup, find_packages\nsetup()\n",
+        "# ours\nfrom setuptools import (\n    setup,\n)\n",
+        "from . import x\n",
+        "arg = 1\n",
+    ],
+)
+@pytest.mark.parametrize("file", ["setup.py", "setup", "notes"])
+def test_a_python_file_is_not_a_dockerfile(text: str, file: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        read(text, file)
+    assert "begins no instruction" not in raised.value.message
+    assert "FROM" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "FROM python:3.11",
+        "from --platform=linux/amd64 python:3.11 as base",
+        "ARG A\nFROM python:3.11",
+        "ARG A='x y'\r\nFROM python:3.11",
+        "FROM \\\n  python:3.11",
+    ],
+)
+def test_a_dockerfile_of_any_name_is_known(first: str) -> None:
+    assert read(f"{first}\nRUN pip install a\n", "image").pip == ["a"]
+
+
 PIECES = (
     "FROM x AS a\n",
     "RUN ",
