@@ -192,7 +192,7 @@ RULES: Mapping[str, Rule] = {
         "one line of ASCII without braces, backslashes or blanks at its ends",
     ),
     "folder": Rule(
-        rf"/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
+        rf"/|/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
         200,
         "an absolute path, such as \"/app\", not in a folder that is the system's or the environment's",
     ),
