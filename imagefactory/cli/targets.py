@@ -173,6 +173,12 @@ def show(call: Call, name: str, as_json: bool) -> None:
     help="Take over an environment.yml, requirements.txt, pixi.toml, pyproject.toml, Dockerfile, apptainer's "
     "definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or Poetry.",
 )
+@click.option(
+    "--context",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The build context of a Dockerfile.  [default: the root of its git work tree]",
+)
 @click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
 @click.option(
     "--on",
@@ -227,12 +233,14 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
 
     Only what is taken over, or built on others, needs the others.
     """
+    from imagefactory.factory import FOLDERS
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.draft import DraftAsk, check_draft, draft, draft_on
-    from imagefactory.recipes.environments import Reading, read_wish
+    from imagefactory.recipes.environments import Reading, Surroundings, read_wish
     from imagefactory.recipes.expand import select_one
     from imagefactory.recipes.read import read_bases, read_recipes
     from imagefactory.recipes.scaffold import check_name, scaffold
+    from imagefactory.settings.files import FILE_NAME
 
     folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
     framework, _, version = asked["framework"].partition("=")
@@ -240,6 +248,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
         ("--cuda", asked["cuda"], source and not on),
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
+        ("--context", asked["context"], source),
         ("--framework", framework, not on),
         ("--source", asked["kind"], not on),
     ):
@@ -261,7 +270,12 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
     target = select_one(call.factory.targets, on) if on else None
     pythons = [target.python] if target else [base.python for base in bases if base.python]
     reading = Reading(pythons=tuple(pythons) or ("3.12",), environment=asked["environment"])
-    wish = read_wish(source, reading) if source else None
+    around = Surroundings(
+        context=asked["context"],
+        project=None if call.settings.shipped else call.settings.root_path,
+        reserved=(*FOLDERS, FILE_NAME),
+    )
+    wish = read_wish(source, reading, around) if source else None
     if target:
         drafted = draft_on(wish, family, target)
     else:

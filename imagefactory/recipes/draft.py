@@ -82,7 +82,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
             told.append(f"{wish.file} names no channel that can be taken over: conda-forge was written")
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, cuda, told)
-    capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
+    capabilities = wish.parts.capabilities
+    capabilities = capabilities or (("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",))
     parts = [
         _head(wish, told),
         *(f"{key}: {value}\n" for key, value in common.items()),
@@ -289,6 +290,11 @@ def _parts(wish: Wish) -> str:
     """What a container file says of its image."""
     parts = wish.parts
     lines = [_list("system", parts.debian)] if parts.debian else []
+    if parts.files:
+        folders = dict.fromkeys(folder for folder, _ in parts.files)
+        inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}
+        lines.append("files:\n")
+        lines += [f'  "{one}": [{", ".join(map(json.dumps, inside[one]))}]\n' for one in folders]
     lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
     for key in ("entrypoint", "command"):
         if words := getattr(parts, key):

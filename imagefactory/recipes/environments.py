@@ -17,7 +17,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Where
-from imagefactory.recipes.container import Around
+from imagefactory.recipes.build_context import BuildContext, open_context, told_context
+from imagefactory.recipes.container import Around, Selection
 from imagefactory.recipes.definitions import DEFINITION, read_definition
 from imagefactory.recipes.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
 from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
@@ -53,12 +54,16 @@ class Reading:
     """How a file is read.
 
     `pythons` are what bases carry, the preferred first: markers are judged by the first that the file allows.
-    `environment` names one of pixi's, `beside` reads files that this one names.
+    `environment` names one of pixi's, `extras` and `groups` those of a project that are taken too. `beside`
+    reads files that this one names; of a container file it is what reads `context`.
     """
 
     pythons: tuple[str, ...]
     environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     beside: Callable[[str], str | None] = lambda _: None
+    context: BuildContext | None = None
 
     def inside(self, bounds: str) -> Beside:
         """What pip's lines are read with, in an environment whose Python is bounded."""
@@ -90,12 +95,38 @@ def _within(python: str, bounds: str) -> bool:
         return False
 
 
-def read_wish(path: Path, reading: Reading) -> Wish:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where a file lies: `context` is the build context that a person names, `project` the directory with
+    imagefactory.toml, where `reserved` are imagefactory's own names."""
+
+    context: Path | None = None
+    project: Path | None = None
+    reserved: tuple[str, ...] = ()
+
+
+def read_wish(path: Path, reading: Reading, around: Surroundings | None = None) -> Wish:
     """What the file at `path` asks for; its content tells which kind it is.
 
     Raises UsageError when it cannot be read, RecipeError for what is none of these files.
     """
-    text = _read(path)
+    text, around = _read(path), around or Surroundings()
+    file = show(path.name)[1:-1]
+    if _container(text, file):
+        context = open_context(
+            path.parent,
+            given=around.context,
+            project=around.project,
+            reserved=around.reserved,
+            file=path.name,
+        )
+        wish = parse_wish(text, file, replace(reading, beside=context.read, context=context))
+        if context.root != context.own or around.context:
+            wish.note(Where(file=file, line=1, column=1), told_context(context))
+        return wish
+    if around.context:
+        hint = "leave it out: it says where a Dockerfile's COPY takes files from"
+        raise UsageError(f"{path} is not a container file, so --context says nothing", hint=hint)
 
     def beside(name: str) -> str | None:
         other = path.parent / name
@@ -105,7 +136,7 @@ def read_wish(path: Path, reading: Reading) -> Wish:
         except (RecipeError, UsageError):
             return None
 
-    return parse_wish(text, show(path.name)[1:-1], replace(reading, beside=beside))
+    return parse_wish(text, file, replace(reading, beside=beside))
 
 
 def _read(path: Path) -> str:
@@ -130,10 +161,23 @@ def parse_wish(text: str, file: str, reading: Reading) -> Wish:
             raise refused(Where(file=file, line=1, column=1), *_NO_ENVIRONMENTS)
         around = Around(
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
-            parse=lambda inner, name: _parse_packages(inner, name, reading),
+            parse=lambda inner, name, chosen: _parse_packages(inner, name, _chosen(reading, chosen)),
+            context=reading.context,
         )
         return read(text, file, around)
     return _parse_packages(text, file, reading)
+
+
+def _chosen(reading: Reading, chosen: Selection) -> Reading:
+    """How a file is read of which a command chooses parts."""
+    python = minor_python(chosen.python)
+    return replace(
+        reading,
+        environment=chosen.environment or reading.environment,
+        extras=chosen.extras,
+        groups=chosen.groups,
+        pythons=(python, *reading.pythons) if python else reading.pythons,
+    )
 
 
 def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
@@ -186,7 +230,11 @@ def _within_file(beside: Beside, file: str) -> Beside:
 def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
     if not root.get("package") or root.get("project") or root.get("workspace"):
         bounds = text_of(root.get("project") or root, "requires-python")
-        asked = ProjectAsk(python=reading.python(bounds), environment=reading.environment)
+        asked = ProjectAsk(
+            python=reading.python(bounds),
+            environment=reading.environment,
+            extras=(*reading.extras, *reading.groups),
+        )
         return read_project(root, file, asked)
     if reading.environment:
         raise refused(root.where, *_NO_ENVIRONMENTS)

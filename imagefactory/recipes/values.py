@@ -72,7 +72,8 @@ _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
 # Where no own file can lie: what the system links or makes anew, and what a build puts there itself.
 _CLOSED = (
-    "bin|boot|dev|lib|lib32|lib64|libx32|mnt|opt/(env|install|pip)|proc|run|sbin|sys|tmp|usr(?!/local/)|var"
+    "bin|boot|dev|lib|lib32|lib64|libx32|mnt|opt/(env|install|pip)|proc|run|sbin|sys|tmp"
+    "|usr(?!/(local|src)/)|var"
 )
 # An image of a registry by digest: the host written out, a tag beside the digest for readers alone.
 _LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # begun with -, docker would take it for an option

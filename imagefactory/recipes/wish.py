@@ -37,9 +37,14 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """What a container file says of the image beside its packages and variables; image_parts.py fills it."""
+    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
+
+    `files` are folders inside and patterns of what goes there, from the project's root on.
+    """
 
     debian: list[str] = field(default_factory=list)
+    files: list[tuple[str, str]] = field(default_factory=list)
+    capabilities: tuple[str, ...] = ()
     workdir: str = ""
     user: str = ""
     entrypoint: tuple[str, ...] = ()
@@ -110,6 +115,9 @@ class Wish:
 
     def variable(self, name: str, value: str, where: Where) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
+        if _SECRET.search(name) and not value:
+            self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
+            return
         if _SECRET.search(name):
             do = "give it where the image runs: whoever has an image reads its variables"
             self.leave(where, f"{show(name)} is a secret by its name", do)
@@ -133,10 +141,8 @@ class Wish:
         if allowed and not owned:
             self.labels[name] = value
         else:
-            why = "is set by the factory" if owned else "is none that a recipe may set"
-            self.leave(
-                where, f"the label {show(name)} {why}", "write what it says under description or labels"
-            )
+            why = "is set by imagefactory" if owned else "is none that a recipe may set"
+            self.note(where, f"the label {show(name)} {why}")
 
 
 def minor_python(bounds: str) -> str:
