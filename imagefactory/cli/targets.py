@@ -175,6 +175,20 @@ def show(call: Call, name: str, as_json: bool) -> None:
 )
 @click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
 @click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="Take an extra of a pyproject.toml, setup.py or lock too (repeatable).",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="Take a group of a pyproject.toml or lock too (repeatable).",
+)
+@click.option(
     "--on",
     default="",
     metavar="TARGET",
@@ -240,6 +254,8 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
         ("--cuda", asked["cuda"], source and not on),
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
+        ("--extra", asked["extras"], source),
+        ("--group", asked["groups"], source),
         ("--framework", framework, not on),
         ("--source", asked["kind"], not on),
     ):
@@ -260,7 +276,13 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
     recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
     target = select_one(call.factory.targets, on) if on else None
     pythons = [target.python] if target else [base.python for base in bases if base.python]
-    reading = Reading(pythons=tuple(pythons) or ("3.12",), environment=asked["environment"])
+    reading = Reading(
+        pythons=tuple(pythons) or ("3.12",),
+        environment=asked["environment"],
+        extras=asked["extras"],
+        groups=asked["groups"],
+        root=call.settings.root_path,
+    )
     wish = read_wish(source, reading) if source else None
     if target:
         drafted = draft_on(wish, family, target)

@@ -127,6 +127,7 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
             told.append(_comes_from(text, target))
         else:
             lists["pip" if conda else "packages"].append(text)
+    lists["pip" if conda else "packages"] += wish.sources
     more = [name for name in wish.channels if channel_address(name) not in target.channels]
     if conda and more:
         told.append(f"the channels {', '.join(more)}: those of {target.name} are asked alone")
@@ -223,7 +224,7 @@ def _conda_lists(row: Row, told: list[str]) -> dict[str, list[str]]:
     lists = {
         "packages": [text for text in wish.conda if parse_spec(text).name != row.framework],
         "constraints": constraints,
-        "pip": [text for text in wish.pip if not same or pypi_name(text) != same],
+        "pip": [*(text for text in wish.pip if not same or pypi_name(text) != same), *wish.sources],
     }
     return {key: values for key, values in lists.items() if values or key == "packages"}
 
@@ -240,7 +241,7 @@ def _pypi_lists(row: Row, cuda: str, told: list[str]) -> dict[str, list[str]]:
         own = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
         packages = [text for text in packages if text not in own]
         told += [f"{', '.join(own)}: libraries of another CUDA (the framework brings its own)"] if own else []
-    lists = {"packages": packages}
+    lists = {"packages": [*packages, *row.wish.sources]}
     return {**lists, **({"constraints": bounds} if bounds else {})}
 
 

@@ -148,8 +148,8 @@ def test_conda_s_packages_are_found() -> None:
     assert [line.partition(" (")[0] for line in wish.left] == [
         "Dockerfile:2:1: COPY environment.yml specs.txt to '/tmp/'",
         "Dockerfile:3:45: mamba: images are made without them",
-        "Dockerfile:1:6: 'defaults' stands for several channels of Anaconda: conda-forge was written in its place",
     ]
+    assert len(wish.notes) == 1  # of the channel that stands for `defaults`
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_conda_s_packages_are_found() -> None:
         ("RUN pip install -r /gone.txt", "2:20: '/gone.txt' is none of the files that lie beside it"),
         (
             "RUN pip install git+https://git.example.org/x",
-            "2:17: 'git+https://git.example.org/x' cannot be taken over",
+            "2:17: 'git+https://git.example.org/x' may be other code tomorrow",
         ),
-        ("RUN pip install --index-url https://i.example.org/whl/cu121 a", "CUDA 12.1 was read from it"),
+        ("RUN pip install --index-url https://i.example.org/mine a", "https://i.example.org/mine"),
         ("RUN pip install --user -e some_repo", "2:27: the project 'some_repo' has no pyproject.toml"),
         ("RUN pip install some/repo", "the project 'some/repo' has no pyproject.toml"),
         ("RUN pip install --foo a", "pip's option '--foo' is not read"),
