@@ -150,6 +150,18 @@ class UnsolvableError(LockError):
         self.tree = tree
 
 
+class UnreachableError(LockError):
+    """An index or channel that does not answer: nothing is known of what can be solved."""
+
+
+class NoWheelError(LockError):
+    """Packages of which no wheel fits. `packages` are their names."""
+
+    def __init__(self, message: str, *, packages: tuple[str, ...], hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.packages = packages
+
+
 class BehindError(UnsolvableError):
     """What a recipe names would be locked far behind its newest release.
 

@@ -103,6 +103,13 @@ class UvLocker:
         check_facts(lock, target)
         return lock
 
+    def versions(self, request: LockRequest) -> Pins:
+        """The versions that a lock would have, without a look at their files. Raises like `lock`."""
+        try:
+            return self.solve(self._question(request))
+        except UnsolvableError as error:
+            raise explain_on(error, request.under, request.target) if request.under else error from error
+
     def _question(self, request: LockRequest) -> WheelQuestion:
         target, under = request.target, request.under
         empty = Lock(
