@@ -393,3 +393,15 @@ def with_package(name: str, *constraints: str) -> Target:
         requirements=(*TARGET.requirements, name),
         constraints=(*TARGET.constraints, *constraints),
     )
+
+
+def test_the_order_of_the_recipe_decides_as_it_does_for_uv(index: Index, tmp_path: Path) -> None:
+    """Of two packages that exclude each other's newest release, the first one gets it."""
+    for one, other in (("zeta", "alpha"), ("alpha", "zeta")):
+        index.add(one, "1.0")
+        index.add(one, "2.0", needs=(f"{other}<2",))
+    uv = locker(index, tmp_path)
+    for first, second in (("zeta", "alpha"), ("alpha", "zeta")):
+        target = replace(TARGET, requirements=(*TARGET.requirements, first, second))
+        found = versions(uv.lock(replace(REQUEST, target=target), Quiet()))
+        assert (found[first], found[second]) == ("2.0", "1.0")

@@ -168,7 +168,7 @@ class UvLocker:
             bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
             wanted = (*question.requirements, *fixed)
             asked = write_asked(Path(folder), wanted, question.lock, self._index)
-            bounds.write_text(as_lines(sorted({*question.constraints, *question.given})))
+            bounds.write_text(as_lines(dict.fromkeys((*question.constraints, *question.given))))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
