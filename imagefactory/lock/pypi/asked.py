@@ -25,7 +25,7 @@ _LOCAL = "factory.wheels"  # unlike any name of the settings
 def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
     """Write the file in `folder` that requires `wanted` (PEP 508), those of `lock.origins` from there.
 
-    Their order is kept: of two packages that compete, uv gives the one that is named first its newest release.
+    Their order is kept: of two packages that compete, uv gives the newest release to the first one.
     Raises UsageError for an index whose address this machine does not know, LockError for a wheel as
     `local_wheels` does.
     """
