@@ -24,6 +24,7 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
+from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
@@ -69,8 +70,9 @@ def lock_pip(
     if not asked_of(request.target, "pypi")[0]:
         return request.under.wheels if request.under else ()
     _refuse_contradictions(request, given)
-    with _solved(request, given, locker) as (question, pins):
-        return locker.wheels(question, pins, progress or Quiet())
+    progress = progress or Quiet()
+    with _solved(request, given, locker, progress) as (question, pins):
+        return locker.wheels(question, pins, progress)
 
 
 def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress) -> tuple[Behind, ...]:
@@ -78,15 +80,18 @@ def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Pro
 
     Raises like `lock_pip`.
     """
-    with _solved(request, given_packages(lock.conda), locker) as (question, _):
+    with _solved(request, given_packages(lock.conda), locker, Quiet()) as (question, _):
         return find_behind(locker, question, lock.wheels, request.target.framework, progress)
 
 
 @contextmanager
 def _solved(
-    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker
+    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelQuestion, Pins]]:
-    """The question of the pip part and its solution, while the given packages are there as wheels."""
+    """The question of the pip part and its solution, while the given packages are there as wheels.
+
+    Both have what is known to be needed and is not declared.
+    """
     target, previous, under = request.target, request.previous, request.under
     requirements, constraints = asked_of(target, "pypi")
     glibc = dict(target.virtual).get("__glibc", request.base.glibc)
@@ -117,12 +122,12 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            pins = locker.solve(question)
+            question, pins = solve_known(locker, question, progress)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                pins = locker.solve(question)
+                question, pins = solve_known(locker, question, progress)
         except UnsolvableError as error:
             raise _explain(error, given) from error
         yield question, pins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,11 @@ class Pins:
 
     lines: tuple[str, ...]
     lacking: tuple[tuple[str, str], ...]
+
+
+def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
+    """Return the version of each wheel by its name."""
+    return {wheel.name: wheel.version for wheel in wheels}
 
 
 def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:

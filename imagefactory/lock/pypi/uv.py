@@ -25,6 +25,7 @@ from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.known import known_needs, solve_known, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -37,7 +38,7 @@ from imagefactory.lock.pypi.offers import (
 )
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -97,7 +98,8 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            lock = replace(question.lock, wheels=self.wheels(question, self.solve(question), progress))
+            question, pins = solve_known(self, question, progress)
+            lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
         except UnsolvableError as error:
             raise explain_on(error, under, target) if under else error from error
         check_facts(lock, target)
@@ -133,7 +135,8 @@ class UvLocker:
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
         """What of a solution is far behind the newest release of the index. Raises like `lock`."""
-        return find_behind(self, self._question(request), lock.wheels, request.target.framework, progress)
+        question = with_needs(self._question(request), known_needs(versions_of(lock.wheels)))
+        return find_behind(self, question, lock.wheels, request.target.framework, progress)
 
     def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
         """The very wheels of a solution, sorted by name.
@@ -175,7 +178,7 @@ class UvLocker:
             bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
             wanted = (*question.requirements, *fixed)
             asked = write_asked(Path(folder), wanted, question.lock, self._index)
-            bounds.write_text(as_lines(sorted({*question.constraints, *question.given})))
+            bounds.write_text(as_lines(dict.fromkeys((*question.constraints, *question.given))))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
