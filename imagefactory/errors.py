@@ -161,6 +161,26 @@ class BehindError(UnsolvableError):
         self.behind = behind
 
 
+class UnbuiltError(LockError):
+    """Packages that have no wheel yet and must be built from source first.
+
+    `packages` are rows for JSON: name, version, source (a file of the index, or the recipe's entry), needs,
+    requires (names of packages), and named (whether the recipe names it). `pins` (`name==version`) are the
+    other packages of the solution.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        packages: tuple[dict[str, object], ...],
+        hint: str = "",
+        pins: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.packages, self.pins = packages, pins
+
+
 class ToolError(FactoryError):
     """An engine or tool that this machine lacks or denies; the hint is the command that mends it."""
 
