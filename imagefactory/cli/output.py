@@ -304,6 +304,7 @@ def target_json(target: Target) -> dict[str, object]:
         "virtual": dict(target.virtual),
         "pip": target.pip,
         "origins": dict(target.origins),
+        "sources": target.sources,
         "recipe": str(target.where),
     }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
+from imagefactory.lock.pypi.unbuilt import require_wheels, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -109,6 +109,7 @@ def _solved(
         update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
         fixed=under.wheels if under else (),
+        sources=target.sources,
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
@@ -117,12 +118,12 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            pins = locker.solve(question)
+            pins = require_wheels(locker, question, target)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                pins = locker.solve(question)
+                pins = require_wheels(locker, question, target)
         except UnsolvableError as error:
             raise _explain(error, given) from error
         yield question, pins
@@ -210,17 +211,9 @@ def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, 
 def _write_stubs(folder: Path, given: Mapping[str, GivenPackage]) -> Path:
     """One wheel a package, with metadata alone."""
     for one in given.values():
-        stem = f"{one.name.replace('-', '_')}-{one.version}{_LOCAL}"
-        lines = [f"Metadata-Version: 2.1\nName: {one.name}\nVersion: {one.version}{_LOCAL}"]
-        lines += [f"Provides-Extra: {extra}" for extra in one.provides]
+        lines = [f"Provides-Extra: {extra}" for extra in one.provides]
         lines += [f"Requires-Dist: {need}" for need in one.extras]
-        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
-            for name, text in (
-                ("METADATA", "\n".join(lines) + "\n"),
-                ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
-                ("RECORD", ""),
-            ):
-                archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{name}"), text)
+        write_stub(folder, one.name, f"{one.version}{_LOCAL}", lines)
     return folder
 
 
