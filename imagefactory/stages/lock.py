@@ -151,16 +151,23 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
 
 
 def solve_target(
-    factory: Factory, target: Target, base: Base, progress: Progress, *, under: Lock | None = None
+    factory: Factory,
+    target: Target,
+    base: Base,
+    progress: Progress,
+    *,
+    under: Lock | None = None,
+    declared: bool = False,
 ) -> Mapping[str, str]:
     """The versions that a lock of `target` would have, by name. Nothing is written.
 
-    `under` is the lock of the target that it is built on. Raises UnsolvableError, NoWheelError,
-    UnreachableError, or what else the solver's adapter raises.
+    `under` is the lock of the target that it is built on. With `declared` packages of PyPI are solved by what
+    they declare alone, which is quick. Raises UnsolvableError, UnreachableError, UnbuiltError (NoWheelError
+    with `declared`), or what else the solver's adapter raises.
     """
     request = LockRequest(target=target, base=base, under=under)
     if target.source == "pypi" and not (under and under.conda):
-        pins = uv_locker(package_index(factory)).versions(request)
+        pins = uv_locker(package_index(factory)).versions(request, progress, declared=declared)
         solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
     lock = _target_locker(factory, target).lock(request, progress)

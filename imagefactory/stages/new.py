@@ -6,7 +6,6 @@ hints are solved before a person sees them. recipes/draft.py writes the text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from imagefactory.errors import (
     FactoryError,
     LockError,
     NothingSelectedError,
-    NoWheelError,
+    UnbuiltError,
     UnreachableError,
     UnsolvableError,
     UsageError,
@@ -24,6 +23,7 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory, read_sound
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.series import cuda_of
+from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Progress
 from imagefactory.recipes.bases import all_bases
@@ -94,7 +94,10 @@ class Solver(Protocol):
     """What the package index and the channels answer."""
 
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
-        """The versions of a target's packages by name. Raises LockError."""
+        """The versions of a target's packages by name, as they will be locked. Raises LockError."""
+
+    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+        """The same by what packages declare alone. Raises LockError, NoWheelError."""
 
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
@@ -109,6 +112,9 @@ class IndexSolver:
 
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
         return solve_target(self.factory, target, base, self.progress, under=under)
+
+    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+        return solve_target(self.factory, target, base, self.progress, declared=True)
 
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
@@ -236,15 +242,17 @@ class _Planner:
                 return self._settle(self._try(python, framework))
             except (UnsolvableError, NoWheelError) as error:
                 failed[python] = error
-        if trial := self._without_wheels(failed, framework):
+        if trial := self._unbuilt(failed, framework):
             return self._settle(trial)
         raise self._unsolvable(wish, failed)
 
-    def _try(self, python: str, framework: str, *, below: str = "", leave: Sequence[str] = ()) -> _Trial:
-        """Solve the file's packages, without `leave`, with the framework open and older than `below`."""
+    def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
+        """Solve the file's packages with the framework open and older than `below`.
+
+        With `sources` packages without wheels are solved too, by what their sources declare.
+        """
         request, wish = self._request, self._read(python)
-        wanted = [text for text in wish.pip if pypi_name(text) not in leave and not _is_source(text)]
-        bounds = list(wish.constraints)
+        wanted, bounds = list(wish.pip), list(wish.constraints)
         row = Row(framework=framework, source="pypi", wish=wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
@@ -255,11 +263,17 @@ class _Planner:
                 bounds.append(f"{framework}{within}")
         base = base_for(python, self._bases)
         target = _open_target(request.family, python, base, wanted, bounds)
+        trial = _Trial(python=python, wish=wish, sources=sources)
         try:
-            versions = self._solver.solve(target, base, None)
+            if sources:
+                return replace(trial, versions=self._solver.solve(target, base, None))
+            return replace(trial, versions=self._solver.declared(target, base))
+        except UnbuiltError as error:
+            unbuilt = {str(one["name"]): str(one["version"]) for one in error.packages}
+            pins: dict[str, str] = dict(line.split("==", 1) for line in error.pins)
+            return replace(trial, versions=pins | unbuilt, unbuilt=tuple(unbuilt))
         except LockError as error:
-            return _Trial(python=python, wish=wish, error=error, leave=tuple(leave))
-        return _Trial(python=python, wish=wish, versions=versions, leave=tuple(leave))
+            return replace(trial, error=error)
 
     def _settle(self, trial: _Trial) -> Plan:
         """The recipe of a trial, solved as it will be locked: for older releases where it must be."""
@@ -277,7 +291,7 @@ class _Planner:
             if not chosen:
                 break
             series = ".".join(version.split(".")[:2])
-            trial = self._try(trial.python, row.framework, below=series, leave=trial.leave)
+            trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
         raise first or LockError("nothing was solved")
 
     def _version(self, trial: _Trial) -> tuple[Row, str, bool]:
@@ -327,23 +341,19 @@ class _Planner:
         asked = self._said(
             framework=row.framework, version=version, cuda=cuda, source="pypi", python=trial.python
         )
-        return self._solved(draft(trial.wish, asked, self._bases, why), why=why, lacking=trial.leave)
+        return self._solved(draft(trial.wish, asked, self._bases, why), why=why)
 
-    def _without_wheels(self, failed: Mapping[str, LockError], framework: str) -> _Trial | None:
-        """The trial, of those on which packages have no wheels, that leaves the fewest of them out."""
-        best: _Trial | None = None
-        for python, error in failed.items():
-            leave: list[str] = []
-            trial = _Trial(python=python, wish=self._read(python), error=error)
-            while isinstance(trial.error, NoWheelError) and (best is None or len(leave) < len(best.leave)):
-                direct = {pypi_name(text) for text in trial.wish.pip} - {framework, *leave}
-                if not (more := [one for one in _blamed(trial.error) if one in direct]):
-                    break
-                leave += more
-                trial = self._try(python, framework, leave=leave)
-            if trial.error is None and (best is None or len(trial.leave) < len(best.leave)):
-                best = trial
-        return best
+    def _unbuilt(self, failed: Mapping[str, LockError], framework: str) -> _Trial | None:
+        """The trial with the fewest packages to build, of the Pythons on which some have no wheel."""
+        carried = {base.python for base in self._bases}
+        pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
+        for some in (carried.intersection(pythons), set(pythons) - carried):
+            trials = [self._try(python, framework, sources=True) for python in pythons if python in some]
+            found = [one for one in trials if one.error is None]
+            if found:
+                return min(found, key=lambda one: len(one.unbuilt))
+            failed = {**failed, **{one.python: one.error for one in trials if one.error}}
+        return None
 
     # --- what all recipes share ---
 
@@ -381,7 +391,6 @@ class _Planner:
         under: Lock | None = None,
         base: Base | None = None,
         why: Sequence[str] = (),
-        lacking: Sequence[str] = (),
     ) -> Plan:
         """The plan of a draft whose targets were solved. Raises UnsolvableError where they cannot be.
 
@@ -395,10 +404,9 @@ class _Planner:
         for target in targets:
             try:
                 self._solver.solve(target, base or base_for(target.python, self._bases), under)
-            except NoWheelError as error:
-                names = tuple(dict.fromkeys((*lacking, *error.packages)))
-                note = f"no wheel of {', '.join(names)}: lock --build makes what is missing"
-                notes = (*drafted.notes, note)
+            except UnbuiltError as error:
+                names = tuple(str(one["name"] or one["source"]) for one in error.packages)
+                notes = (*drafted.notes, f"built from source by `lock --build`: {', '.join(names)}")
                 return replace(plan, draft=replace(drafted, notes=notes), without_wheel=names)
             except UnreachableError as error:
                 return replace(self._unsolved(drafted, error.message), why=tuple(why))
@@ -496,13 +504,14 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """The file's packages on one Python: solved, or why not. `leave` are packages without wheels."""
+    """The file's packages on one Python: solved, or why not. `unbuilt` are those without wheels."""
 
     python: str
     wish: Wish
     versions: Mapping[str, str] = field(default_factory=dict)
     error: LockError | None = None
-    leave: tuple[str, ...] = ()
+    sources: bool = False
+    unbuilt: tuple[str, ...] = ()
 
 
 def _open_target(
@@ -527,18 +536,6 @@ def _open_target(
         environment=(),
         where=Where(file="", line=1, column=1),
     )
-
-
-def _is_source(text: str) -> bool:
-    """Whether a package is made from sources, which no index has."""
-    return text.startswith(("git+", "./", "."))
-
-
-def _blamed(error: NoWheelError) -> Iterator[str]:
-    """The packages without wheels, and those of the file that need them as the solver tells."""
-    yield from error.packages
-    for name in re.findall(r"you require ([A-Za-z0-9._-]+)", error.message):
-        yield pypi_name(name)
 
 
 def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:

@@ -9,7 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.errors import NoWheelError, UnreachableError, UnsolvableError
+from imagefactory.errors import UnbuiltError, UnreachableError, UnsolvableError
+from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
@@ -34,30 +35,47 @@ class SmallIndex:
         if target.source == "conda":
             raise UnreachableError("there are no channels")
         self.solved.append(target)
+        found = self._solution(target, under, sources=True)
+        unbuilt = {name: version for name, version in found.items() if self._is_source(name, version)}
+        if unbuilt:
+            rows = tuple({"name": name, "version": one, "source": "x"} for name, one in unbuilt.items())
+            pins = tuple(f"{name}=={one}" for name, one in found.items() if name not in unbuilt)
+            raise UnbuiltError(f"{target.name}: no wheel", packages=rows, pins=pins)
+        return found
+
+    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+        self.solved.append(target)
+        try:
+            return self._solution(target, None, sources=False)
+        except UnsolvableError:
+            names = [Requirement(text).name for text in target.requirements]
+            if any(self._is_source(*pin.split("==")) for pin in self.releases if pin.split("==")[0] in names):
+                raise NoWheelError(f"{target.name}: no wheel", hint="", names=(), account="") from None
+            raise
+
+    def _solution(self, target: Target, under: Lock | None, *, sources: bool) -> dict[str, str]:
         kept = {wheel.name: wheel.version for wheel in under.wheels} if under else {}
         wanted = [Requirement(text) for text in target.requirements]
         bounds = [Requirement(text) for text in target.constraints]
-        lacking = sorted({one.name for one in wanted if not self._wheels(one) and self._known(one.name)})
-        if lacking:
-            names = " and ".join(lacking)
-            raise NoWheelError(f"{target.name}: no wheel of {names}", packages=tuple(lacking))
-        found = next(self._extend(wanted, bounds, dict(kept), target.python), None)
+        found = next(self._extend(wanted, bounds, kept, target.python, sources=sources), None)
         if found is None:
             raise UnsolvableError(f"{target.name}: no solution on {target.python}", tree="the whole account")
         return found
 
+    def _is_source(self, name: str, version: str) -> bool:
+        return not self.releases.get(f"{name}=={version}", Release()).pythons
+
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return self.releases[pin].needs
 
-    def _known(self, name: str) -> bool:
-        return any(pin.startswith(f"{canonicalize_name(name)}==") for pin in self.releases)
-
-    def _wheels(self, wanted: Requirement) -> bool:
-        name = canonicalize_name(wanted.name)
-        return any(pin.startswith(f"{name}==") and one.pythons for pin, one in self.releases.items())
-
     def _extend(
-        self, wanted: list[Requirement], bounds: list[Requirement], found: dict[str, str], python: str
+        self,
+        wanted: list[Requirement],
+        bounds: list[Requirement],
+        found: dict[str, str],
+        python: str,
+        *,
+        sources: bool,
     ) -> Iterator[dict[str, str]]:
         if not wanted:
             yield found
@@ -68,6 +86,9 @@ class SmallIndex:
         versions = [pin.partition("==")[2] for pin in self.releases if pin.startswith(f"{name}==")]
         for version in [found[name]] if name in found else sorted(versions, key=Version, reverse=True):
             release = self.releases.get(f"{name}=={version}", Release())
-            if all(version in limit for limit in limits) and python in release.pythons:
+            fits = python in release.pythons or (sources and not release.pythons)
+            if fits and all(version in limit for limit in limits):
                 needs = [] if name in found else [Requirement(text) for text in release.needs]
-                yield from self._extend([*rest, *needs], bounds, {**found, name: version}, python)
+                yield from self._extend(
+                    [*rest, *needs], bounds, {**found, name: version}, python, sources=sources
+                )

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, NoWheelError, UnreachableError, UnsolvableError
+from imagefactory.errors import LockError, UnreachableError, UnsolvableError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.wheels_there import what_works, without_wheel
+from imagefactory.lock.pypi.wheels_there import NoWheelError, all_without_wheel, what_works, without_wheel
 from imagefactory.model import Lock, Target
 from imagefactory.web import redact
 
@@ -74,8 +74,8 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
         hint = "images are made of wheels only: constrain that package to a version that has one"
         if (asked := without_wheel(stderr)) and (files := there(asked.partition("==")[0])):
             hint = f"images are made of wheels only, and {what_works(asked, files, lock)}"
-        names = (asked.partition("==")[0],) if asked else ()
-        return NoWheelError(f"{lock.target}: {text}", packages=names, hint=hint)
+        names = all_without_wheel(stderr)
+        return NoWheelError(f"{lock.target}: {text}", hint=hint, names=names, account=stderr)
     elif "No solution found" in text and lock.wheels:
         text = f"the index no longer has what is locked: {text}"
         hint = f"imagefactory lock {lock.target} --update PACKAGE"

@@ -249,6 +249,9 @@ def test_an_index_that_cannot_be_reached(bench: Bench) -> None:
         def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
             raise UnreachableError("no network")
 
+        def declared(self, target: Target, base: Base) -> dict[str, str]:
+            raise UnreachableError("no network")
+
     down = Bench(bench.root, Down({}))
     plan = down.plan("torch==2.3.1\n")
     assert plan.unsolved == "no network"
