@@ -209,6 +209,8 @@ class _Build:
             what = f"the platform {show(chain[0].platform)}"
             container.leave(chain[0].base.where, what, "images here are for linux/amd64")
         for one in chain:
+            # of one that others stand on too, what it installs is taken once
+            container.wish = Wish(file=self.wish.file) if id(one) in self.taken else self.wish
             self.taken.add(id(one))
             for instruction in one.instructions:
                 self._instruction(container, instruction)
@@ -364,7 +366,6 @@ class _Build:
             return
         before = (len(wish.pip), len(wish.conda))
         if id(stage) not in self.taken:
-            self.taken.add(id(stage))
             self.read[id(stage)] = self.take(stage, packages_only=True)
             if before != (len(wish.pip), len(wish.conda)):
                 what = f"the packages of the stage {show(name)} were taken, since files are copied from it"

@@ -179,10 +179,7 @@ class _Shell:
     def take(self, command: Command) -> None:
         if _is_quiet(command):
             return
-        if _TOOLS.search(command.text) and re.match(
-            r"(curl|wget|sudo|sh|bash|python[0-9.]*|POETRY\w*=|apt-key|dpkg|add-apt-repository)\b",
-            command.text,
-        ):
+        if _TOOLS.search(command.text) and _TOOLS_BY.match(command.text):
             self.container.note(
                 command.where, f"{show(command.text, limit=120)} sets up a tool that images are made without"
             )
@@ -477,7 +474,8 @@ class _Shell:
     def pdm(self, command: Command, words: Sequence[Word]) -> None:
         words = _without_options(words, _TOOL_VALUES)
         if words and words[0].text in ("install", "sync"):
-            self._sync(command, words[1:], ("pyproject.toml",), unread="pdm.lock")
+            words = [Word("-E", one.where) if one.text == "-G" else one for one in words[1:]]
+            self._sync(command, words, ("pyproject.toml",), unread="pdm.lock")
         elif not words or words[0].text not in ("config", "use", "lock", "venv", "cache"):
             self._not_run(command)
 
@@ -523,7 +521,7 @@ class _Shell:
                 word = Word(join(folder, file), command.where)
                 self._parse(name, text, chosen, word)
                 if any(one.text in _ALL for one in words):
-                    do = "name them: --extra NAME, --group NAME"
+                    do = "name them in the command: --extra NAME, --group NAME"
                     self.wish.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
                 return
         why = self.container.why_not(join(self.folder, folder, files[-1]))
@@ -681,7 +679,7 @@ def _is_quiet(command: Command) -> bool:
         return (
             all(map(_STARTUP.search, writes)) and re.match(r"(echo|printf|cat)\b", command.text) is not None
         )
-    words = " ".join(word.text for word in command.words)
+    words = " ".join(word.text for word in _after_assignments(_bare(command.words)))
     return any(map(_QUIET.fullmatch, (command.text, words)))
 
 
@@ -718,7 +716,8 @@ def _selection(
     rest: list[Word] = []
     for option, word in _options(words, (*choosing, *valued)):
         if option in choosing:
-            found[choosing[option]] += [name for name in re.split(r"[, ]+", word.text) if name]
+            names = [name for name in re.split(r"[, ]+", word.text) if name]
+            found[choosing[option]] += [name for name in names if name not in ("main", "default")]
         else:
             rest += [Word(option, word.where), word] if option else [word]
     environment = next(iter(found["environment"]), "")

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
@@ -60,14 +61,18 @@ class Wish:
     for none. `locked`: the specs are what a solver chose, not what a person asked for. `constraints` bound
     what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags
     and build strings, by their names. `below` is the CUDA of the image below, which packages from elsewhere
-    need not have. `files` counts what was read beside the file. `left` is what the file asks for and a recipe
-    cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person should know although
-    nothing of it is lost.
+    need not have. `sources` are what is built into wheels first, as `packages` of a recipe names it: folders
+    of the project and git commits. `indexes` are the addresses of the indexes that the file names, without
+    users and tokens. `files` counts what was read beside the file. `left` is what the file asks for and a
+    recipe cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person should know,
+    although nothing of it is lost.
     """
 
     file: str
     conda: list[str] = field(default_factory=list)
     pip: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    indexes: list[str] = field(default_factory=list)
     channels: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     python: str = ""
@@ -86,6 +91,8 @@ class Wish:
         """Takes over what another file asks for too; a Python that is bounded already stays."""
         self.conda += other.conda
         self.pip += other.pip
+        self.sources += [one for one in other.sources if one not in self.sources]
+        self.indexes += [one for one in other.indexes if one not in self.indexes]
         self.channels += [name for name in other.channels if name not in self.channels]
         self.environment |= other.environment
         self.python = self.python or other.python
@@ -112,6 +119,19 @@ class Wish:
             self.python = bounds or self.python
         else:
             self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
+
+    def narrow_python(self, bounds: str, where: Where) -> None:
+        """Add bounds on Python to those that are there; a loss where both cannot hold."""
+        before, one, other = self.python, minor_python(self.python), minor_python(bounds)
+        if not (before and bounds):
+            self.bound_python(bounds, where)
+        elif not (one or other):
+            self.bound_python(f"{before},{bounds}", where)
+        elif (one and other and one != other) or not _allows(bounds if one else before, one or other):
+            do = "write one Python that all of it allows"
+            self.leave(where, f"Python {show(bounds)}, beside Python {show(before)}", do)
+        else:
+            self.python = before if one else bounds
 
     def variable(self, name: str, value: str, where: Where) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
@@ -143,6 +163,13 @@ class Wish:
         else:
             why = "is set by imagefactory" if owned else "is none that a recipe may set"
             self.note(where, f"the label {show(name)} {why}")
+
+
+def _allows(bounds: str, python: str) -> bool:
+    try:
+        return bool(minor_python(bounds)) or SpecifierSet(bounds).contains(f"{python}.5")
+    except InvalidSpecifier:
+        return True
 
 
 def minor_python(bounds: str) -> str:
@@ -198,7 +225,7 @@ def take_channel(wish: Wish, written: str, where: Where) -> None:
         return  # nothing but the named channels is ever asked
     if name == "defaults":
         what = f"'defaults' stands for several channels of Anaconda: {INSTEAD} was written in its place"
-        wish.leave(where, what, "name the one you mean where it must be that")
+        wish.note(where, what)
         name = INSTEAD
     if not RULES["channel"].allows(name):
         do = what_to_write(name, "channel")
@@ -218,7 +245,7 @@ def take_match_spec(wish: Wish, written: str, where: Where) -> None:
     text = re.sub(r"([<>!~]=?[^=<>!~ ]+)=([^=<>!~, ]+)$", r"\1 \2", text)
     if re.search(r"==[^,*= ]+\*", text):  # conda drops this star; whoever wrote it wants the series
         text = re.sub(r"==([^,*= ]+\*)", r"=\1", text)
-        wish.leave(where, f"{show(written)} was read as {show(text)}", "drop the star to mean that version")
+        wish.note(where, f"{show(written)} was read as {show(text)}: drop the star to mean that version")
     if not RULES["match spec"].allows(text):
         do = f"write it as {RULES['match spec'].write.removeprefix('a package as ')}"
         wish.leave(where, f"{show(written)} cannot be taken over", do)
@@ -230,7 +257,7 @@ def take_match_spec(wish: Wish, written: str, where: Where) -> None:
             do = f"add '{replace(spec, version='')}' to constraints, if it must be that one"
             wish.leave(where, f"the build or channel in {show(written)}", do)
     elif spec.name == "cpuonly":
-        wish.leave(where, "'cpuonly' asks for builds without CUDA", "nothing to do: images here are for GPUs")
+        wish.leave(where, "'cpuonly' asks for builds without CUDA", "remove it, to take builds for GPUs")
     else:
         wish.conda.append(str(spec))
         if spec.channel and (name := channel_name(spec.channel)) not in wish.channels:

@@ -393,3 +393,36 @@ def with_package(name: str, *constraints: str) -> Target:
         requirements=(*TARGET.requirements, name),
         constraints=(*TARGET.constraints, *constraints),
     )
+
+
+def test_the_order_of_the_recipe_decides_as_it_does_for_uv(index: Index, tmp_path: Path) -> None:
+    """Of two packages that exclude each other's newest release, the first one gets it."""
+    for one, other in (("zeta", "alpha"), ("alpha", "zeta")):
+        index.add(one, "1.0")
+        index.add(one, "2.0", needs=(f"{other}<2",))
+    uv = locker(index, tmp_path)
+    for first, second in (("zeta", "alpha"), ("alpha", "zeta")):
+        target = replace(TARGET, requirements=(*TARGET.requirements, first, second))
+        found = versions(uv.lock(replace(REQUEST, target=target), Quiet()))
+        assert (found[first], found[second]) == ("2.0", "1.0")
+
+
+def test_what_a_release_needs_and_does_not_declare_is_locked(index: Index, tmp_path: Path) -> None:
+    """The real solver, on known rows: a bound, a companion, and a requirement that nothing else has."""
+    index.add("torch", "2.2.2", needs=("numpy", "triton==2.2.0", "nvidia-cuda-runtime-cu12==12.1.105"))
+    index.add("triton", "2.2.0")
+    for name, version in (("setuptools", "80.0"), ("torchaudio", "2.2.2"), ("torchaudio", "2.11.0")):
+        index.add(name, version)
+    target = replace(
+        TARGET, version="2.2", requirements=("torch==2.2.*", "torchaudio", "numpy"), constraints=()
+    )
+    uv, request = locker(index, tmp_path), replace(REQUEST, target=target)
+    lock = uv.lock(request, Quiet())
+    found = versions(lock)
+    assert (found["numpy"], found["torchaudio"], found["setuptools"]) == ("1.26.3", "2.2.2", "80.0")
+    assert lock.content_hash == content_hash(target, BASE, None)
+    assert uv.behind(request, lock, Quiet()) == ()
+    with pytest.raises(UnsolvableError) as caught:
+        uv.lock(replace(request, target=replace(target, constraints=("numpy>=2",))), Quiet())
+    assert "torch 2.2.2 needs numpy<2" in caught.value.message
+    assert "numpy>=2" in caught.value.message

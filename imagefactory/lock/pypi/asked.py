@@ -23,12 +23,13 @@ _LOCAL = "factory.wheels"  # unlike any name of the settings
 
 
 def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
-    """The file in `folder` that asks for `wanted` (PEP 508), those of `lock.origins` from where they say.
+    """Write the file in `folder` that requires `wanted` (PEP 508), those of `lock.origins` from there.
 
+    Their order is kept: of two packages that compete, uv gives the newest release to the first one.
     Raises UsageError for an index whose address this machine does not know, LockError for a wheel as
     `local_wheels` does.
     """
-    lines = sorted(set(wanted))
+    lines = list(dict.fromkeys(wanted))
     names = set(map(package_of, lines))
     origins = [pair for pair in lock.origins if pair[0] in names]
     if not origins:

@@ -25,6 +25,7 @@ from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.known import known_needs, solve_known, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -37,7 +38,9 @@ from imagefactory.lock.pypi.offers import (
 )
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
+from imagefactory.lock.pypi.sdist import fetch_sdist
+from imagefactory.lock.pypi.unbuilt import WithSources
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -97,11 +100,26 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            lock = replace(question.lock, wheels=self.wheels(question, self.solve(question), progress))
+            question, pins = solve_known(WithSources(self, target), question, progress)
+            lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
         except UnsolvableError as error:
             raise explain_on(error, under, target) if under else error from error
         check_facts(lock, target)
         return lock
+
+    def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
+        """The versions that a lock would have, without a look at their files. Raises like `lock`.
+
+        With `declared` by what packages declare alone: neither known needs nor sources are looked at, and
+        NoWheelError is raised for packages without a wheel.
+        """
+        try:
+            question = self._question(request)
+            if declared:
+                return self.solve(question)
+            return solve_known(WithSources(self, request.target), question, progress)[1]
+        except UnsolvableError as error:
+            raise explain_on(error, request.under, request.target) if request.under else error from error
 
     def _question(self, request: LockRequest) -> WheelQuestion:
         target, under = request.target, request.under
@@ -122,11 +140,13 @@ class UvLocker:
             update=known_updates(request),
             update_all=request.update_all,
             fixed=under.wheels if under else (),
+            sources=target.sources,
         )
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
         """What of a solution is far behind the newest release of the index. Raises like `lock`."""
-        return find_behind(self, self._question(request), lock.wheels, request.target.framework, progress)
+        question = with_needs(self._question(request), known_needs(versions_of(lock.wheels)))
+        return find_behind(self, question, lock.wheels, request.target.framework, progress)
 
     def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
         """The very wheels of a solution, sorted by name.
@@ -168,13 +188,13 @@ class UvLocker:
             bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
             wanted = (*question.requirements, *fixed)
             asked = write_asked(Path(folder), wanted, question.lock, self._index)
-            bounds.write_text(as_lines(sorted({*question.constraints, *question.given})))
+            bounds.write_text(as_lines(dict.fromkeys((*question.constraints, *question.given))))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
                 out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
             more = [f"--upgrade-package={name}" for name in question.update]
-            more += [f"--find-links={question.stubs}"] if question.stubs else []
+            more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
             told = self._compile(asked, arguments, question.lock).stderr
             pins = [line for line in out.read_text().splitlines() if "==" in line]
@@ -247,6 +267,15 @@ class UvLocker:
             told = in_plain_words(done.stderr)
             raise explain_failure(lock, told, self._index, lambda name: self.project(name, lock))
         return done
+
+    def source(self, file: IndexFile, folder: Path) -> Path:
+        """A source distribution of the index, in the cache or in `folder`. Raises DownloadError."""
+        return fetch_sdist(self._index, file, self._index.sdists or folder)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the recipes, which the paths of a question start from."""
+        return self._index.root
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
         """The files of a project that uv has no wheel of; none where the index does not tell them.

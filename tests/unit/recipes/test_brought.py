@@ -63,14 +63,14 @@ ENVIRONMENTS = (
         file="environment.yml",
         text="channels: [conda-forge]\ndependencies:\n- python=3.11  # [linux]\n- pytorch=2.5  # [not win]\n"
         "- libomp  # [osx or win]\n- cuda-version=12.6  # [linux64]\n- numpy  # [fast]\n",
-        said=("'libomp' is not for linux-64", "selector '# [fast]' is not judged", "- numpy"),
+        said=("'libomp' is not for linux-64", "the selector '# [fast]' is a comment to conda", "- numpy"),
         unsaid=("- libomp",),
     ),
     Case(
         shape='pip\'s manual, "Requirements File Format": files beside and above, projects, git, wheels, options',
         file="requirements.txt",
         text="--extra-index-url https://wheels.example.org/whl/cu121\n--pre\ntorch==2.3.1\n-r req/base.txt\n"
-        "-e .[train]\n./pkg\n-e git+https://git.example.org/lab/tools.git@0123abc#egg=tools\n"
+        "./pkg\n-e git+https://git.example.org/lab/tools.git@0123abc#egg=tools\n"
         "./wheels/lab_utils-1.0-py3-none-any.whl\nflash-attn==2.5.8 --no-build-isolation\n"
         "https://wheels.example.org/cu121/torchvision-0.18.1%2Bcu121-cp311-cp311-linux_x86_64.whl\n",
         beside=(
@@ -78,30 +78,25 @@ ENVIRONMENTS = (
             ("bounds.txt", "numpy<2\n-r more.txt\n"),
             ("more.txt", "pandas<3\n"),
             ("pkg/pyproject.toml", "[tool.ruff]\nline-length = 90\n"),
-            (
-                "pyproject.toml",
-                "[project]\nname = 'mine'\ndependencies = ['einops>=0.7']\n"
-                "[project.optional-dependencies]\ntrain = ['lightning']\ndev = ['pytest']\n",
-            ),
         ),
         said=(
-            "CUDA 12.1 was read from it",
+            "CUDA 12.1 is read from it",
             "the option '--pre' is not taken over (write a bound",
-            "- scipy - einops>=0.7 - lightning - flash-attn==2.5.8 - torchvision==0.18.1 constraints: - numpy<2 - pandas<3",
-            "requirements.txt:5:1: the project '.[train]' itself",
-            "requirements.txt:6:1: the project './pkg' has no pyproject.toml",
-            "requirements.txt:7:1: 'git+https://git.example.org/lab/tools.git@0123abc#egg=tools' cannot be taken over (write tools",
-            "requirements.txt:8:1: './wheels/lab_utils-1.0-py3-none-any.whl' cannot be taken over (write lab-utils==1.0",
-            "the option '--no-build-isolation' is not taken over",
-            "the packages of 'dev' are not taken",
+            '- scipy - "./wheels/lab_utils-1.0-py3-none-any.whl" - flash-attn==2.5.8 - torchvision==0.18.1 constraints: - numpy<2 - pandas<3',
+            "requirements.txt:5:1: the project './pkg' has no pyproject.toml",
+            "requirements.txt:6:1: 'git+https://git.example.org/lab/tools.git@0123abc' has a shortened commit",
+            "the option '--no-build-isolation'",
         ),
-        unsaid=("- lab-utils", "- pytest", "- tools"),
+        unsaid=("- lab-utils", "- tools"),
     ),
     Case(
         shape="reyessanchezo/evGrandPrix-Simulator extras/environment_cross.py",
         file="environment.yml",
         text="channels: [conda-forge]\ndependencies: [python=3.11, 'pytorch[version=2.5]']\n",
-        said=("note: environment.yml:2:29: 'pytorch[version=2.5]' cannot be taken over", "no framework"),
+        said=(
+            "environment.yml:2:29: 'pytorch[version=2.5]' cannot be taken over",
+            "nothing of environment.yml",
+        ),
         code=2,
     ),
     Case(
@@ -117,9 +112,8 @@ ENVIRONMENTS = (
         text="channels: [pytorch, defaults]\ndependencies:\n- python=3.11\n- pip:\n"
         "  - torch==2.2.1+cu118\n  - fvcore==0.1.5.post20221221\n",
         said=(
-            "the build tag '+cu118' in 'torch==2.2.1+cu118'",
             "env.yaml means torch 2.2.1 for CUDA 11.8, and PyPI has it for CUDA 12.1",
-            "take PyPI's: --cuda 12.1; or ask conda-forge: --source conda --framework pytorch=2.2.1 --cuda 11.8",
+            "take PyPI's: --cuda 12.1; or take conda-forge's: --source conda --framework pytorch=2.2.1 --cuda 11.8",
         ),
         unsaid=("fvcore==0.1.5.post20221221' cannot",),
         code=2,
@@ -132,7 +126,7 @@ ENVIRONMENTS = (
         said=(
             'version: "2.2.1"',
             'cuda: ["12.1"]',
-            "nvidia-cublas-cu11==11.11.3.6: libraries of another CUDA",
+            "nvidia-cublas-cu11==11.11.3.6 is a library of another CUDA",
         ),
         unsaid=('- "nvidia', "- nvidia"),
     ),
@@ -160,28 +154,21 @@ ENVIRONMENTS = (
         shape="a target that has the build, in the shape of hevra01/readout_guidance env.yaml",
         file="requirements.txt",
         text="torch>=2.9,<3\n--extra-index-url https://wheels.example.org/whl/cu128\n",
-        said=(
-            "does not say which version of torch",
-            "--on pytorch-2.9-cu128 or --on pytorch-2.9-cu128-py313",
-        ),
-        unsaid=("--on pytorch-2.7",),
+        said=("does not say which version of torch", "--framework torch=VERSION --cuda 12.8"),
         code=2,
     ),
     Case(
         shape="Tobi2K/Moral-LLMs requirements.txt",
         file="requirements.txt",
         text="torch\ntransformers\n",
-        said=(
-            "which version and which CUDA of torch",
-            "or build on a target that fits: --on pytorch-2.15-cu132",
-        ),
+        said=("which version and which CUDA of torch",),
         code=2,
     ),
     Case(
         shape="iamvigneshwars/NoStripesNet environment.yml",
         file="environment.yml",
         text="channels: [pytorch, conda-forge]\ndependencies: [python=3.12, 'pytorch>=2.5', pytorch-cuda=12.4]\n",
-        said=("which version of pytorch", "--on pytorch-conda-2.5-cu124-py312"),
+        said=("which version of pytorch", "--framework pytorch=VERSION --cuda 12.4"),
         code=2,
     ),
     Case(
@@ -244,7 +231,7 @@ ENVIRONMENTS = (
         said=(
             'version: "2.3.1"',
             "packages: - numpy - einops constraints: - numpy<2",
-            "'../secret.txt' is not in the folder of the file that is imported",
+            "'../secret.txt' is not there, or outside of the git work tree",
         ),
     ),
     Case(
@@ -274,7 +261,7 @@ PROJECTS = (
         '[target.osx-arm64.dependencies]\nlibomp = "*"\n[target.linux.dependencies]\nlibnuma = "*"\n'
         '[activation.env]\nOMP_NUM_THREADS = "4"\n',
         said=(
-            "pixi.toml:14:1: 'ttsfrd' does not come from an index",
+            "pixi.toml:14:1: 'a.whl' is a wheel of no index",
             "channels: [nvidia, conda-forge, pytorch]",
             'version: "2.5"',
             "- ffmpeg",
@@ -298,7 +285,10 @@ PROJECTS = (
         file="pixi.toml",
         text='[workspace]\nchannels = ["conda-forge"]\n[dependencies]\npython = "3.11.*"\n'
         '[environments]\ntrain = ["train"]\n',
-        said=("the default environment was taken (--environment train takes another)", "names no framework"),
+        said=(
+            "the default environment was taken (--environment train takes another)",
+            "nothing of pixi.toml",
+        ),
         code=2,
     ),
     Case(
@@ -310,11 +300,8 @@ PROJECTS = (
         '[tool.uv.sources]\ntorch = [{ index = "pt", marker = "sys_platform == \'linux\'" }]\n'
         '[[tool.uv.index]]\nname = "pt"\nurl = "https://wheels.example.org/whl/cu128"\n',
         said=(
-            "pyproject.toml:6:4: 'y @ git+https://git.example.org/y' is taken from an address",
-            "the packages of 'lint' are not taken",
-            "the packages of 'test' are not taken",
+            "pyproject.toml:6:4: 'git+https://git.example.org/y' may be other code tomorrow",
             "does not say which version of torch",
-            "--on pytorch-2.9-cu128",
         ),
         code=2,
     ),
@@ -331,9 +318,8 @@ PROJECTS = (
             "zero<0.4,>=0.3",
             '"more[a]<1.3,>=1.2"',
             "'both' '^1.0 || ^2.0' cannot be taken over",
-            "'near' does not come from an index",
-            "'fast' is optional",
-            "pyproject.toml:12:20: the group 'dev' is not taken",
+            "the project '../near' has no pyproject.toml",
+            "optional, not taken: dev (--group NAME)",
         ),
     ),
     Case(
@@ -356,7 +342,7 @@ LOCKS = (
         shape="CCRI-POPROX/poprox-recommender uv.lock",
         file="uv.lock",
         text='version = 1\nrevision = 3\nrequires-python = ">=3.11"\n'
-        '[[package]]\nname = "own"\nversion = "0.1"\nsource = { editable = "." }\ndependencies = [\n'
+        '[[package]]\nname = "own"\nversion = "0.1"\nsource = { virtual = "." }\ndependencies = [\n'
         '  { name = "torch", version = "2.9.1", marker = "sys_platform == \'darwin\'" },\n'
         '  { name = "torch", version = "2.9.1+cu128", marker = "sys_platform != \'darwin\'" },\n'
         '  { name = "jinja2", extra = ["i18n"] },\n  { name = "near" },\n]\n'
@@ -373,8 +359,8 @@ LOCKS = (
             for name in ("babel", "sympy", "colorama", "pytest")
         ),
         said=(
-            "the group 'dev' is not taken",
-            "uv.lock:31:1: 'near' does not come from an index",
+            "optional, not taken: dev (--group NAME)",
+            "uv.lock:31:1: 'git+https://git.example.org/near' may be other code tomorrow",
             'version: "2.9.1"',
             'cuda: ["12.8"]',
             "packages: - babel==1.0 - jinja2==3.1.4 - sympy==1.0",
@@ -396,7 +382,6 @@ LOCKS = (
         '[metadata]\nlock-version = "2.0"\npython-versions = "^3.11"\n',
         said=(
             "'colorama' is not for Python 3.11",
-            "poetry.lock:21:1: 'extra' is optional",
             "packages: - click==8.1.7 - sympy==1.12",
             'cuda: ["12.4"]',
         ),
@@ -409,7 +394,7 @@ LOCKS = (
         '[[package]]\nname = "pytest"\nversion = "8"\noptional = false\ngroups = ["dev"]\n'
         '[[package]]\nname = "pywin32"\nversion = "306"\noptional = false\ngroups = ["main"]\n'
         'markers = "sys_platform == \'win32\'"\n[metadata]\npython-versions = ">=3.11,<4.0"\n',
-        said=("'pytest' is of the group 'dev'", "'pywin32' is not for", "means torch 2.5.1 for CUDA 11.8"),
+        said=("means torch 2.5.1 for CUDA 11.8",),
         code=2,
     ),
     Case(
@@ -478,7 +463,7 @@ CONTAINERS = (
         'COPY train.py /app/\nCMD ["python", "/app/train.py"]\n',
         beside=(("requirements.txt", "transformers==4.40.0\n"),),
         said=(
-            "note: Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
+            "Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
             "system: - ffmpeg ",
             "Dockerfile:7:1: COPY train.py to '/app' is not in the build context",
             'command: ["python", "/app/train.py"]',
@@ -582,6 +567,7 @@ CONTAINERS = (
 )
 
 
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("case", [*ENVIRONMENTS, *PROJECTS, *LOCKS, *CONTAINERS], ids=lambda case: case.shape)
 def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = tmp_path / "recipes"
@@ -594,7 +580,7 @@ def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFix
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(SystemExit) as ended:
-        main(["-C", str(tmp_path), "new", "lab", "--from", str(source), "--print", *case.asked])
+        main(["-C", str(tmp_path), "new", "lab", "--from", str(source), "--print", "--partial", *case.asked])
     heard = capsys.readouterr()
     told = " ".join(f"{heard.out} {heard.err}".split())
     assert int(ended.value.code or 0) == case.code, told

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.recipes.build_context import open_context, parse_ignore_rules
-from imagefactory.recipes.environments import Reading, Surroundings, read_wish
+from imagefactory.recipes.environments import Reading, read_wish
 from imagefactory.recipes.wish import Wish
 
 READING = Reading(pythons=("3.11",))
@@ -39,7 +40,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def read(path: Path, context: Path | None = None, project: Path | None = None) -> Wish:
-    return read_wish(path, READING, Surroundings(context=context, project=project, reserved=("recipes",)))
+    return read_wish(path, replace(READING, build_context=context, root=project, reserved=("recipes",)))
 
 
 def test_the_context_is_the_root_of_the_work_tree(repository: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from imagefactory.model import FilesWanted, Where
 from imagefactory.recipes.build_context import open_context
 from imagefactory.recipes.copied_files import find_own_files
-from imagefactory.recipes.environments import Reading, Surroundings, read_wish
+from imagefactory.recipes.environments import Reading, read_wish
 from imagefactory.recipes.wish import Wish
 from imagefactory.stages.own_files import find_own_files as find_in_project
 
@@ -38,8 +38,8 @@ def root(tmp_path: Path) -> Path:
 def read(root: Path, *lines: str, project: Path | None = None, ignore: str = "") -> Wish:
     (root / ".dockerignore").write_text(ignore)
     (root / "Dockerfile").write_text("\n".join(["FROM python:3.11", *lines]) + "\n")
-    around = Surroundings(project=project or root, reserved=("recipes",))
-    return read_wish(root / "Dockerfile", Reading(pythons=("3.11",)), around)
+    reading = Reading(pythons=("3.11",), root=project or root, reserved=("recipes",))
+    return read_wish(root / "Dockerfile", reading)
 
 
 def inside(root: Path, wish: Wish) -> dict[str, str]:

@@ -18,10 +18,11 @@ LAB = ("lab", "https://lab.example.org/simple/")
 INDEX = PackageIndex(url="", origin="", certificates="", proxy="", environment=(), named=(LAB,))
 
 
-def test_without_named_indexes_lines_are_asked(tmp_path: Path) -> None:
+def test_without_named_indexes_lines_are_asked_in_their_order(tmp_path: Path) -> None:
+    """uv prefers what is named first, so another order would lock other versions."""
     lock = make_lock(origins=(("numpy", "lab"),))  # which is not asked for now
-    path = write_asked(tmp_path, ["torch==2.3.*", "idna"], lock, INDEX)
-    assert (path.name, path.read_text()) == ("asked.txt", "idna\ntorch==2.3.*\n")
+    path = write_asked(tmp_path, ["torch==2.3.*", "idna", "Zip", "torch==2.3.*", "anyio"], lock, INDEX)
+    assert (path.name, path.read_text()) == ("asked.txt", "torch==2.3.*\nidna\nZip\nanyio\n")
 
 
 def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
