@@ -189,6 +189,8 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
             f"the channels {', '.join(more)}: those of {target.name} are asked alone",
             "build on a target with these channels",
         )
+    if more := [one for one in wish.parts.capabilities if one not in target.capabilities]:
+        lines.note(f"the capabilities {', '.join(more)}: {target.name} is made for its own")
     own = [one for one in wish.constraints if pypi_name(one) != target.framework]
     if conda:
         lists["pip"] = _with_bounds(lists["pip"], own, lines)

@@ -110,7 +110,8 @@ class Wish:
 
     def note(self, where: Where, what: str) -> None:
         """Record what was done with a line of which nothing is lost in an image."""
-        self.notes.append(f"{where}: {without_secrets(what)}")
+        if (line := f"{where}: {without_secrets(what)}") not in self.notes:
+            self.notes.append(line)
 
     def bound_python(self, bounds: str, where: Where) -> None:
         """Takes over bounds on Python, as PEP 440 or a match spec has them."""
