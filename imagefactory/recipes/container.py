@@ -101,8 +101,9 @@ class Container:
 
     `variables` are those that words may hold, `own` those of them that stay; `packages_only` is for a
     stage of which only files are taken. `rooted`: a source that begins with / means the context, as to
-    Docker. `users` are numbers by the names of the users that the file makes, `system_python` is where it
-    installs the distribution's own Python. `clones` are repositories by their places, `folders` made empty.
+    Docker. `users` are numbers by the names of the users that the file makes, the first gets `first_user`.
+    `system_python` is where it installs the distribution's own Python. `clones` are repositories by their
+    places, `folders` are made empty, `removed` are packages that pip uninstalled.
     """
 
     wish: Wish
@@ -119,6 +120,8 @@ class Container:
     below: BaseImage | None = None
     below_where: Where | None = None
     system_python: Where | None = None
+    first_user: int = 1000
+    removed: set[str] = field(default_factory=set)
     looks: int = 0
 
     def leave(self, where: Where, what: str, do: str) -> None:
@@ -145,6 +148,8 @@ class Container:
             return
         below = self.below = read_base_image(name.text)
         self.below_where = name.where
+        if re.search(r"(ubuntu-?|^ubuntu:)24\.04|noble", name.text):  # which has the user `ubuntu`
+            self.first_user = 1001
         self.wish.bound_python(below.python, name.where)
         what = f"the base image {show(name.text, limit=100)}"
         if not below.known:
@@ -171,7 +176,8 @@ class Container:
         by_conda = {FRAMEWORKS.get(parse_spec(text).name) for text in wish.conda}
         own = [text for text in wish.pip if pypi_name(text) == below.framework]
         pinned = [text for text in own if "==" in text or not _allows(text, below.version)]
-        named = {pypi_name(text) for text in wish.pip}
+        named = {pypi_name(text) for text in wish.pip} | self.removed
+        pinned += [name for name in self.removed if name == below.framework]
         if below.framework and below.framework not in by_conda and not pinned:
             brought = [f"{below.framework}=={below.version}" if below.version else below.framework]
             brought += [name for name in below.packages if pypi_name(name) not in named]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
 
@@ -12,6 +13,10 @@ from imagefactory.recipes.yaml_tree import show
 _MOST_ENTRIES = 20_000
 _MOST_DEPTH = 40
 _MOST_PATTERNS = 200
+# Hidden files that may hold secrets, which an image would show to whoever has it.
+_SECRETS = re.compile(
+    r"\.(env|netrc|aws|ssh|pypirc|npmrc|docker|kube|gnupg|config|huggingface|wandb|credentials)\b|\.git-cred|.*_history$"
+)
 # Hidden files that say nothing to a program that runs.
 _TOOLS = {
     *(".git", ".gitignore", ".gitattributes", ".gitmodules", ".github", ".gitlab-ci.yml", ".dockerignore"),
@@ -55,16 +60,17 @@ def find_own_files(context: BuildContext, source: str, to: str) -> OwnFiles:
         walk = _Walk(context, found)
         whole, parts = walk.cover(source, 0)
         base = "" if at == "." else at
-        if walk.looks > _MOST_ENTRIES or len(parts) > _MOST_PATTERNS:
+        if walk.looks > _MOST_ENTRIES or len(parts) + len(walk.named) > _MOST_PATTERNS:
             found.lost.append("it holds too much to be listed: exclude some of it in .dockerignore")
-        elif whole and base and parts:
+            return found
+        if whole and base and parts:
             plain = to.endswith(f"/{base}")
             folder = to.removesuffix(f"/{base}") or "/"
             _keep(found, folder, base) if plain else _keep(found, to, f"{base}/./*")
-        else:
-            for part in parts:
-                name = part if source == "." else part[len(source) + 1 :]
-                _add(found, join(base, name), name, to)
+            parts = []
+        for part in (*parts, *walk.named):
+            name = part if source == "." else part[len(source) + 1 :]
+            _add(found, join(base, name), name, to)
     return found
 
 
@@ -96,6 +102,7 @@ class _Walk:
     def __init__(self, context: BuildContext, found: OwnFiles) -> None:
         self.context, self.found = context, found
         self.looks = 0
+        self.named: list[str] = []  # hidden files, which a pattern has to name
         self.keeps = any(rule.keeps for rule in context.rules.rules)
 
     def cover(self, folder: str, depth: int) -> tuple[bool, list[str]]:
@@ -111,8 +118,12 @@ class _Walk:
             kind, excluded = self.context.kind(path), bool(self.context.rules.excludes(path))
             link = "" if excluded else self.context.link_fault(path)
             if name.startswith("."):  # `files` leaves it out
-                if name not in _TOOLS and not excluded:
+                if name in _TOOLS or excluded:
+                    continue
+                if _SECRETS.match(name) or kind not in ("file", "folder") or self.context.link_fault(path):
                     self.found.hidden.append(path)
+                else:
+                    self.named.append(path)
             elif self.context.project_path(path) in self.context.reserved:
                 whole = False
             elif link:

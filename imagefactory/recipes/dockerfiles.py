@@ -214,8 +214,6 @@ class _Build:
             self.taken.add(id(one))
             for instruction in one.instructions:
                 self._instruction(container, instruction)
-            for name in container.variables.keys() - container.own:  # an ARG ends with its stage
-                del container.variables[name]
         if not packages_only:
             container.finish()
             for left in self.stages:

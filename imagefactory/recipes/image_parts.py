@@ -187,7 +187,7 @@ def keep_files(wish: Wish, context: BuildContext | None, source: str, to: str, w
     wish.parts.files += [one for one in found.entries if one not in wish.parts.files]
     if found.hidden:
         names = show(", ".join(found.hidden), limit=_LONG)[1:-1]
-        wish.note(where, f"{what}: hidden files stay out unless `files` names them: {names}")
+        wish.note(where, f"{what}: these may hold secrets, and stay out unless `files` names them: {names}")
     for why in found.lost:
         do = "write files: {FOLDER: [PATH]}, with paths that a recipe can name"
         if context.project_path(source) is None:

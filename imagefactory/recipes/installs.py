@@ -15,9 +15,11 @@ from posixpath import basename, dirname, join, normpath
 
 from imagefactory.model import Where
 from imagefactory.recipes.container import Clone, Container, Selection
+from imagefactory.recipes.framework_row import pypi_name
 from imagefactory.recipes.image_parts import drop_debian, keep_debian
 from imagefactory.recipes.pip_lines import MOST_FILES, take_pip_line
 from imagefactory.recipes.shell_words import Command, Word, read_commands
+from imagefactory.recipes.values import canonical
 from imagefactory.recipes.wish import take_channel, take_match_spec
 from imagefactory.recipes.yaml_tree import show
 
@@ -111,6 +113,7 @@ _PIP_PASSED = (
     *("--platform", "--python-version", "--python-platform", "--abi", "--implementation", "--report"),
     *("--keyring-provider", "--use-feature", "--python", "-p", "--cache-from", "--concurrent-builds"),
     *("--link-mode", "--index-strategy", "--proxy", "--cert", "--torch-backend", "--default-timeout"),
+    *("--resume-retries", "--no-build-isolation-package", "--no-binary-package"),
 )
 _PIP_LOST = (
     *("--resolution", "--prerelease", "--exclude-newer", "--override", "--overrides", "--fork-strategy"),
@@ -171,6 +174,7 @@ class _Shell:
         self.container, self.wish, self.depth = container, container.wish, depth
         self.variables = {"HOME": "/root", **container.variables}
         self.folder = container.workdir
+        self.stack: list[str] = []
 
     def script(self, text: str, where: Where, *, joined: bool) -> None:
         for command in read_commands(text, where, self.variables, joined=joined):
@@ -200,7 +204,16 @@ class _Shell:
         if (name in _SHELLS or not words) and self._inner(words, command):
             pass
         elif name == "cd":
-            self.folder = normpath(join(self.folder, words[1].text)) if len(words) > 1 else "/root"
+            self.folder = self._place(words[1].text if len(words) > 1 else "~")
+        elif name in ("pushd", "popd"):
+            if name == "pushd" and len(words) > 1:
+                self.stack.append(self.folder)
+                self.folder = self._place(words[1].text)
+            elif self.stack:
+                self.folder = self.stack.pop()
+        elif name == "unset":
+            for word in words[1:]:
+                self.variables.pop(word.text, None)
         elif words and (found := _reader(words)):
             read, rest = found
             read(self, command, rest)
@@ -241,8 +254,12 @@ class _Shell:
         do = _NOT_RUN if command.plain else f"only a shell knows whether it runs: {_NOT_RUN}"
         self.container.leave(command.where, what, do)
 
+    def _place(self, written: str) -> str:
+        home = self.variables.get("HOME", "/root")
+        return normpath(join(self.folder, re.sub(r"^~(?=/|$)", home, written)))
+
     def _find(self, written: str, where: Where) -> str:
-        return self.container.find(join(self.folder, written), where)
+        return self.container.find(self._place(written), where)
 
     # --- pip
 
@@ -251,6 +268,9 @@ class _Shell:
         if [word.text for word in words[at : at + 2]] == ["config", "set"] and self._pip_setting(
             words[at + 2 :]
         ):
+            return
+        if at < len(words) and words[at].text == "uninstall":
+            self._uninstall(command, [word for word in words[at + 1 :] if not word.text.startswith("-")])
             return
         if at == len(words) or words[at].text not in ("install", "wheel", "sync"):
             self._not_run(command)
@@ -301,6 +321,14 @@ class _Shell:
             return False
         take_pip_line(self.wish, f"--{found[1]} {words[1].text}", words[1].where, self.container.beside)
         return True
+
+    def _uninstall(self, command: Command, words: Sequence[Word]) -> None:
+        """Forgets what was installed before. What the others need comes back when they are solved."""
+        names = {canonical(word.text) for word in words if word.known}
+        self.wish.pip = [text for text in self.wish.pip if pypi_name(text) not in names]
+        self.container.removed |= names
+        what = f"{show(command.text, limit=120)}: not asked for any more"
+        self.wish.note(command.where, f"{what}, and installed where other packages need it")
 
     def _redirected(self, command: Command, wanted: Sequence[Word]) -> None:
         """Bounds without quotes, which a shell takes for files."""
@@ -419,9 +447,7 @@ class _Shell:
     def mkdir(self, _: Command, words: Sequence[Word]) -> None:
         for option, word in _options(words, ("-m", "--mode")):
             if not option and not word.text.startswith("-"):
-                self.container.folders.append(
-                    Word(normpath(join(self.folder, word.text)), word.where, word.known)
-                )
+                self.container.folders.append(Word(self._place(word.text), word.where, word.known))
 
     def chmod(self, command: Command, words: Sequence[Word]) -> None:
         """Own files keep their mode: what is to be executed must be executable in the project."""
@@ -429,7 +455,7 @@ class _Shell:
         context = self.container.around.context
         starts = bool(plain) and re.search(r"[xX]|[1357]", plain[0].text) is not None
         for word in plain[1:]:
-            name = self.container.origin(join(self.folder, word.text)) if word.known else ""
+            name = self.container.origin(self._place(word.text)) if word.known else ""
             if not name or context is None:
                 self._not_run(command)
                 return
@@ -500,6 +526,10 @@ class _Shell:
     ) -> None:
         """Takes what a project's lock has, or what its manifest asks for, with the extras that are named."""
         words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
+        for word in words:
+            if not word.known:
+                do = "write it out; a recipe has no variables"
+                self.wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
         folder = next(
             (
                 word.text
@@ -623,9 +653,16 @@ class _Shell:
         found = list(_options(words, _USER_VALUES))
         names = [word.text for option, word in found if not option and not word.text.startswith("-")]
         number = next((word.text for option, word in found if option in ("-u", "--uid")), "")
-        group = basename(command.words[0].text if command.words else "").startswith(("groupadd", "addgroup"))
+        group = re.search(r"\b(useradd|adduser)\b", command.text) is None
+        system = any(word.text in ("-r", "--system") for option, word in found if not option)
+        if not (
+            number or group or system
+        ):  # the first that Debian and Ubuntu give; Ubuntu 24.04 has one user
+            number = str(self.container.first_user + len(self.container.users))
         if group or not names or not number.isdecimal():
-            self._not_run(command)
+            self.container.note(
+                command.where, f"{show(command.text, limit=120)}: images have no users of their own"
+            )
             return
         self.container.users[names[0]] = number
         self.container.note(command.where, f"the user {show(names[0])} is known by its number, {number}")
@@ -641,6 +678,7 @@ _BY_NAME: Mapping[str, _Read] = {
     **dict.fromkeys(("apt-get", "apt", "aptitude"), _Shell.apt),
     **{"uv": _Shell.uv, "poetry": _Shell.poetry, "pdm": _Shell.pdm, "pixi": _Shell.pixi},
     **{"git": _Shell.git, "mkdir": _Shell.mkdir, "chmod": _Shell.chmod, "chown": _Shell.chown},
+    **dict.fromkeys(("groupadd", "addgroup", "usermod", "groupmod", "passwd", "chpasswd"), _Shell.user),
     **{"pipenv": _Shell.pipenv, "useradd": _Shell.user, "adduser": _Shell.user},
     **dict.fromkeys(("apk", "yum", "dnf", "microdnf", "zypper"), _Shell.other_system),
 }
@@ -715,7 +753,7 @@ def _selection(
     found: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
     rest: list[Word] = []
     for option, word in _options(words, (*choosing, *valued)):
-        if option in choosing:
+        if option in choosing and word.known:
             names = [name for name in re.split(r"[, ]+", word.text) if name]
             found[choosing[option]] += [name for name in names if name not in ("main", "default")]
         else:

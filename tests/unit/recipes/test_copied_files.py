@@ -96,6 +96,19 @@ def test_the_whole_context_is_copied_without_what_is_imagefactory_s(root: Path) 
     assert any(".env" in line and ".git" not in line for line in wish.notes)
 
 
+def test_hidden_files_are_named_unless_they_may_hold_secrets(root: Path) -> None:
+    for name in ("src/.models.json", "src/.streamlit/config.toml", "src/.env.local", "src/.gitignore"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(name)
+    wish = read(root, "COPY src /app")
+    assert {path for path in inside(root, wish) if "/." in path} == {
+        "/app/.models.json",
+        "/app/.streamlit/config.toml",
+    }
+    assert [".env.local" in line for line in wish.notes].count(True) == 1
+    assert wish.left == []
+
+
 def test_what_is_excluded_but_for_an_exception_is_copied(root: Path) -> None:
     wish = read(root, "COPY . /app", ignore="*\n!src/net.py\n")
     assert (inside(root, wish), wish.left) == ({"/app/src/net.py": "src/net.py"}, [])

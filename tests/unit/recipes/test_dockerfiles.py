@@ -171,7 +171,6 @@ def test_conda_s_packages_are_found() -> None:
         ("RUN pip install --user -e some_repo", "2:27: the project 'some_repo': its pyproject.toml is none"),
         ("RUN pip install some/repo", "the project 'some/repo': its pyproject.toml is none"),
         ("RUN pip install --foo a", "pip's option '--foo' is not read"),
-        ("RUN pip uninstall -y a", "'pip uninstall -y a' is not run"),
         ("RUN if x; then pip install a; fi", "'if x; then pip install a; fi' is not run (only a shell knows"),
         ("RUN curl https://x.example.org | bash", "'curl https://x.example.org | bash' is not run"),
         ("RUN echo hi > /etc/motd", "'echo hi > /etc/motd' is not run"),
@@ -335,6 +334,37 @@ def test_variables_in_paths_are_filled_in() -> None:
     assert (wish.left, wish.environment) == ([], {"DIR": "/app/venv"})
 
 
+def test_what_is_uninstalled_is_not_asked_for() -> None:
+    wish = run(
+        "RUN pip install a b && pip uninstall -y a torch", base="pytorch/pytorch:2.3.1-cuda12.1-cudnn8-devel"
+    )
+    assert (wish.pip, wish.left) == (["b"], [])
+
+
+def test_an_extra_that_only_a_shell_knows_is_a_loss() -> None:
+    wish = run("COPY . .", "RUN uv sync --extra $WHICH")
+    assert (wish.pip, len(wish.left)) == (["httpx"], 2)  # and the copied files
+
+
+def test_a_child_stage_has_the_arguments_of_its_parent() -> None:
+    text = "ARG V=1\nFROM python:3.11 AS base\nARG V\nARG W=2\nFROM base\nRUN pip install a==$V b==$W\n"
+    assert read(text).pip == ["a==1", "b==2"]
+
+
+@pytest.mark.parametrize(
+    ("base", "line", "number"),
+    [
+        ("python:3.11", "RUN useradd -m me", "1000"),
+        ("ubuntu:24.04", "RUN adduser --disabled-password --gecos '' me", "1001"),
+        ("python:3.11", "RUN useradd -r me", ""),
+    ],
+)
+def test_a_user_without_a_number_gets_the_next(base: str, line: str, number: str) -> None:
+    wish = run(line, "USER me", base=base)
+    assert wish.parts.user == number
+    assert bool(wish.left) == (not number)
+
+
 @pytest.mark.parametrize(
     ("base", "line", "python"),
     [
@@ -401,10 +431,9 @@ def test_the_last_stage_and_what_it_stands_on_are_read() -> None:
         "FROM base\nRUN pip install high==$Y.0 none==$X\n"
         "COPY --from=builder /opt/venv /opt/venv\nCOPY --from=web /dist /www\n"
     )
-    assert (wish.pip, wish.python) == (["low==1.0", "high==2.0", "built"], "3.12")
+    assert (wish.pip, wish.python) == (["low==1.0", "high==2.0", "none==1", "built"], "3.12")
     assert (wish.parts.debian, wish.parts.command) == ([], ())
     assert [line.partition(" (")[0] for line in wish.left] == [
-        "Dockerfile:13:28: 'none==$X' holds what only a shell knows",
         "Dockerfile:6:26: 'make' is not run",
         "Dockerfile:15:1: COPY --from=web '/dist'",
     ]
