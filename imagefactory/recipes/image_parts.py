@@ -44,6 +44,12 @@ _INDEXES = {
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"), "--extra-index-url"),
     **dict.fromkeys(("PIP_FIND_LINKS", "UV_FIND_LINKS"), "--find-links"),
 }
+# PyTorch's names in TORCH_CUDA_ARCH_LIST. Source: torch/utils/cpp_extension.py.
+_ARCHITECTURES = {
+    **{"Kepler+Tesla": ("3.7",), "Kepler": ("3.5",), "Maxwell+Tegra": ("5.3",), "Maxwell": ("5.0", "5.2")},
+    **{"Pascal": ("6.0", "6.1"), "Volta+Tegra": ("7.2",), "Volta": ("7.0",), "Turing": ("7.5",)},
+    **{"Ampere+Tegra": ("8.7",), "Ampere": ("8.0", "8.6"), "Ada": ("8.9",), "Hopper": ("9.0",)},
+}
 _BUILDS = re.compile(r"(PIP|UV|POETRY|PDM|PIXI|PIPENV|CONDA|MAMBA|DEBIAN|APT)_")
 _OTHER_LAYOUT = r"(^|[:=, ])(/usr/local/(cuda|nvidia)|/opt/(conda|mamba|miniconda|miniforge)|/root/mini)[^:]*"
 # Of a list: the system's own directories, and those of toolkits, environments and installers.
@@ -158,6 +164,7 @@ def _keep_path(wish: Wish, name: str, value: Word) -> None:
 
 def _keep_capabilities(wish: Wish, text: str, where: Where) -> None:
     words = [word for word in re.split(r"[ ;,]+", text) if word]
+    words = [number for word in words for number in _ARCHITECTURES.get(word.removesuffix("+PTX"), (word,))]
     found = [re.fullmatch(r"([0-9]{1,2}\.[0-9])[af]?(\+PTX)?", word) for word in words]
     what = f"TORCH_CUDA_ARCH_LIST={show(text, limit=100)}"
     if all(found):

@@ -454,7 +454,10 @@ class _Shell:
         plain = [word for word in words if not re.fullmatch(r"-[a-zA-Z]+|--[a-z-]+", word.text)]
         context = self.container.around.context
         starts = bool(plain) and re.search(r"[xX]|[1357]", plain[0].text) is not None
+        made = [one.text for one in self.container.folders]
         for word in plain[1:]:
+            if self._place(word.text) in (*made, "/tmp"):  # noqa: S108 -- a path in an image
+                continue
             name = self.container.origin(self._place(word.text)) if word.known else ""
             if not name or context is None:
                 self._not_run(command)

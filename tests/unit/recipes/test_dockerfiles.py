@@ -185,7 +185,7 @@ def test_conda_s_packages_are_found() -> None:
         ("FOO bar", "2:1: 'FOO bar' is not read"),
         ("ENV PATH=/x:$PATH", "'/x' in PATH"),
         ("ENV NVIDIA_DRIVER_CAPABILITIES=all", "NVIDIA_DRIVER_CAPABILITIES='all' is set by imagefactory"),
-        ("ENV TORCH_CUDA_ARCH_LIST=Ampere", "TORCH_CUDA_ARCH_LIST='Ampere'"),
+        ("ENV TORCH_CUDA_ARCH_LIST=Quantum", "TORCH_CUDA_ARCH_LIST='Quantum'"),
         ("ENV XLA_FLAGS=--xla_gpu_cuda_data_dir=/usr/local/cuda", "names a directory of the base image"),
         ("RUN apt-get install -y git=1:2.30-1", "2:5: the version of git=1:2.30-1"),
         ("RUN apt-get install -y cuda-toolkit-12-1", "apt-get install cuda-toolkit-12-1"),
@@ -259,7 +259,7 @@ def test_your_own_part_of_a_path_is_kept() -> None:
 
 def test_capabilities_and_indexes_of_variables_are_read() -> None:
     wish = run(
-        'ENV TORCH_CUDA_ARCH_LIST="9.0a 8.0;8.6+PTX"',
+        'ENV TORCH_CUDA_ARCH_LIST="9.0a Ampere;8.6+PTX"',
         "ENV PIP_EXTRA_INDEX_URL=https://i.example.org/whl/cu121 UV_PYTHON=3.12",
     )
     assert (wish.parts.capabilities, wish.hints, wish.python) == (("8.0", "8.6", "9.0"), ["/cu121"], "3.12")
