@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -115,10 +116,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
             under=under,
         )
         try:
-            locker = _target_locker(factory, target)
-            solved = locker.lock(request, progress)
-            behind = locker.behind(request, solved, progress)
-            _refuse_behind(target, behind)
+            solved, behind = solve_request(factory, request, progress)
         except UnsolvableError as error:
             if not current:
                 why = files.Unsolvable(
@@ -147,6 +145,29 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         files.remove_unsolvable(folder, target.name)
     _keep_behind(factory, after, behind)
     return Relock(target=target, before=before, after=after, behind=behind)
+
+
+def solve_request(
+    access: Access, request: LockRequest, progress: Progress
+) -> tuple[Lock, tuple[Behind, ...]]:
+    """A solution, and what of it is far behind. Nothing is written.
+
+    Raises UnbuiltError where packages, or the newest releases of what the recipe names, have no wheel,
+    BehindError for an old release of what it names, and what the solver's adapter raises.
+    """
+    target, locker = request.target, target_locker(access, request.target)
+    solved = locker.lock(request, progress)
+    behind = locker.behind(request, solved, progress)
+    try:
+        _refuse_behind(target, behind)
+    except BehindError:
+        newest = tuple(f"{one.name}=={one.newest}" for one in behind if one.asked)
+        wanted = replace(target, constraints=(*target.constraints, *newest))
+        if target.source == "pypi":
+            with suppress(UnsolvableError):
+                locker.lock(replace(request, target=wanted), progress)
+        raise
+    return solved, behind
 
 
 def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
@@ -263,7 +284,7 @@ def conda_locker(access: Access) -> CondaLocker:
     return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
-def _target_locker(access: Access, target: Target) -> Locker:
+def target_locker(access: Access, target: Target) -> Locker:
     """What solves the target's packages, and knows where they are."""
     index = package_index(access)
     if not target.conda:

@@ -24,7 +24,7 @@ from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
-from imagefactory.lock.pypi.unbuilt import require_wheels, write_stub
+from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -118,7 +118,8 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            pins = require_wheels(locker, question, target)
+            with without(request.absent, question) as question:
+                pins = require_wheels(locker, question, target)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -246,6 +247,19 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
             ("RECORD", ""),
         ):
             archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{file}"), content)
+
+
+@contextmanager
+def without(absent: Sequence[str], question: WheelQuestion) -> Iterator[WheelQuestion]:
+    """`question`, whose answer lacks the pins `absent`: empty wheels in its folder of stubs stand for them."""
+    if not absent:
+        yield question
+        return
+    with tempfile.TemporaryDirectory(prefix="imagefactory-absent-") as folder:
+        stubs = question.stubs or Path(folder)
+        for name, _, version in (pin.partition("==") for pin in absent):
+            write_stub(stubs, name, version, ())
+        yield replace(question, given=(*question.given, *absent), stubs=stubs)
 
 
 # --- the list --------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
 from imagefactory.lock.pypi.sdist import fetch_sdist
-from imagefactory.lock.pypi.unbuilt import require_wheels
+from imagefactory.lock.pypi.unbuilt import require_wheels, without
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -99,9 +99,9 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            lock = replace(
-                question.lock, wheels=self.wheels(question, require_wheels(self, question, target), progress)
-            )
+            with without(request.absent, question) as question:
+                pins = require_wheels(self, question, target)
+            lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
         except UnsolvableError as error:
             raise explain_on(error, under, target) if under else error from error
         check_facts(lock, target)

@@ -16,6 +16,7 @@ import pytest
 
 from imagefactory.errors import EXIT_LIMIT, BuildError, FactoryError, LimitError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.lock.pypi.unbuilt import has_nvcc
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
@@ -34,11 +35,16 @@ def leave_wheel(out: Path) -> Path:
 
 @dataclass
 class Compiler:
-    """In place of a runner: remembers what it was to run, and leaves a wheel of what it saw."""
+    """In place of a runner: remembers what it was to run, and leaves a wheel of what it saw.
+
+    `asked` are the runs that ask a build backend, which `requires` answers.
+    """
 
     specs: list[RunSpec] = field(default_factory=list)
     seen: list[Mapping[str, str]] = field(default_factory=list)
     code: int = 0
+    asked: list[RunSpec] = field(default_factory=list)
+    requires: str = "[]"
     leave: Callable[[Path], object] = leave_wheel
     completed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -49,8 +55,12 @@ class Compiler:
         return image
 
     def run(self, image: Image, spec: RunSpec) -> Completed:
-        self.specs.append(spec)
         source, tools, out = (mount.source for mount in spec.mounts)
+        if spec.argv[2].startswith("requires"):
+            self.asked.append(spec)
+            (out / "requires.json").write_text(self.requires)
+            return replace(FAILED, returncode=0)
+        self.specs.append(spec)
         self.seen.append(
             {str(p.relative_to(source)): p.read_text("latin-1") for p in source.rglob("*") if p.is_file()}
         )
@@ -65,7 +75,7 @@ def compiler(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) 
     made = Compiler()
     put_image(factory, target)
     monkeypatch.setattr(compiling, "make_runner", lambda *_: made)
-    monkeypatch.setattr(compiling, "_tools", lambda *_: {})
+    monkeypatch.setattr(compiling, "_tools", lambda *_, **__: {})
     return made
 
 
@@ -122,7 +132,7 @@ def test_an_archive_is_shown_alone(
         out.writestr("ops-1.0/setup.py", "setup()")
     compiled(factory, target, archive)
     (spec,) = compiler.specs
-    assert spec.argv[2] == "/build/source/ops-1.0.zip"
+    assert spec.argv[2:4] == ("wheel-isolated", "/build/source/ops-1.0.zip")
     assert list(compiler.seen[0]) == ["ops-1.0.zip"]
 
 
@@ -321,7 +331,7 @@ def test_a_compiler_that_fails_says_its_last_words(
 
 
 def test_a_target_without_cuda_has_no_compiler_of_it(factory: Factory, target: Target, source: Path) -> None:
-    known = {cuda: compiling._has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
+    known = {cuda: has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
     assert known == {"12.1": False, "13": True, "none": False}
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
     with pytest.raises(UsageError, match="is for AMD's GPUs: nothing here compiles for them"):
