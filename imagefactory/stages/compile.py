@@ -332,7 +332,7 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
         raise BuildError(f"{asked.title}: compiling left no wheel: {error}") from error
     # A label of its own (`+cu130`) may say what it was built for; the release is its source's.
     if project != (source.name or project) or (
-        source.version and version.public != Version(source.version).public
+        source.version and Version(version.public) != Version(Version(source.version).public)
     ):
         raise BuildError(
             f"{asked.title}: compiling left {name}, which is not {source.name} {source.version}".rstrip()

@@ -251,7 +251,7 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
 
 @contextmanager
 def without(absent: Sequence[str], question: WheelQuestion) -> Iterator[WheelQuestion]:
-    """`question`, whose answer lacks the pins `absent`: empty wheels in its folder of stubs stand for them."""
+    """`question` without the pins `absent` in its answer: empty wheels stand for them while uv solves."""
     if not absent:
         yield question
         return
