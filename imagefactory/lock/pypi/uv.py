@@ -272,12 +272,21 @@ class UvLocker:
         try:
             if name in from_indexes(lock.origins):
                 known = replace(known, name=name)
-            page = self._pages((known,), lock)[known] if name != "pip" else ""
+            page = self._page_of(known, lock) if name != "pip" else ""
             return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
         except (LockError, KeyError, RefusedError, TransientError):
             return ()
         finally:
             web.close()
+
+    def _page_of(self, known: LockedWheel, lock: Lock) -> str:
+        """The page of a project, as uv finds it; an index without that project may have others."""
+        try:
+            return self._pages((known,), lock)[known]
+        except LockError:
+            if not self._index.url:
+                raise
+            return f"{self._index.url.rstrip('/')}/{known.name}/"
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
