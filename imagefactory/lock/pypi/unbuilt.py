@@ -275,7 +275,7 @@ def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
     """What building a package needs, for a person, and whether this machine has all of it."""
     code, needs, possible = one.code, list[str](), True
     if one.project is None:
-        return ["read when it is built"], True
+        return ["to be fetched"], True
     if "C++" in code or "CUDA" in code:
         needs.append("a C++ compiler")
     if "CUDA" in code and target.gpu:
@@ -293,8 +293,8 @@ def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
     if one.debian:
         needs.append(f"Debian's {', '.join(one.debian)} (system: in the recipe)")
     if one.project.dependencies is None:
-        needs.append("its build, to say what it requires")
-    return needs or ["nothing else: it is pure Python"], possible
+        needs.append("its build, which alone says what it requires")
+    return needs, possible
 
 
 def list_unbuilt(
@@ -307,7 +307,7 @@ def list_unbuilt(
         needs, possible = needs_of(one, target)
         version = "" if one.version == UNKNOWN else one.version
         label = f"{one.name} {version}".strip() or one.source
-        lines.append(f"{label}: needs {', '.join(needs)}" if one.name else f"{label}: {', '.join(needs)}")
+        lines.append(f"{label}: {'needs ' + ', '.join(needs) if needs else 'pure Python'}")
         if not possible:
             impossible.append(one.name)
         requires = one.project.dependencies or () if one.project else ()
