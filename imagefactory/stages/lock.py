@@ -201,11 +201,14 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
     for one in asked:
         by_key.setdefault("pip" if one.name in from_pypi else "constraints", []).append(f'"{one.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
+    builds = list(dict.fromkeys(one.build for one in asked if one.build))
+    newer = "change what forbids the newer one"
+    if builds:
+        newer = f"imagefactory lock {target.name} --build makes {' and '.join(builds)} from source"
     raise BehindError(
         f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
-        hint=f"change what forbids the newer one, or write {bounds} at {target.where} "
-        f"to lock the old one all the same",
+        hint=f"{newer}, or write {bounds} at {target.where} to lock the old one all the same",
         tree="\n".join(map(str, behind)),
     )
 
