@@ -214,6 +214,8 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
     if checked.deep:
         from imagefactory.stages.lock_layers import check_target_layers
 
+    from imagefactory.stages.locked import TO_BUILD
+
     states = checked.locks
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
@@ -224,6 +226,7 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
         if bad:
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
             hint = "imagefactory lock " + " ".join(bad)
+            hint += " --build" if TO_BUILD in bad.values() else ""
             failures.of("lockfiles").add(StaleError(f"locks to make anew: {listing}", hint=hint))
         old = {name: state for name, state in checked.layers.items() if state != "ok"}
         if old:

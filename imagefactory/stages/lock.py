@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -147,6 +148,44 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         files.remove_unsolvable(folder, target.name)
     _keep_behind(factory, after, behind)
     return Relock(target=target, before=before, after=after, behind=behind)
+
+
+def solve_target(
+    factory: Factory,
+    target: Target,
+    base: Base,
+    progress: Progress,
+    *,
+    under: Lock | None = None,
+    declared: bool = False,
+) -> Mapping[str, str]:
+    """The versions that a lock of `target` would have, by name. Nothing is written.
+
+    `under` is the lock of the target that it is built on. With `declared` packages of PyPI are solved by what
+    they declare alone, which is quick. Raises UnsolvableError, UnreachableError, UnbuiltError (NoWheelError
+    with `declared`), or what else the solver's adapter raises.
+    """
+    request = LockRequest(target=target, base=base, under=under)
+    if target.source == "pypi" and not (under and under.conda):
+        pins = uv_locker(package_index(factory)).versions(request, progress, declared=declared)
+        solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
+        return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
+    lock = _target_locker(factory, target).lock(request, progress)
+    return {package.name: package.version for package in lock.packages}
+
+
+def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[str, ...]:
+    """Requires-Dist of a release (`torch==2.7.1`) for a target's Python. Raises LockError."""
+    locker = uv_locker(package_index(access))
+    lock = Lock(
+        target=target.name,
+        content_hash="",
+        python=target.python,
+        platform=locker.platform(target, base.glibc),
+        solver="",
+        wheels=(),
+    )
+    return tuple(parse_email(locker.metadata(pin, lock))[0].get("requires_dist", []))
 
 
 def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:

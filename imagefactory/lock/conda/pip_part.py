@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
+from imagefactory.lock.pypi.unbuilt import WithSources, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -114,6 +114,7 @@ def _solved(
         update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
         fixed=under.wheels if under else (),
+        sources=target.sources,
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
@@ -122,12 +123,12 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            question, pins = solve_known(locker, question, progress)
+            question, pins = solve_known(WithSources(locker, target), question, progress)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                question, pins = solve_known(locker, question, progress)
+                question, pins = solve_known(WithSources(locker, target), question, progress)
         except UnsolvableError as error:
             raise _explain(error, given) from error
         yield question, pins
@@ -215,17 +216,9 @@ def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, 
 def _write_stubs(folder: Path, given: Mapping[str, GivenPackage]) -> Path:
     """One wheel a package, with metadata alone."""
     for one in given.values():
-        stem = f"{one.name.replace('-', '_')}-{one.version}{_LOCAL}"
-        lines = [f"Metadata-Version: 2.1\nName: {one.name}\nVersion: {one.version}{_LOCAL}"]
-        lines += [f"Provides-Extra: {extra}" for extra in one.provides]
+        lines = [f"Provides-Extra: {extra}" for extra in one.provides]
         lines += [f"Requires-Dist: {need}" for need in one.extras]
-        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
-            for name, text in (
-                ("METADATA", "\n".join(lines) + "\n"),
-                ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
-                ("RECORD", ""),
-            ):
-                archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{name}"), text)
+        write_stub(folder, one.name, f"{one.version}{_LOCAL}", lines)
     return folder
 
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, versions_of
 from imagefactory.progress import Progress
@@ -114,6 +114,8 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
         question = with_needs(question, broken)
         try:
             pins = solver.solve(question)
+        except (UnbuiltError, UnreachableError):
+            raise
         except LockError as error:
             raise _contradicted(question, kept, error) from error
     raise LockError(

@@ -21,7 +21,8 @@ class WheelQuestion:
     The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
     only files are, of whatever version comes out. `fixed` are in the answer as they are. `given`
     are pins (`numpy==1.26.4+given`) of packages that something else brings: uv finds them as wheels in the
-    folder `stubs`, and they are not in the answer.
+    folder `stubs`, and they are not in the answer. `sources` are folders and repositories of the recipe that
+    have no wheel yet; in `sdists` uv finds wheels that stand for packages to be built.
     """
 
     lock: Lock
@@ -33,6 +34,8 @@ class WheelQuestion:
     fixed: tuple[LockedWheel, ...] = ()
     given: tuple[str, ...] = ()
     stubs: Path | None = None
+    sources: tuple[str, ...] = ()
+    sdists: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,8 @@ from imagefactory.lock.pypi.offers import (
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
+from imagefactory.lock.pypi.sdist import fetch_sdist
+from imagefactory.lock.pypi.unbuilt import WithSources
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -99,12 +101,26 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            question, pins = solve_known(self, question, progress)
+            question, pins = solve_known(WithSources(self, target), question, progress)
             lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
         except UnsolvableError as error:
             raise explain_on(error, under, target) if under else error from error
         check_facts(lock, target)
         return lock
+
+    def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
+        """The versions that a lock would have, without a look at their files. Raises like `lock`.
+
+        With `declared` by what packages declare alone: neither known needs nor sources are looked at, and
+        NoWheelError is raised for packages without a wheel.
+        """
+        try:
+            question = self._question(request)
+            if declared:
+                return self.solve(question)
+            return solve_known(WithSources(self, request.target), question, progress)[1]
+        except UnsolvableError as error:
+            raise explain_on(error, request.under, request.target) if request.under else error from error
 
     def _question(self, request: LockRequest) -> WheelQuestion:
         target, under = request.target, request.under
@@ -125,6 +141,7 @@ class UvLocker:
             update=known_updates(request),
             update_all=request.update_all,
             fixed=under.wheels if under else (),
+            sources=target.sources,
         )
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
@@ -178,7 +195,7 @@ class UvLocker:
             ):  # uv prefers the versions of the file it replaces
                 out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
             more = [f"--upgrade-package={name}" for name in question.update]
-            more += [f"--find-links={question.stubs}"] if question.stubs else []
+            more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
             told = self._compile(asked, arguments, question.lock).stderr
             solution = out.read_text()
@@ -258,6 +275,15 @@ class UvLocker:
             told = in_plain_words(done.stderr)
             raise explain_failure(lock, told, self._index, lambda name: self.project(name, lock))
         return done
+
+    def source(self, file: IndexFile, folder: Path) -> Path:
+        """A source distribution of the index, in the cache or in `folder`. Raises DownloadError."""
+        return fetch_sdist(self._index, file, self._index.sdists or folder)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the recipes, which the paths of a question start from."""
+        return self._index.root
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
         """The files of a project that uv has no wheel of; none where the index does not tell them.
