@@ -150,6 +150,10 @@ class UnsolvableError(LockError):
         self.tree = tree
 
 
+class UnreachableError(LockError):
+    """An index or channel that does not answer: nothing is known of what can be solved."""
+
+
 class BehindError(UnsolvableError):
     """What a recipe names would be locked far behind its newest release.
 

@@ -103,7 +103,7 @@ def _missing(
         under=lock_below(factory, target),
     )
     try:
-        solve_request(factory, request, progress)
+        solve_request(factory, request, progress, build=True)
     except UnbuiltError as error:
         return error
     return None

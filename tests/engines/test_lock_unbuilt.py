@@ -97,7 +97,7 @@ def test_a_release_that_is_held_back_by_a_package_without_a_wheel_lists_it(
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: uv)
     access: Access = None  # type: ignore[assignment]
     with pytest.raises(UnbuiltError) as caught:
-        solve_request(access, LockRequest(target=target, base=BASE), Quiet())
+        solve_request(access, LockRequest(target=target, base=BASE), Quiet(), build=True)
     assert names(caught.value) == ["antlr4 4.9.3"]
     assert "hydra-core==1.3" in caught.value.pins
 

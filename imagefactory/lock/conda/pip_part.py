@@ -69,8 +69,9 @@ def lock_pip(
     if not asked_of(request.target, "pypi")[0]:
         return request.under.wheels if request.under else ()
     _refuse_contradictions(request, given)
-    with _solved(request, given, locker) as (question, pins):
-        return locker.wheels(question, pins, progress or Quiet())
+    progress = progress or Quiet()
+    with _solved(request, given, locker, progress) as (question, pins):
+        return locker.wheels(question, pins, progress)
 
 
 def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress) -> tuple[Behind, ...]:
@@ -78,15 +79,18 @@ def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Pro
 
     Raises like `lock_pip`.
     """
-    with _solved(request, given_packages(lock.conda), locker) as (question, _):
+    with _solved(request, given_packages(lock.conda), locker, Quiet()) as (question, _):
         return find_behind(locker, question, lock.wheels, request.target.framework, progress)
 
 
 @contextmanager
 def _solved(
-    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker
+    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelQuestion, Pins]]:
-    """The question of the pip part and its solution, while the given packages are there as wheels."""
+    """The question of the pip part and its solution, while the given packages are there as wheels.
+
+    Both have what is known to be needed and is not declared.
+    """
     target, previous, under = request.target, request.previous, request.under
     requirements, constraints = asked_of(target, "pypi")
     glibc = dict(target.virtual).get("__glibc", request.base.glibc)
@@ -118,13 +122,13 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            with without(request.absent, question) as question:
-                pins = require_wheels(locker, question, target)
+            with without(request.absent, question) as given_without:
+                question, pins = require_wheels(locker, given_without, target, progress)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                pins = require_wheels(locker, question, target)
+                question, pins = require_wheels(locker, question, target, progress)
         except UnsolvableError as error:
             raise _explain(error, given) from error
         yield question, pins

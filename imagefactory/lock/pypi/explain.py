@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.errors import LockError, UnreachableError, UnsolvableError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
@@ -43,16 +43,16 @@ def _with_cuda(target: Target) -> str:
     return f" --cuda {target.cuda}" if target.gpu and not rocm_of(target.cuda) else ""
 
 
-def unreached(stderr: str, index: PackageIndex) -> LockError:
+def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
     for name, url in index.named:
         if url.rstrip("/") in stderr:
-            return LockError(
+            return UnreachableError(
                 _one_line(stderr),
                 hint=f"is the network up, is the index '{name}' at {redact(url)} (setting indexes), and does "
                 "~/.netrc have its password, if it wants one?",
             )
     where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
-    return LockError(
+    return UnreachableError(
         _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
     )
 
@@ -85,4 +85,5 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
         return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
     else:
         hint = unreached(stderr, index).hint
+        return UnreachableError(f"{lock.target}: {text}", hint=hint)
     return LockError(f"{lock.target}: {text}", hint=hint)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -39,11 +40,20 @@ class WheelQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """uv's solution: `lines` as `name==version`, and in `lacking` extras that were asked (package, extra)
-    and that the package's metadata does not have."""
+    """uv's solution: `lines` as `name==version`.
+
+    `lacking` are extras that were requested (package, extra) and that the package's metadata does not have.
+    `via` are the packages that require each one.
+    """
 
     lines: tuple[str, ...]
-    lacking: tuple[tuple[str, str], ...]
+    lacking: tuple[tuple[str, str], ...] = ()
+    via: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
+    """Return the version of each wheel by its name."""
+    return {wheel.name: wheel.version for wheel in wheels}
 
 
 def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:

@@ -28,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import DownloadError, LockError, UnbuiltError, UsageError
 from imagefactory.gpu.source_builds import source_build
+from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.newest import bounds_of
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
@@ -35,6 +36,7 @@ from imagefactory.lock.pypi.sources import Project, read_project
 from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Lock, Target
+from imagefactory.progress import Progress
 
 ROUNDS = 100
 """Solutions that are tried at most; each but the last finds one more release without a wheel."""
@@ -83,19 +85,19 @@ class Unbuilt:
         return known.debian if known else ()
 
 
-def require_wheels(solver: Solver, question: WheelQuestion, target: Target) -> Pins:
-    """Return the solution of `question`. Raises UnbuiltError with all packages of it that have no wheel."""
-    if not question.sources:
-        try:
-            return solver.solve(question)
-        except NoWheelError:
-            pass
+def require_wheels(
+    solver: Solver, question: WheelQuestion, target: Target, progress: Progress
+) -> tuple[WheelQuestion, Pins]:
+    """Solve a question so that all known needs are met, as `solve_known`.
+
+    Raises UnbuiltError with all packages of the solution that have no wheel.
+    """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _Search(solver, question, Path(folder))
-        pins = search.solve()
+        question, pins = solve_known(search, question, progress)
         unbuilt = search.unbuilt(pins)
     if not unbuilt:
-        return pins
+        return question, pins
     built = {one.name for one in unbuilt}
     lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
     raise list_unbuilt(unbuilt, lines, question, target)
@@ -103,20 +105,29 @@ def require_wheels(solver: Solver, question: WheelQuestion, target: Target) -> P
 
 @dataclass(slots=True)
 class _Search:
-    """The rounds of one question. `folder` has a stub for each release in `stubs`."""
+    """The rounds of one question, which grows. `folder` has a stub for each release in `stubs`."""
 
     solver: Solver
     question: WheelQuestion
     folder: Path
     stubs: dict[tuple[str, str], Unbuilt] = field(default_factory=dict)
     away: list[Unbuilt] = field(default_factory=list)
+    own: list[Unbuilt] | None = None
 
-    def solve(self) -> Pins:
-        (self.folder / "stubs").mkdir()
-        own = [one for entry in self.question.sources if (one := self._own(entry))]
+    def solve(self, question: WheelQuestion) -> Pins:
+        """A solution in which stubs stand for what has no wheel."""
+        if not question.sources and not self.stubs:
+            try:
+                return self.solver.solve(question)
+            except NoWheelError:
+                pass
+        self.question = question
+        (self.folder / "stubs").mkdir(exist_ok=True)
+        if self.own is None:
+            self.own = [one for entry in question.sources if (one := self._own(entry))]
         asked = replace(
-            self.question,
-            requirements=(*self.question.requirements, *(f"{one.name}=={one.version}" for one in own)),
+            question,
+            requirements=(*question.requirements, *(f"{one.name}=={one.version}" for one in self.own)),
             sdists=self.folder / "stubs",
         )
         for _ in range(ROUNDS):
@@ -127,7 +138,7 @@ class _Search:
                 if not any(added):
                     raise
         raise LockError(
-            f"{self.question.lock.target}: more than {ROUNDS} releases without a wheel were tried",
+            f"{question.lock.target}: more than {ROUNDS} releases without a wheel were tried",
             hint="constrain the packages that have none to one version each",
         )
 

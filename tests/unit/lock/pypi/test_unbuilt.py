@@ -17,6 +17,7 @@ from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.unbuilt import _bounds_in, require_wheels, sdists_of, without
 from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.progress import Quiet
 from tests.made.values import make_lock, make_target
 
 LOCK = make_lock(python="3.11", platform="manylinux_2_36_x86_64", wheels=())
@@ -84,7 +85,7 @@ def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path)
     }
     solver = Solver(tmp_path, answer, files, contents)
     with pytest.raises(UnbuiltError) as caught:
-        require_wheels(solver, question("first<3", "numpy"), TARGET)
+        require_wheels(solver, question("first<3", "numpy"), TARGET, Quiet())
     first, second = caught.value.packages
     assert (first["name"], first["version"], first["source"], first["named"]) == (
         *("first", "1.5", "first-1.5.tar.gz", True),
@@ -100,14 +101,15 @@ def test_what_has_no_sdist_either_is_the_solvers_own_error(tmp_path: Path) -> No
         raise lacks("first")
 
     with pytest.raises(NoWheelError):
-        require_wheels(Solver(tmp_path, answer), question("first"), TARGET)
+        require_wheels(Solver(tmp_path, answer), question("first"), TARGET, Quiet())
     found = {"first": (file("first-1.0.tar.gz"), file("first-2.0.tar.gz"))}
     with pytest.raises(NoWheelError):  # after each of its releases
-        require_wheels(Solver(tmp_path, answer, found), question("first"), TARGET)
+        require_wheels(Solver(tmp_path, answer, found), question("first"), TARGET, Quiet())
 
 
 def test_a_solution_without_a_stub_is_a_solution(tmp_path: Path) -> None:
-    assert require_wheels(Solver(tmp_path, lambda _: pins("a==1")), question("a"), TARGET) == pins("a==1")
+    solver = Solver(tmp_path, lambda _: pins("a==1"))
+    assert require_wheels(solver, question("a"), TARGET, Quiet()) == (question("a"), pins("a==1"))
 
 
 def test_folders_and_repositories_are_in_the_list(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_folders_and_repositories_are_in_the_list(tmp_path: Path) -> None:
 
     asked = question(sources=("./src/lab", git))
     with pytest.raises(UnbuiltError) as caught:
-        require_wheels(Solver(tmp_path, answer), asked, TARGET)
+        require_wheels(Solver(tmp_path, answer), asked, TARGET, Quiet())
     assert seen == [{"lab-0.3-py3-none-any.whl"}]
     assert [(row["name"], row["source"]) for row in caught.value.packages] == [
         ("", git),
@@ -138,7 +140,7 @@ def test_a_source_outside_or_that_is_not_there_stops_it(
 ) -> None:
     make(tmp_path / "lab")
     with pytest.raises(UsageError):
-        require_wheels(Solver(tmp_path, lambda _: pins()), question(sources=("./lab",)), TARGET)
+        require_wheels(Solver(tmp_path, lambda _: pins()), question(sources=("./lab",)), TARGET, Quiet())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_what_each_needs_is_said_and_nothing_impossible_is_advised(
     solver = Solver(tmp_path, answer, {name: (file(sdist),)}, {sdist: contents})
     target = replace(TARGET, cuda=cuda, capabilities=() if cuda == "none" else TARGET.capabilities)
     with pytest.raises(UnbuiltError) as caught:
-        require_wheels(solver, question(name), target)
+        require_wheels(solver, question(name), target, Quiet())
     (row,) = caught.value.packages
     assert row["possible"] is possible
     assert needs in " ".join(row["needs"])  # type: ignore[arg-type]
@@ -184,7 +186,10 @@ def test_a_source_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     contents = {"ops-1.0.tar.gz": {"pyproject.toml": "[build-system"}}
     with pytest.raises(LockError, match="unusable"):
         require_wheels(
-            Solver(tmp_path, answer, {"ops": (file("ops-1.0.tar.gz"),)}, contents), question("ops"), TARGET
+            Solver(tmp_path, answer, {"ops": (file("ops-1.0.tar.gz"),)}, contents),
+            question("ops"),
+            TARGET,
+            Quiet(),
         )
 
 
