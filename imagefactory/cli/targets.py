@@ -173,6 +173,12 @@ def show(call: Call, name: str, as_json: bool) -> None:
     help="Take over an environment.yml, requirements.txt, pixi.toml, pyproject.toml, Dockerfile, apptainer's "
     "definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or Poetry.",
 )
+@click.option(
+    "--context",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The build context of a Dockerfile.  [default: the root of its git work tree]",
+)
 @click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
 @click.option(
     "--extra",
@@ -271,6 +277,7 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         ("--cuda", asked["cuda"], source and not on),
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
+        ("--context", asked["context"], source),
         ("--extra", asked["extras"], source),
         ("--group", asked["groups"], source),
         ("--partial", asked["partial"], source),
@@ -305,5 +312,6 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         environment=asked["environment"],
         extras=asked["extras"],
         groups=asked["groups"],
+        context=asked["context"],
     )
     return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

@@ -133,7 +133,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
             lines.note(f"{wish.file} names no channel that can be taken over: conda-forge was written")
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, version, lines) if source == "conda" else _pypi_lists(row, cuda, lines)
-    capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
+    capabilities = wish.parts.capabilities
+    capabilities = capabilities or (("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",))
     parts = [
         _head(wish, lines),
         *(f"{key}: {value}\n" for key, value in common.items()),
@@ -188,6 +189,8 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
             f"the channels {', '.join(more)}: those of {target.name} are asked alone",
             "build on a target with these channels",
         )
+    if more := [one for one in wish.parts.capabilities if one not in target.capabilities]:
+        lines.note(f"the capabilities {', '.join(more)}: {target.name} is made for its own")
     own = [one for one in wish.constraints if pypi_name(one) != target.framework]
     if conda:
         lists["pip"] = _with_bounds(lists["pip"], own, lines)
@@ -420,6 +423,11 @@ def _parts(wish: Wish) -> str:
     """What a container file says of its image."""
     parts = wish.parts
     lines = [_list("system", parts.debian)] if parts.debian else []
+    if parts.files:
+        folders = dict.fromkeys(folder for folder, _ in parts.files)
+        inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}
+        lines.append("files:\n")
+        lines += [f'  "{one}": [{", ".join(map(json.dumps, inside[one]))}]\n' for one in folders]
     lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
     for key in ("entrypoint", "command"):
         if words := getattr(parts, key):

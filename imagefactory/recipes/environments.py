@@ -17,7 +17,8 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.recipes.container import Around
+from imagefactory.recipes.build_context import BuildContext, git_root, open_context, told_context
+from imagefactory.recipes.container import Around, Selection
 from imagefactory.recipes.definitions import DEFINITION, read_definition
 from imagefactory.recipes.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
 from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
@@ -52,10 +53,12 @@ _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "le
 class Reading:
     """How a file is read.
 
-    `pythons` are what bases carry, the preferred first: markers are judged by the first that the file allows.
+    `pythons` are what bases carry, the preferred first: the first that the file allows judges markers.
     `environment` names one of pixi's; `extras` and `groups` are those of a project that are wanted too.
-    `root` is the imagefactory project's. `beside` reads files that this one names, `place` is its folder from
-    the root on (None outside of it), `projects` are the folders whose projects were read.
+    `root` is the imagefactory project's, where `reserved` are imagefactory's own names. `build_context` is
+    the directory that a person names for a container file, `context` what it copies from. `beside` reads
+    files that this one names, `place` is its folder from the root on (None outside of it), `projects` are
+    the folders whose projects were read.
     """
 
     pythons: tuple[str, ...]
@@ -63,9 +66,12 @@ class Reading:
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     root: Path | None = None
+    reserved: tuple[str, ...] = ()
+    build_context: Path | None = None
     beside: Callable[[str], str | None] = lambda _: None
     place: str | None = None
     projects: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    context: BuildContext | None = None
 
     def inside(self, bounds: str) -> Beside:
         """What pip's lines are read with, in an environment whose Python is bounded."""
@@ -110,6 +116,12 @@ def read_wish(path: Path, reading: Reading) -> Wish:
     Raises UsageError when it cannot be read, RecipeError for what is none of these files.
     """
     text, folder = _read(path), path.parent.resolve()
+    file = show(path.name)[1:-1]
+    if _container(text, file):
+        return _read_container(path, text, reading)
+    if reading.build_context:
+        hint = "leave it out: it says where a Dockerfile's COPY takes files from"
+        raise UsageError(f"{path} is not a container file, so --context says nothing", hint=hint)
     root = reading.root.resolve() if reading.root else None
     within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
 
@@ -122,12 +134,29 @@ def read_wish(path: Path, reading: Reading) -> Wish:
             return None
 
     place = str(folder.relative_to(root)) if root in within else None
-    return parse_wish(text, show(path.name)[1:-1], replace(reading, beside=beside, place=place))
+    return parse_wish(text, file, replace(reading, beside=beside, place=place))
+
+
+def _read_container(path: Path, text: str, reading: Reading) -> Wish:
+    """A container file, whose other files are those of its build context."""
+    file = show(path.name)[1:-1]
+    context = open_context(
+        path.parent,
+        given=reading.build_context,
+        project=reading.root,
+        reserved=reading.reserved,
+        file=path.name,
+    )
+    reading = replace(reading, beside=context.read, context=context, place=context.project_path("."))
+    wish = parse_wish(text, file, reading)
+    if context.root != context.own or context.named:
+        wish.note(first_place(file), told_context(context))
+    return wish
 
 
 def _work_tree(folder: Path) -> Path | None:
     """The root of the git work tree that a folder is in; a home directory under git is none."""
-    found = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    found = git_root(folder)
     return None if found is None or Path.home().is_relative_to(found) else found
 
 
@@ -157,10 +186,23 @@ def parse_wish(text: str, file: str, reading: Reading) -> Wish:
         _refuse_choices(file, reading)
         around = Around(
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
-            parse=lambda inner, name: _parse_packages(inner, name, reading),
+            parse=lambda inner, name, chosen: _parse_packages(inner, name, _chosen(reading, chosen)),
+            context=reading.context,
         )
         return read(text, file, around)
     return _parse_packages(text, file, reading)
+
+
+def _chosen(reading: Reading, chosen: Selection) -> Reading:
+    """How a file is read of which a command chooses parts."""
+    python = minor_python(chosen.python)
+    return replace(
+        reading,
+        environment=chosen.environment or reading.environment,
+        extras=chosen.extras,
+        groups=chosen.groups,
+        pythons=(python, *reading.pythons) if python else reading.pythons,
+    )
 
 
 def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
@@ -194,7 +236,7 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
 
 def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
     """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
-    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml")):
+    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
         return None
     if DEFINITION.match(text) or file.endswith(".def"):
         return read_definition

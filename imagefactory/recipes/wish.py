@@ -38,9 +38,14 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """What a container file says of the image beside its packages and variables; image_parts.py fills it."""
+    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
+
+    `files` are folders inside and patterns of what goes there, from the project's root on.
+    """
 
     debian: list[str] = field(default_factory=list)
+    files: list[tuple[str, str]] = field(default_factory=list)
+    capabilities: tuple[str, ...] = ()
     workdir: str = ""
     user: str = ""
     entrypoint: tuple[str, ...] = ()
@@ -105,7 +110,8 @@ class Wish:
 
     def note(self, where: Where, what: str) -> None:
         """Record what was done with a line of which nothing is lost in an image."""
-        self.notes.append(f"{where}: {without_secrets(what)}")
+        if (line := f"{where}: {without_secrets(what)}") not in self.notes:
+            self.notes.append(line)
 
     def bound_python(self, bounds: str, where: Where) -> None:
         """Takes over bounds on Python, as PEP 440 or a match spec has them."""
@@ -130,6 +136,9 @@ class Wish:
 
     def variable(self, name: str, value: str, where: Where) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
+        if _SECRET.search(name) and not value:
+            self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
+            return
         if _SECRET.search(name):
             do = "give it where the image runs: whoever has an image reads its variables"
             self.leave(where, f"{show(name)} is a secret by its name", do)
@@ -153,10 +162,8 @@ class Wish:
         if allowed and not owned:
             self.labels[name] = value
         else:
-            why = "is set by the factory" if owned else "is none that a recipe may set"
-            self.leave(
-                where, f"the label {show(name)} {why}", "write what it says under description or labels"
-            )
+            why = "is set by imagefactory" if owned else "is none that a recipe may set"
+            self.note(where, f"the label {show(name)} {why}")
 
 
 def _allows(bounds: str, python: str) -> bool:

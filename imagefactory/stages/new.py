@@ -20,7 +20,7 @@ from imagefactory.errors import (
     UnsolvableError,
     UsageError,
 )
-from imagefactory.factory import Factory, read_sound
+from imagefactory.factory import FOLDERS, Factory, read_sound
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.series import cuda_of
 from imagefactory.lock.pypi.wheels_there import NoWheelError
@@ -52,6 +52,7 @@ from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.choices import Setting
+from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import SHIPPED
 from imagefactory.stages.lock import read_needs, solve_target
 from imagefactory.stages.locked import require_lock
@@ -75,6 +76,7 @@ class NewRequest:
     environment: str = ""
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    context: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +373,8 @@ class _Planner:
             extras=request.extras,
             groups=request.groups,
             root=self._factory.settings.root_path,
+            reserved=(*FOLDERS, FILE_NAME),
+            build_context=request.context,
         )
         wish = read_wish(request.file, reading)
         empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)

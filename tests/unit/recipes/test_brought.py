@@ -465,11 +465,11 @@ CONTAINERS = (
         said=(
             "Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
             "system: - ffmpeg ",
-            "Dockerfile:7:1: COPY train.py to '/app/'",
+            "Dockerfile:7:1: COPY train.py to '/app' is not in the build context",
             'command: ["python", "/app/train.py"]',
             "maintainer: 'It''s me'",
             'OMP_NUM_THREADS: "4"',
-            "packages: - transformers==4.40.0",
+            "packages: - torchvision - torchaudio - transformers==4.40.0",
             'version: "2.3.1"',
             'cuda: ["12.1"]',
         ),
@@ -508,7 +508,7 @@ CONTAINERS = (
             ),
         ),
         said=("source: conda", "channels: [conda-forge]", 'version: "2.5"', 'cuda: ["12.6"]'),
-        unsaid=("COPY",),
+        unsaid=("COPY env.yaml",),
     ),
     Case(
         shape="a framework without CUDA, from its own index",
@@ -521,7 +521,7 @@ CONTAINERS = (
         shape="an image whose tag names a month: the person says the rest",
         file="Dockerfile",
         text="FROM nvcr.io/nvidia/pytorch:24.05-py3\nRUN pip install einops\n",
-        said=("NVIDIA's release notes say which version it holds", "does not say which version"),
+        said=("it holds NVIDIA's own build of the framework", "does not say which version"),
         code=2,
     ),
     Case(
