@@ -45,7 +45,7 @@ class ProjectAsk:
 
 
 @dataclass(slots=True)
-class Optional:
+class OptionalPackages:
     """The extras and groups of a project: by normal name what takes each.
 
     `written` are their own names; `taken` those that were, also by way of others.
@@ -101,7 +101,7 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     """What a project wants of an image. Raises RecipeError for what names no packages."""
     environment = asked.environment
     asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, tools, optional = Wish(file=file), _at(root, "tool"), Optional()
+    wish, tools, optional = Wish(file=file), _at(root, "tool"), OptionalPackages()
     pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
     poetry, project = _at(tools, "poetry"), _at(root, "project")
     is_pixi = bool(
@@ -140,7 +140,7 @@ def read_setup_project(file: str, asked: ProjectAsk) -> Wish | None:
     if facts is None:
         return None
     asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, optional, where = Wish(file=file), Optional(), first_place(file)
+    wish, optional, where = Wish(file=file), OptionalPackages(), first_place(file)
     _take_setup(wish, facts, asked, optional, where)
     optional.take(wish, asked, where)
     take_folder(wish, asked.beside.place, folder, where)
@@ -189,7 +189,7 @@ def note_of_scripts() -> str:
 # --- PEP 621, PEP 735, and what uv adds ----------------------------------------------------------
 
 
-def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional) -> None:
+def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
     project, uv = _at(root, "project"), _at(root, "tool", "uv")
     name = canonical(text_of(project, "name"))
     if not wish.python:
@@ -221,6 +221,12 @@ def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional) 
             take_index(
                 wish, text_of(index, "url"), index.where, "the default index" if default else "the index"
             )
+    for option in ("index-url", "extra-index-url", "find-links"):
+        if given := uv.get(option):
+            for item in given.items or [given]:
+                take_index(wish, item.text, item.where, f"--{option}")
+    if text_of(uv, "prerelease") == "allow":
+        take_pip_line(wish, "--pre", uv.where, asked.beside)
     for item in _at(uv, "constraint-dependencies").items:
         if marker_holds(item.text.partition(";")[2].strip(), asked.beside.python, asked.extras):
             _bound(wish, item, asked)
@@ -260,7 +266,7 @@ def _own_extras(text: str, name: str) -> set[str]:
     return set(map(canonical, requirement.extras)) if canonical(requirement.name) == name else set()
 
 
-def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional) -> None:
+def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
     """PEP 735's groups, with those that they include, and uv's and PDM's before it."""
     groups, origins = _at(root, "dependency-groups"), _Origins(root, asked)
     name = canonical(text_of(_at(root, "project"), "name"))
@@ -435,7 +441,7 @@ def _is_dynamic(project: YamlNode, what: str) -> bool:
 
 
 def _dynamic(
-    wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional, *, said: bool
+    wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages, *, said: bool
 ) -> SetupFacts | None:
     """What a project's build reads from other files: setuptools' tables, its setup files, hatch's hook."""
     project, tools = _at(root, "project"), _at(root, "tool")
@@ -476,7 +482,9 @@ def _take_files(wish: Wish, names: list[YamlNode], asked: ProjectAsk) -> None:
         take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
 
 
-def _take_setup(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Optional, where: Where) -> None:
+def _take_setup(
+    wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages, where: Where
+) -> None:
     if facts.python and not wish.python:
         wish.bound_python(facts.python, where)
     for text, at in facts.needs:
@@ -489,7 +497,7 @@ def _take_setup(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Opti
     _offer_extras(wish, facts, asked, optional)
 
 
-def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Optional) -> None:
+def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages) -> None:
     name = canonical(facts.name)
     reached: set[str] = set()
 
@@ -533,7 +541,7 @@ def _computed(wish: Wish, where: Where, asked: ProjectAsk, code: str = "") -> No
 # --- Poetry --------------------------------------------------------------------------------------
 
 
-def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: Optional) -> None:
+def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
     addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
     for one in _at(poetry, "source").items:
         if text_of(one, "priority") != "explicit" and (address := text_of(one, "url")):

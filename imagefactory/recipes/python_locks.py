@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from imagefactory.model import Where
 from imagefactory.recipes.manifests import (
-    Optional,
+    OptionalPackages,
     ProjectAsk,
     is_package,
     marker_holds,
@@ -113,7 +113,7 @@ def _chosen(
     wish: Wish, projects: dict[Key, YamlNode], asked: ProjectAsk, where: Where
 ) -> tuple[set[str], set[str]]:
     """The extras and groups that are asked for, of those that the lock's own projects have."""
-    extras, groups, optional = set[str](), set[str](), Optional()
+    extras, groups, optional = set[str](), set[str](), OptionalPackages()
     for row in projects.values():
         for name in _map(row, "optional-dependencies").keys:
             optional.add_extra(name, lambda name=name: extras.add(canonical(name)))  # type: ignore[misc]
@@ -199,7 +199,7 @@ def _of_poetry(
     wish: Wish, root: YamlNode, rows: list[YamlNode], asked: ProjectAsk
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
     """The packages of the extras that are asked for, with their own extras, and the groups."""
-    packages, groups, optional = dict[str, frozenset[str]](), set[str](), Optional()
+    packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
     for key, value in _map(root, "extras").pairs:
         named = dict(_name_extras(item.text) for item in value.items)
         optional.add_extra(key.text, lambda named=named: packages.update(named))  # type: ignore[misc]

@@ -141,6 +141,13 @@ def test_overrides_and_constraints_of_uv() -> None:
     assert "exclude: [gone]" in lost
 
 
+def test_indexes_of_uv() -> None:
+    text = "[project]\nname = 'lab'\n[tool.uv]\nprerelease = 'allow'\nfind-links = ['https://w.example.org/wheels']\nextra-index-url = ['https://w.example.org/whl/cu121']\n"
+    wish = read({"pyproject.toml": text})
+    assert wish.indexes == ["https://w.example.org/whl/cu121", "https://w.example.org/wheels"]
+    assert len(wish.left) == 2
+
+
 # --- dependencies that another file says ---------------------------------------------------------
 
 DYNAMIC = "[build-system]\nrequires = []\n[project]\nname = 'lab'\ndynamic = ['dependencies', 'optional-dependencies']\n"
