@@ -4,7 +4,7 @@ and setup.cfg, which setup_files.py reads."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -20,7 +20,7 @@ from imagefactory.recipes.own_code import take_folder, take_git
 from imagefactory.recipes.pip_lines import Beside, holds, take_index, take_pip_line, take_project
 from imagefactory.recipes.setup_files import SetupFacts, read_setup
 from imagefactory.recipes.toml_tree import parse_toml
-from imagefactory.recipes.values import RULES, canonical
+from imagefactory.recipes.values import RULES, canonical, package_of
 from imagefactory.recipes.wish import PLATFORM, Wish, poetry_bounds, take_channels, take_match_spec, text_of
 from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, refused, show
 
@@ -45,7 +45,7 @@ class ProjectAsk:
 
 
 @dataclass(slots=True)
-class Optional:
+class OptionalPackages:
     """The extras and groups of a project: by normal name what takes each.
 
     `written` are their own names; `taken` those that were, also by way of others.
@@ -101,7 +101,7 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     """What a project wants of an image. Raises RecipeError for what names no packages."""
     environment = asked.environment
     asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, tools, optional = Wish(file=file), _at(root, "tool"), Optional()
+    wish, tools, optional = Wish(file=file), _at(root, "tool"), OptionalPackages()
     pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
     poetry, project = _at(tools, "poetry"), _at(root, "project")
     is_pixi = bool(
@@ -114,7 +114,9 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     if is_pixi:
         _pixi(wish, pixi, asked.beside, environment)
     of_poetry = bool(_at(poetry, "dependencies").pairs)
-    if of_poetry and not _at(project, "dependencies").items:
+    # Poetry's table only adds to what [project] lists, unless that says otherwise
+    listed = _at(project, "dependencies").items or _at(project, "optional-dependencies").pairs
+    if of_poetry and (not listed or _is_dynamic(project, "dependencies")):
         _poetry(wish, poetry, asked, optional)
     if project.pairs and not (is_pixi and pixi is root):
         _project(wish, root, asked, optional)
@@ -126,7 +128,7 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     if not said and setup is None:
         raise refused(root.where, *_LISTS_NOTHING)
     optional.take(wish, asked, root.where)
-    if not (is_pixi and not project.pairs):
+    if pixi is not root or not is_pixi:
         _own_code(wish, root, asked, packaged=setup is not None)
     return wish
 
@@ -138,7 +140,7 @@ def read_setup_project(file: str, asked: ProjectAsk) -> Wish | None:
     if facts is None:
         return None
     asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, optional, where = Wish(file=file), Optional(), first_place(file)
+    wish, optional, where = Wish(file=file), OptionalPackages(), first_place(file)
     _take_setup(wish, facts, asked, optional, where)
     optional.take(wish, asked, where)
     take_folder(wish, asked.beside.place, folder, where)
@@ -148,7 +150,7 @@ def read_setup_project(file: str, asked: ProjectAsk) -> Wish | None:
 def read_folder_project(folder: str, asked: ProjectAsk, python: Callable[[str], str]) -> Wish | None:
     """What the project in a folder needs; None where nothing says it. `python` chooses one by bounds."""
     file = normpath(join(folder, "pyproject.toml"))
-    root = _parsed(asked.beside.read(file), file)
+    root = parse_project(asked.beside.read(file), file)
     if root is not None:
         bounds = text_of(_at(root, "project"), "requires-python")
         ours = replace(asked, beside=replace(asked.beside, python=python(bounds))) if bounds else asked
@@ -163,15 +165,21 @@ def read_folder_project(folder: str, asked: ProjectAsk, python: Callable[[str], 
 
 def _own_code(wish: Wish, root: YamlNode, asked: ProjectAsk, *, packaged: bool) -> None:
     """The project itself: a source where it can be packaged; of scripts alone a word on `files`."""
-    file = asked.beside.above[-1]
-    folder, poetry = str(PurePosixPath(file).parent), _at(root, "tool", "poetry")
     where = _at(root, "project").where if _at(root, "project").pairs else root.where
-    built = bool(root.get("build-system")) or text_of(_at(root, "tool", "uv"), "package") == "true"
-    built = (built or packaged or not asked.named) and text_of(poetry, "package-mode") != "false"
-    if text_of(_at(root, "tool", "uv"), "package") == "false" or not built:
-        wish.note(where, note_of_scripts())
-    else:
+    if is_package(root, packaged=packaged or not asked.named):
+        folder = str(PurePosixPath(asked.beside.above[-1]).parent)
         take_folder(wish, asked.beside.place, folder, where)
+    else:
+        wish.note(where, note_of_scripts())
+
+
+def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
+    """Whether a pyproject.toml is of a project that is built; `packaged` says that something else says so."""
+    uv, poetry = _at(root, "tool", "uv"), _at(root, "tool", "poetry")
+    if text_of(uv, "package") == "false" or text_of(poetry, "package-mode") == "false":
+        return False
+    says = bool(root.get("build-system")) or text_of(uv, "package") == "true"
+    return packaged or says or bool(_at(root, "tool", "setuptools").pairs)
 
 
 def note_of_scripts() -> str:
@@ -181,7 +189,7 @@ def note_of_scripts() -> str:
 # --- PEP 621, PEP 735, and what uv adds ----------------------------------------------------------
 
 
-def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional) -> None:
+def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
     project, uv = _at(root, "project"), _at(root, "tool", "uv")
     name = canonical(text_of(project, "name"))
     if not wish.python:
@@ -213,19 +221,38 @@ def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional) 
             take_index(
                 wish, text_of(index, "url"), index.where, "the default index" if default else "the index"
             )
+    for option in ("index-url", "extra-index-url", "find-links"):
+        if given := uv.get(option):
+            for item in given.items or [given]:
+                take_index(wish, item.text, item.where, f"--{option}")
+    if text_of(uv, "prerelease") == "allow":
+        take_pip_line(wish, "--pre", uv.where, asked.beside)
     for item in _at(uv, "constraint-dependencies").items:
-        _bound(wish, item, asked)
-    for item in _at(uv, "override-dependencies").items:
-        _bound(wish, item, asked)
-        wish.note(
-            item.where,
-            f"the override {show(item.text)} is a constraint: packages that forbid it stop the lock",
-        )
+        if marker_holds(item.text.partition(";")[2].strip(), asked.beside.python, asked.extras):
+            _bound(wish, item, asked)
+    _overrides(wish, _at(uv, "override-dependencies").items, asked)
+
+
+def _overrides(wish: Wish, items: Sequence[YamlNode], asked: ProjectAsk) -> None:
+    """uv's overrides, which stand for what packages ask for: none that holds drops the package."""
+    rows: dict[str, list[tuple[YamlNode, str]]] = {}
+    for item in items:
+        requirement, _, marker = item.text.partition(";")
+        rows.setdefault(package_of(requirement.strip()), []).append((item, marker.strip()))
+    for name, found in rows.items():
+        meant = [row for row, marker in found if marker_holds(marker, asked.beside.python, asked.extras)]
+        for item in meant:
+            _bound(wish, item, asked)
+            what = f"the override {show(item.text)} is a constraint"
+            wish.note(item.where, f"{what}: packages that forbid it stop the lock")
+        if not meant and not any("extra" in marker for _, marker in found):
+            do = f"write exclude: [{name}] in the recipe" if RULES["framework"].allows(name) else "remove it"
+            wish.leave(found[0][0].where, f"the override {show(found[0][0].text)} drops a package", do)
 
 
 def _bound(wish: Wish, item: YamlNode, asked: ProjectAsk) -> None:
     bounds = Wish(file=wish.file)
-    take_pip_line(bounds, item.text, item.where, asked.beside)
+    take_pip_line(bounds, item.text.partition(";")[0], item.where, asked.beside)
     wish.left += bounds.left
     wish.constraints += [one for one in bounds.pip if RULES["constraint"].allows(one)]
 
@@ -239,7 +266,7 @@ def _own_extras(text: str, name: str) -> set[str]:
     return set(map(canonical, requirement.extras)) if canonical(requirement.name) == name else set()
 
 
-def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional) -> None:
+def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
     """PEP 735's groups, with those that they include, and uv's and PDM's before it."""
     groups, origins = _at(root, "dependency-groups"), _Origins(root, asked)
     name = canonical(text_of(_at(root, "project"), "name"))
@@ -308,7 +335,8 @@ class _Origins:
         for row in self.rows.get(name, ()):
             extra, group = canonical(text_of(row, "extra")), canonical(text_of(row, "group"))
             wanted = set(map(canonical, (*self.asked.extras, *self.asked.groups)))
-            if marker_holds(text_of(row, "marker") or text_of(row, "markers"), self.beside.python) and (
+            marker = text_of(row, "marker") or text_of(row, "markers")
+            if marker_holds(marker, self.beside.python, self.asked.extras) and (
                 (not extra or extra in wanted) and (not group or group in wanted)
             ):
                 return row
@@ -349,7 +377,7 @@ class _Origins:
         The workspace's root is in the folder of this file or above it."""
         for above in (".", "..", "../..", "../../.."):
             text = self.beside.read(self.beside.path(f"{above}/uv.lock") or "uv.lock")
-            lock = _parsed(text, "uv.lock")
+            lock = parse_project(text, "uv.lock")
             for row in _at(lock, "package").items if lock else ():
                 source = _at(row, "source")
                 folder = (
@@ -360,7 +388,7 @@ class _Origins:
             root = (
                 self.root
                 if above == "."
-                else _parsed(
+                else parse_project(
                     self.beside.read(self.beside.path(f"{above}/pyproject.toml") or "/"), "pyproject.toml"
                 )
             )
@@ -373,13 +401,13 @@ class _Origins:
                     if not fnmatchcase(folder, pattern):
                         continue
                     path = self.beside.path(f"{above}/{folder}/pyproject.toml")
-                    found = _parsed(self.beside.read(path) if path else None, path)
+                    found = parse_project(self.beside.read(path) if path else None, path)
                     if found and canonical(text_of(_at(found, "project"), "name")) == name:
                         return normpath(f"{above}/{folder}")
         return ""
 
 
-def _parsed(text: str | None, file: str) -> YamlNode | None:
+def parse_project(text: str | None, file: str) -> YamlNode | None:
     try:
         return (
             parse_toml(text, file, Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)) if text else None
@@ -388,10 +416,19 @@ def _parsed(text: str | None, file: str) -> YamlNode | None:
         return None
 
 
-def marker_holds(marker: str, python: str) -> bool:
-    """A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody."""
+def marker_holds(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
+    """Whether a marker holds, with these extras chosen; None judges each extra that it names as chosen.
+
+    A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody.
+    """
+
+    def judged(found: re.Match[str]) -> str:
+        chosen = extras is None or canonical(found[2]) in map(canonical, extras)
+        return f"python_version {'>=' if chosen == (found[1] == '==') else '<'} '0'"
+
     try:
-        return not marker or holds(Marker(marker), python)
+        plain = re.sub(r"""\bextra *(==|!=) *["']([^"']+)["']""", judged, marker)
+        return not plain or holds(Marker(plain), python)
     except InvalidMarker:
         return True
 
@@ -404,7 +441,7 @@ def _is_dynamic(project: YamlNode, what: str) -> bool:
 
 
 def _dynamic(
-    wish: Wish, root: YamlNode, asked: ProjectAsk, optional: Optional, *, said: bool
+    wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages, *, said: bool
 ) -> SetupFacts | None:
     """What a project's build reads from other files: setuptools' tables, its setup files, hatch's hook."""
     project, tools = _at(root, "project"), _at(root, "tool")
@@ -445,7 +482,9 @@ def _take_files(wish: Wish, names: list[YamlNode], asked: ProjectAsk) -> None:
         take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
 
 
-def _take_setup(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Optional, where: Where) -> None:
+def _take_setup(
+    wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages, where: Where
+) -> None:
     if facts.python and not wish.python:
         wish.bound_python(facts.python, where)
     for text, at in facts.needs:
@@ -458,7 +497,7 @@ def _take_setup(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Opti
     _offer_extras(wish, facts, asked, optional)
 
 
-def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Optional) -> None:
+def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages) -> None:
     name = canonical(facts.name)
     reached: set[str] = set()
 
@@ -502,7 +541,7 @@ def _computed(wish: Wish, where: Where, asked: ProjectAsk, code: str = "") -> No
 # --- Poetry --------------------------------------------------------------------------------------
 
 
-def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: Optional) -> None:
+def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
     addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
     for one in _at(poetry, "source").items:
         if text_of(one, "priority") != "explicit" and (address := text_of(one, "url")):
@@ -536,7 +575,7 @@ def _poetry_row(wish: Wish, key: YamlNode, value: YamlNode, asked: ProjectAsk) -
     written = value.text if value.kind == "text" else text_of(value, "version")
     extras = [item.text for item in _at(value, "extras").items]
     marker, python = text_of(value, "markers"), text_of(value, "python")
-    if not (marker_holds(marker, asked.beside.python) and _allows(python, asked.beside.python)):
+    if not (marker_holds(marker, asked.beside.python, asked.extras) and _allows(python, asked.beside.python)):
         wish.note(key.where, f"{show(key.text)} is not for Python {asked.beside.python} on {PLATFORM}")
     elif value.kind == "map" and _Origins(YamlNode(value.where, "map"), asked).take_row(
         wish, key.text, value, key.where, extras

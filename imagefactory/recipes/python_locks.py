@@ -7,15 +7,17 @@ along dependencies whose markers hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from imagefactory.model import Where
 from imagefactory.recipes.manifests import (
-    Optional,
+    OptionalPackages,
     ProjectAsk,
+    is_package,
     marker_holds,
     note_of_scripts,
+    parse_project,
     read_folder_project,
 )
 from imagefactory.recipes.own_code import take_folder, take_git
@@ -34,7 +36,10 @@ _OWN = ("virtual", "editable", "directory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lock:
-    """The rows of a uv.lock, and what markers are judged by: Python, and the extras that are active."""
+    """The rows of a uv.lock, and what markers are judged by: Python, and the extras that are active.
+
+    Those of projects whose extras exclude each other are `extra-4-proj-cpu` there, with the name's length.
+    """
 
     rows: dict[Key, YamlNode]
     python: str
@@ -42,22 +47,13 @@ class _Lock:
 
     def meant(self, dependency: YamlNode) -> Iterator[Key]:
         """The packages that a row of dependencies is, none where its marker does not hold."""
-        if not marker_holds(self._plain(text_of(dependency, "marker")), self.python):
+        if not marker_holds(text_of(dependency, "marker"), self.python, self.active):
             return
         name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
         source = _said(_map(dependency, "source"))
         for key in self.rows:
             if key[0] == name and version in ("", key[1]) and source in ("", key[2]):
                 yield key
-
-    def _plain(self, marker: str) -> str:
-        """Markers on extras of projects that exclude each other, as uv writes them: `extra-4-proj-cpu`."""
-
-        def judged(found: re.Match[str]) -> str:
-            holds = (found[2] in self.active) == (found[1] == "==")
-            return "python_version >= '0'" if holds else "python_version < '0'"
-
-        return re.sub(r"extra (==|!=) '((?:extra|group|project)-[0-9]+-[^']+)'", judged, marker)
 
 
 def read_uv_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
@@ -117,7 +113,7 @@ def _chosen(
     wish: Wish, projects: dict[Key, YamlNode], asked: ProjectAsk, where: Where
 ) -> tuple[set[str], set[str]]:
     """The extras and groups that are asked for, of those that the lock's own projects have."""
-    extras, groups, optional = set[str](), set[str](), Optional()
+    extras, groups, optional = set[str](), set[str](), OptionalPackages()
     for row in projects.values():
         for name in _map(row, "optional-dependencies").keys:
             optional.add_extra(name, lambda name=name: extras.add(canonical(name)))  # type: ignore[misc]
@@ -154,87 +150,97 @@ def read_poetry_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     """The packages of a poetry.lock for run time, each at its version, and the project's own code."""
     wish = Wish(file=file, locked=True)
     wish.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
-    rows = _rows(root, "package")
-    python = asked.beside.python
-    extras, groups = _of_poetry(wish, root, rows, asked)
-    roots = _roots(asked, extras, groups) if not any(_groups(row) for row in rows) else None
-    needed = _needed(rows, python, {*extras, *(roots or ())}, marked=roots is not None)
+    rows, python = _rows(root, "package"), asked.beside.python
+    chosen, groups = _of_poetry(wish, root, rows, asked)
+    project = read_folder_project(".", replace(asked, named=False), lambda _: python)
+    grouped = any(_groups(row) for row in rows)
+    starts = chosen
+    if not grouped and project is not None:  # as Poetry 1.5 to 1.8 wrote it
+        starts = chosen | dict(map(_name_extras, project.pip))
+    reached, needed = _needed(rows, starts, python), _meant_by_any(rows, python)
+    taken: dict[str, list[YamlNode]] = {}
     for row in rows:
-        name = canonical(text_of(row, "name"))
-        marker = row.get("markers")
+        name, marker = canonical(text_of(row, "name")), row.get("markers")
         text = marker.text if marker and marker.kind == "text" else text_of(marker, "main") if marker else ""
-        text = re.sub(r"extra (==|!=) \"([^\"]+)\"", lambda found: _extra_holds(found, asked), text)
-        own = set(_groups(row) or ["main"])
-        if roots is not None:
-            if name in needed:
-                _take(wish, row, asked.beside)
-        elif not own & {"main", *groups} or (
-            text_of(row, "optional") == "true" and name not in needed and not own & groups
-        ):
+        own = set(_groups(row)) or {"main"}
+        if not own & {"main", *groups} or (text_of(row, "optional") == "true" and name not in reached):
             continue  # told with the extras and groups
-        elif not (marker_holds(text, python) if text else needed.get(name, True)):
-            wish.note(row.where, f"{show(name)} is not for Python {python} here")
+        if not grouped and project is not None and name not in reached:
+            continue
+        if marker_holds(text, python, asked.extras) if text else needed.get(name, True):
+            taken.setdefault(name, []).append(row)
         else:
-            _take(wish, row, asked.beside)
-    project = read_folder_project(".", ProjectAsk(beside=asked.beside), lambda _: python)
-    for source in project.sources[:1] if project else ():
-        take_folder(wish, asked.beside.place, source, root.where)
+            wish.note(row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here")
+    for name, same in taken.items():
+        versions = [text_of(row, "version") for row in same]
+        if len(set(versions)) > 1:
+            do = "import the project's pyproject.toml, with --extra NAME"
+            what = f"which of {show(' and '.join(versions))} of {show(name)} is meant"
+            wish.leave(same[0].where, f"the lock does not say {what}", do)
+        else:
+            _take(wish, same[0], asked.beside)
+    described = parse_project(asked.beside.read("pyproject.toml"), "pyproject.toml")
+    if described is not None and is_package(described):
+        take_folder(wish, asked.beside.place, ".", root.where)
     return wish
-
-
-def _extra_holds(found: re.Match[str], asked: ProjectAsk) -> str:
-    holds = (canonical(found[2]) in map(canonical, asked.extras)) == (found[1] == "==")
-    return "python_version >= '0'" if holds else "python_version < '0'"
 
 
 def _groups(row: YamlNode) -> list[str]:
     return [item.text for item in _rows(row, "groups")] or list(filter(None, [text_of(row, "category")]))
 
 
+def _name_extras(text: str) -> tuple[str, frozenset[str]]:
+    """The package and the extras of `uvicorn[standard] (>=0.12)`."""
+    extras = re.findall(r"[A-Za-z0-9._-]+", text.partition("[")[2].partition("]")[0])
+    return canonical(re.split(r"[ (\[<>=!~;]", text)[0]), frozenset(map(canonical, extras))
+
+
 def _of_poetry(
     wish: Wish, root: YamlNode, rows: list[YamlNode], asked: ProjectAsk
-) -> tuple[set[str], set[str]]:
-    """The packages of the extras that are asked for, and the groups."""
-    packages, groups, optional = set[str](), set[str](), Optional()
+) -> tuple[dict[str, frozenset[str]], set[str]]:
+    """The packages of the extras that are asked for, with their own extras, and the groups."""
+    packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
     for key, value in _map(root, "extras").pairs:
-        names = {canonical(re.split(r"[ (\[<>=!~;]", item.text)[0]) for item in value.items}
-        optional.add_extra(key.text, lambda names=names: packages.update(names))  # type: ignore[misc]
+        named = dict(_name_extras(item.text) for item in value.items)
+        optional.add_extra(key.text, lambda named=named: packages.update(named))  # type: ignore[misc]
     for name in dict.fromkeys(group for row in rows for group in _groups(row) if group != "main"):
         optional.add_group(name, lambda name=name: groups.add(name))  # type: ignore[misc]
     optional.take(wish, asked, root.where)
     return packages, groups
 
 
-def _roots(asked: ProjectAsk, extras: set[str], groups: set[str]) -> set[str] | None:
-    """What the project beside a lock without groups (Poetry 1.5 to 1.8) needs itself; None where unknown."""
-    project = read_folder_project(".", ProjectAsk(beside=asked.beside), lambda _: asked.beside.python)
-    if project is None:
-        return None
-    return {canonical(re.split(r"[ \[<>=!~]", text)[0]) for text in project.pip} | extras | groups
-
-
-def _needed(rows: list[YamlNode], python: str, starts: set[str], *, marked: bool) -> dict[str, bool]:
-    """By name whether something needs a package here; with `marked` only what is reached from `starts`."""
-    edges: dict[str, dict[str, bool]] = {}
+def _needed(
+    rows: list[YamlNode], starts: Mapping[str, frozenset[str]], python: str
+) -> dict[str, frozenset[str]]:
+    """What is reached from some packages by dependencies that hold here, with the extras asked of each."""
+    by_name: dict[str, list[YamlNode]] = {}
     for row in rows:
-        below = edges.setdefault(canonical(text_of(row, "name")), {})
-        for key, value in _map(row, "dependencies").pairs:
-            for one in value.items or [value]:
-                name = canonical(key.text)
-                wanted = marker_holds(text_of(one, "markers"), python) and text_of(one, "optional") != "true"
-                below[name] = below.get(name, False) or wanted
-    reached, waiting = dict.fromkeys(starts, True), list(starts)
+        by_name.setdefault(canonical(text_of(row, "name")), []).append(row)
+    reached, waiting = dict[str, frozenset[str]](), list(starts.items())
     while waiting:
-        for name, wanted in edges.get(waiting.pop(), {}).items():
-            if wanted and name not in reached:
-                reached[name] = True
-                waiting.append(name)
-    if marked:
-        return reached
-    for below in edges.values():
-        for name, wanted in below.items():
-            reached[name] = reached.get(name, False) or wanted
+        name, extras = waiting.pop()
+        if name in reached and extras <= reached[name]:
+            continue
+        extras |= reached.get(name, frozenset())
+        reached[name] = extras
+        for row in by_name.get(name, ()):
+            for key, value in _map(row, "dependencies").pairs:
+                for one in value.items or [value]:
+                    if marker_holds(text_of(one, "markers"), python, extras):
+                        more = frozenset(canonical(item.text) for item in _rows(one, "extras"))
+                        waiting.append((canonical(key.text), more))
     return reached
+
+
+def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
+    """By name whether a package that needs it needs it here; the lock has what some extra asks for."""
+    found: dict[str, bool] = {}
+    for row in rows:
+        for key, value in _map(row, "dependencies").pairs:
+            name = canonical(key.text)
+            for one in value.items or [value]:
+                found[name] = found.get(name, False) or marker_holds(text_of(one, "markers"), python)
+    return found
 
 
 # --- rows ----------------------------------------------------------------------------------------

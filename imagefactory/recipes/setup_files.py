@@ -350,6 +350,9 @@ class _Script:
                 if known is None or not isinstance(value, str):
                     return None
                 return (known == value) == isinstance(op, ast.Eq)
+            case ast.Compare(left=ast.Constant(), ops=[ast.In()], comparators=[right]):
+                # a build gives the script no options of a person
+                return False if ast.unparse(right).startswith("sys.argv") else None
         return None
 
     # --- values
@@ -403,11 +406,22 @@ class _Script:
                 return self._flattened(node)
             case ast.DictComp(generators=[one]):
                 return self._by_name(one.iter)
+            case ast.IfExp():
+                return self._either(node)
             case ast.Call():
                 return self._result(node)
             case ast.Attribute(value=of, attr="parent"):
                 return self._evaluate(of)
         raise _Computed
+
+    def _either(self, node: ast.IfExp) -> object:
+        """One of two values; of two tables whose choice is not known the keys alone."""
+        if (known := self._test(node.test)) is not None:
+            return self._evaluate(node.body if known else node.orelse)
+        tables = [self._evaluate(node.body), self._evaluate(node.orelse)]
+        if not all(isinstance(one, dict) for one in tables):
+            raise _Computed
+        return {key: _unknown(node) for one in tables if isinstance(one, dict) for key in one}
 
     def _list(self, items: Sequence[ast.expr]) -> list[object]:
         values: list[object] = []

@@ -254,7 +254,10 @@ def take_match_spec(wish: Wish, written: str, where: Where) -> None:
     spec = parse_spec(text)
     if spec.name == "python":
         wish.python = spec.version or wish.python
-        if spec.build or spec.channel:
+        first = (
+            not spec.build and wish.channels[:1] == [channel_name(spec.channel)] if spec.channel else False
+        )
+        if (spec.build or spec.channel) and not first:
             do = f"add '{replace(spec, version='')}' to constraints, if it must be that one"
             wish.leave(where, f"the build or channel in {show(written)}", do)
     elif spec.name == "cpuonly":

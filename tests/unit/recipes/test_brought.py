@@ -381,7 +381,7 @@ LOCKS = (
         '[[package]]\nname = "extra"\nversion = "1"\noptional = true\n'
         '[metadata]\nlock-version = "2.0"\npython-versions = "^3.11"\n',
         said=(
-            "'colorama' is not for Python 3.11",
+            "'colorama' 0.4.6 is not for Python 3.11",
             "packages: - click==8.1.7 - sympy==1.12",
             'cuda: ["12.4"]',
         ),

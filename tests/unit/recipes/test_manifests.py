@@ -119,6 +119,35 @@ def test_poetry() -> None:
     assert chosen.pip == ["torch==2.5.1", "einops", "wandb<0.18,>=0.17", "black<25,>=24"]
 
 
+def test_an_extra_chooses_where_a_package_comes_from() -> None:
+    text = (
+        "[build-system]\n[project]\nname = 'lab'\n[project.optional-dependencies]\ncpu = ['torch']\ncuda = ['torch']\n"
+        "[[tool.poetry.source]]\nname = 'c'\nurl = 'https://w.example.org/whl/cpu'\npriority = 'explicit'\n"
+        "[[tool.poetry.source]]\nname = 'g'\nurl = 'https://w.example.org/whl/cu126'\npriority = 'explicit'\n"
+        "[tool.poetry.dependencies]\ntorch = [{markers = \"extra == 'cpu'\", source = 'c'}, {markers = \"extra == 'cuda'\", source = 'g'}]\n"
+    )
+    assert read({"pyproject.toml": text}, extras=("cuda",)).indexes == ["https://w.example.org/whl/cu126"]
+    assert read({"pyproject.toml": text}, extras=("cpu",)).indexes == ["https://w.example.org/whl/cpu"]
+
+
+def test_overrides_and_constraints_of_uv() -> None:
+    text = (
+        "[project]\nname = 'lab'\n[tool.uv]\nconstraint-dependencies = ['numpy<2', \"x<1; sys_platform == 'win32'\"]\n"
+        "override-dependencies = ['av>=15', \"gone; sys_platform == 'never'\", \"of-extra==1; extra == 'vllm'\"]\n"
+    )
+    wish = read({"pyproject.toml": text})
+    assert wish.constraints == ["numpy<2", "av>=15"]
+    (lost,) = wish.left
+    assert "exclude: [gone]" in lost
+
+
+def test_indexes_of_uv() -> None:
+    text = "[project]\nname = 'lab'\n[tool.uv]\nprerelease = 'allow'\nfind-links = ['https://w.example.org/wheels']\nextra-index-url = ['https://w.example.org/whl/cu121']\n"
+    wish = read({"pyproject.toml": text})
+    assert wish.indexes == ["https://w.example.org/whl/cu121", "https://w.example.org/wheels"]
+    assert len(wish.left) == 2
+
+
 # --- dependencies that another file says ---------------------------------------------------------
 
 DYNAMIC = "[build-system]\nrequires = []\n[project]\nname = 'lab'\ndynamic = ['dependencies', 'optional-dependencies']\n"
@@ -168,6 +197,11 @@ def test_a_script_without_a_call_of_setup_is_refused() -> None:
 
 
 # --- the project's own code ----------------------------------------------------------------------
+
+
+def test_settings_of_setuptools_are_of_a_package() -> None:
+    text = "[project]\nname = 'lab'\n[tool.setuptools.packages.find]\nwhere = ['src']\n"
+    assert read({"pyproject.toml": text}).sources == ["."]
 
 
 def test_scripts_without_packaging_are_told_of_files() -> None:

@@ -121,6 +121,35 @@ def test_a_lock_of_poetry() -> None:
         read(POETRY, "poetry.lock", extras=("dev",))
 
 
+def test_what_an_extra_of_a_dependency_brings_is_kept() -> None:
+    """Poetry names it optional where it is asked for, and it is no package of an extra of the project."""
+    text = (
+        package(
+            "uvicorn",
+            "0.35",
+            "optional = false\n",
+            '[package.dependencies]\nhttptools = {version = "*", optional = true, markers = "extra == \\"standard\\""}\n',
+        )
+        + package("httptools", "0.6", "optional = false\n")
+        + '[metadata]\npython-versions = "^3.11"\n'
+    )
+    groups = text.replace("optional = false\n", 'optional = false\ngroups = ["main"]\n')
+    for lock in (text, groups):
+        assert read(lock, "poetry.lock").pip == ["uvicorn==0.35", "httptools==0.6"]
+    project = "[tool.poetry.dependencies]\nuvicorn = {extras = ['standard'], version = '*'}\n"
+    assert read(text, "poetry.lock", pyproject_toml=project).pip == ["uvicorn==0.35", "httptools==0.6"]
+    bare = "[tool.poetry.dependencies]\nuvicorn = '*'\n"
+    assert read(text, "poetry.lock", pyproject_toml=bare).pip == ["uvicorn==0.35"]
+
+
+def test_two_versions_of_one_name_are_not_chosen_between() -> None:
+    text = package("torch", "2.7.1+cpu", "optional = false\n") + package(
+        "torch", "2.7.1+cu126", "optional = false\n"
+    )
+    wish = read(text + '[metadata]\npython-versions = "^3.11"\n', "poetry.lock")
+    assert (wish.pip, len(wish.left)) == ([], 1)
+
+
 def test_a_lock_without_groups_takes_what_the_project_beside_it_needs() -> None:
     """As Poetry 1.5 to 1.8 wrote them: what is for development stands among the others."""
     text = (

@@ -29,6 +29,8 @@ def needs(text: str) -> list[str]:
         ("import sys\nD = ['a']\nif sys.platform == 'linux':\n    D.append('b')\nelse:\n    D.append('c')\nsetup(install_requires=D)", ["a", "b"]),
         ("E = {'x': ['a'], 'y': ['b']}\nsetup(install_requires=sum(E.values(), []))", ["a", "b"]),
         ("E = {'x': ['a'], 'y': ['b']}\nsetup(install_requires=[p for e in E.values() for p in e])", ["a", "b"]),
+        ("import sys\nD = ['a']\nif '--cpu' in sys.argv:\n    D = ['b']\nsetup(install_requires=D)", ["a"]),
+        ("import os\nmore = {'ext_modules': x()} if os.environ.get('X') else {}\nsetup(install_requires=['a'], **more)", ["a"]),
         ("setup(install_requires=['a'], extras_require={':python_version<\"3.8\"': ['old']})", ["a", "old ; python_version<\"3.8\""]),
         (
             "import re\n_d = ['torch>=2', 'hub[cli]>=1']\n"
