@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import InvalidVersion
 
 from imagefactory.errors import LockError
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -14,7 +14,7 @@ from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.model import Lock
 from imagefactory.versions import natural
 
-_FEW = 3
+_OTHERWISE = "remove it from the recipe, or write the path of a wheel that you have (./wheels/NAME.whl)"
 _HINTED = re.compile(r"Wheels are required for `([A-Za-z0-9._-]+)`")
 _WANTING = (
     r"Wheels are required for `([A-Za-z0-9._-]+)`",
@@ -48,36 +48,29 @@ def without_wheel(stderr: str) -> str:
 
 
 def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
-    """What to write in place of `demo` or `demo==1.0` without a wheel, by the files of its project's page.
+    """What to do about `demo` or `demo==1.0` without a wheel, by the files of its project's page.
 
-    Named are the versions next to the one that was asked for, and the newest.
+    No other version is advised: the solver would have taken it if the recipe allowed it.
     """
-    name, _, wanted = asked.partition("==")
-    fitting, pythons, others, platform = set[Version](), set[str](), False, lock.platform
+    name = asked.partition("==")[0]
+    fits, pythons, others, platform = False, set[str](), False, lock.platform
     for file in files:
         try:
-            found, version, _, offered = parse_wheel_filename(file.filename)
+            found, _, _, offered = parse_wheel_filename(file.filename)
         except (InvalidWheelFilename, InvalidVersion):
             continue
         if found != name or file.yanked:
             continue
         others = True
         if offered & fitting_set(lock.python, platform):
-            fitting.add(version)
+            fits = True
         for tag in offered:
             if (python := re.fullmatch(r"cp(3)([0-9]+)", tag.interpreter)) and any(
                 tag in fitting_set(f"{python[1]}.{python[2]}", platform) for tag in offered
             ):
                 pythons.add(f"{python[1]}.{python[2]}")
-    if fitting:
-        newest = sorted(fitting, reverse=True)
-        near = newest[:_FEW]
-        if wanted:
-            below = [one for one in newest if one < Version(wanted)][:1]
-            above = [one for one in newest if one > Version(wanted)][-1:]
-            near = list(dict.fromkeys([*below, *above, newest[0]]))
-        last = [f"{name}=={one}" for one in near]
-        return f"there are wheels of {' or '.join(last)} for Python {lock.python}: ask for one of them"
+    if fits:
+        return f"the index has no wheel of {asked} that the recipe allows: {_OTHERWISE}"
     if pythons:
         known = sorted(pythons, key=natural)
         return (
@@ -89,7 +82,4 @@ def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
         if others
         else f"no wheel of {name}, its sources alone"
     )
-    return (
-        f"the index has {has}: leave it out, or make one in an image of the target without it (pip wheel "
-        f"--no-deps {name}) and write its path in the factory under 'packages', ./wheels/..."
-    )
+    return f"the index has {has}: {_OTHERWISE}"

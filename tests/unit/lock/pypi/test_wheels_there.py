@@ -62,7 +62,7 @@ def test_the_project_is_the_one_that_uv_names(text: str, name: str) -> None:
                 "demo-0.9-py3-none-any.whl",
                 "demo-0.8-py3-none-any.whl",
             ),
-            "there are wheels of demo==1.10 or demo==1.2 or demo==0.9 for Python 3.11: ask for one of them",
+            "no wheel of demo that the recipe allows",
         ),
         (
             files(
@@ -85,11 +85,10 @@ def test_what_works_is_named(there: tuple[IndexFile, ...], said: str) -> None:
     assert said in what_works("demo", there, LOCK)
 
 
-def test_the_versions_next_to_the_one_that_was_asked_for_are_named() -> None:
-    """lit 16.0.6 of a public requirements.txt has no wheel, and 23 others have."""
-    there = files(*(f"lit-{one}-py3-none-any.whl" for one in ("15.0.7", "17.0.1", "18.1.0", "23.1.5")))
-    assert "lit==15.0.7 or lit==17.0.1 or lit==23.1.5 for" in what_works("lit==16.0.6", there, LOCK)
-    assert "lit==23.1.5 for" in what_works("lit==24.0", there, LOCK)
+def test_a_version_that_the_recipe_does_not_allow_is_not_advised() -> None:
+    """deepspeed 0.17.5 of a public requirements.txt has no wheel, and a development release has one."""
+    there = files(*(f"lit-{one}-py3-none-any.whl" for one in ("15.0.7", "17.0.1", "18.1.0")))
+    assert "15.0.7" not in what_works("lit==16.0.6", there, LOCK)
 
 
 def test_a_yanked_file_is_no_way_out() -> None:
@@ -100,9 +99,6 @@ def test_a_yanked_file_is_no_way_out() -> None:
 def test_the_error_says_so_and_without_an_answer_what_it_said_before() -> None:
     stderr = UV.format(what="demo==2.0 has no usable wheels")
     known = explain_failure(LOCK, stderr, INDEX, lambda _: files("demo-1.0-py3-none-any.whl"))
-    assert known.hint == (
-        "images are made of wheels only, and there are wheels of demo==1.0 for Python 3.11: "
-        "ask for one of them"
-    )
+    assert "demo==1.0" not in known.hint
     unknown = explain_failure(LOCK, stderr, INDEX, lambda _: ())
     assert unknown.hint.endswith("constrain that package to a version that has one")
