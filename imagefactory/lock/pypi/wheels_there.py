@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -47,10 +47,11 @@ def without_wheel(stderr: str) -> str:
     return f"{name}=={version[1]}" if version else name
 
 
-def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
+def what_works(asked: str, files: Iterable[IndexFile], lock: Lock, works: Callable[[str], bool]) -> str:
     """What to write in place of `demo` or `demo==1.0` without a wheel, by the files of its project's page.
 
-    Named are the versions next to the one that was asked for, and the newest.
+    Named are the versions next to the one that was asked for, and the newest, as far as `works` says that the
+    pin has a solution with all that the recipe requires.
     """
     name, _, wanted = asked.partition("==")
     fitting, pythons, others, platform = set[Version](), set[str](), False, lock.platform
@@ -76,13 +77,19 @@ def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
             below = [one for one in newest if one < Version(wanted)][:1]
             above = [one for one in newest if one > Version(wanted)][-1:]
             near = list(dict.fromkeys([*below, *above, newest[0]]))
-        last = [f"{name}=={one}" for one in near]
+        last = [pin for one in near if works(pin := f"{name}=={one}")]
+    if fitting and last:
         return f"there are wheels of {' or '.join(last)} for Python {lock.python}: ask for one of them"
-    if pythons:
+    if pythons and not fitting:
         known = sorted(pythons, key=natural)
         return (
             f"its wheels are for Python {', '.join(known)}, and this image has {lock.python}: "
             "write python: and a base that has it, or leave it out"
+        )
+    if fitting:
+        return (
+            f"no version of {name} with a wheel for Python {lock.python} goes with what the recipe requires: "
+            f"leave it out, or write the path of a wheel that you have under 'packages', ./wheels/..."
         )
     has = (
         f"wheels of {name} for other platforms alone, none for {platform.split('_', 3)[-1]}"
