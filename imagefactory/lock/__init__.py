@@ -20,7 +20,8 @@ class LockRequest:
 
     `previous` is the lock as it stands, if there is one. While nothing that decides it has changed it
     is kept; `update` names packages that may move all the same, `update_all` lets every one move. `under`
-    is the lock of the target that this one is built on, of which every package stays.
+    is the lock of the target that this one is built on, of which every package stays. `absent` are pins
+    (`name==version`) of wheels that others may require and that are left out.
     """
 
     target: Target
@@ -29,6 +30,7 @@ class LockRequest:
     update: tuple[str, ...] = ()
     update_all: bool = False
     under: Lock | None = None
+    absent: tuple[str, ...] = ()
 
 
 def asked_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -27,7 +27,7 @@ from imagefactory.lock.pypi.conflict import explain_conflict, solves_with
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.known import known_needs, solve_known, with_needs
+from imagefactory.lock.pypi.known import known_needs, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -42,7 +42,7 @@ from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
 from imagefactory.lock.pypi.sdist import fetch_sdist
-from imagefactory.lock.pypi.unbuilt import WithSources
+from imagefactory.lock.pypi.unbuilt import require_wheels, without
 from imagefactory.lock.pypi.wheels_there import NoWheelError, what_works, without_wheel
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
@@ -103,7 +103,8 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            known, pins = solve_known(WithSources(self, target), question, progress)
+            with without(request.absent, question) as asked:
+                known, pins = require_wheels(self, asked, target, progress)
             lock = replace(known.lock, wheels=self.wheels(known, pins, progress))
         except (UnsolvableError, NoWheelError) as error:
             told = self.explained(error, question, target)
@@ -136,7 +137,7 @@ class UvLocker:
             question = self._question(request)
             if declared:
                 return self.solve(question)
-            return solve_known(WithSources(self, request.target), question, progress)[1]
+            return require_wheels(self, question, request.target, progress)[1]
         except UnsolvableError as error:
             raise explain_on(error, request.under, request.target) if request.under else error from error
 
@@ -321,12 +322,21 @@ class UvLocker:
         try:
             if name in from_indexes(lock.origins):
                 known = replace(known, name=name)
-            page = self._pages((known,), lock)[known] if name != "pip" else ""
+            page = self._page_of(known, lock) if name != "pip" else ""
             return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
         except (LockError, KeyError, RefusedError, TransientError):
             return ()
         finally:
             web.close()
+
+    def _page_of(self, known: LockedWheel, lock: Lock) -> str:
+        """The page of a project, as uv finds it; an index without that project may have others."""
+        try:
+            return self._pages((known,), lock)[known]
+        except LockError:
+            if not self._index.url:
+                raise
+            return f"{self._index.url.rstrip('/')}/{known.name}/"
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
