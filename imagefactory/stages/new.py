@@ -7,6 +7,7 @@ hints are solved before a person sees them. recipes/draft.py writes the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -53,7 +54,7 @@ from imagefactory.recipes.values import RULES
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import SHIPPED
-from imagefactory.stages.lock import read_needs, solve_target
+from imagefactory.stages.lock import has_wheels, read_needs, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
 
@@ -102,6 +103,9 @@ class Solver(Protocol):
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
 
+    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
+        """Whether some release of a package has a wheel, for whatever Python. Raises LockError."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSolver:
@@ -118,6 +122,9 @@ class IndexSolver:
 
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
+
+    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
+        return has_wheels(self.factory, target, base, name)
 
 
 def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
@@ -144,6 +151,7 @@ class _Planner:
         self._recipes = [one for one in read_recipes(folder) if one.family != request.family]
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
+        self._sourced: bool | None = None
         self.lost: list[str] = []
 
     # --- on a target ---
@@ -238,6 +246,8 @@ class _Planner:
             )
         failed: dict[str, LockError] = {}
         for python in (*first, *others):
+            if python not in first and self._only_sources([failed[one] for one in first]):
+                break
             try:
                 return self._settle(self._try(python, framework))
             except (UnsolvableError, NoWheelError) as error:
@@ -343,16 +353,27 @@ class _Planner:
         )
         return self._solved(draft(trial.wish, asked, self._bases, why), why=why)
 
+    def _only_sources(self, errors: Sequence[LockError]) -> bool:
+        """Whether a package without wheels for some Pythons has none for the others either."""
+        if self._sourced is None:
+            names = [set(one.names) if isinstance(one, NoWheelError) else set() for one in errors]
+            base = base_for("", self._bases)
+            target = _open_target(self._request.family, base.python, base, (), ())
+            common = sorted(set.intersection(*names)) if names else ()
+            self._sourced = not all(self._solver.has_wheels(target, base, name) for name in common)
+        return self._sourced
+
     def _unbuilt(self, failed: Mapping[str, LockError], framework: str) -> _Trial | None:
         """The trial with the fewest packages to build, of the Pythons on which some have no wheel."""
         carried = {base.python for base in self._bases}
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         for some in (carried.intersection(pythons), set(pythons) - carried):
-            trials = [self._try(python, framework, sources=True) for python in pythons if python in some]
-            found = [one for one in trials if one.error is None]
+            with ThreadPoolExecutor(2) as pool:
+                tried = [one for one in pythons if one in some]
+                trials = pool.map(lambda python: self._try(python, framework, sources=True), tried)
+                found = [one for one in trials if one.error is None]
             if found:
                 return min(found, key=lambda one: len(one.unbuilt))
-            failed = {**failed, **{one.python: one.error for one in trials if one.error}}
         return None
 
     # --- what all recipes share ---
