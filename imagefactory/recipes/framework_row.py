@@ -11,7 +11,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
-from imagefactory.gpu.knowledge import CudaWheel
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.values import RULES, canonical
 from imagefactory.recipes.wish import Wish, minor_python
@@ -108,8 +107,8 @@ class Row:
         offers = self.offers(version)
         if self.source == "pypi" and version and len(offers) == 1:
             return offers[0]
-        if len(own := {wheel.cuda for wheel in self._by_extras(version)}) == 1:
-            return own.pop()
+        if own := self._named_cuda(version):
+            return own
         if told := self.told_cuda():
             return self._as_offered(told, offers)
         below = self._as_offered(self.wish.below, offers)
@@ -148,14 +147,14 @@ class Row:
                 "--cuda VERSION",
             )
 
-    def _by_extras(self, version: str) -> tuple[CudaWheel, ...]:
-        """The offers of PyPI whose extras the file has itself (`jax[cuda12]`, `jax[cuda12_local]`)."""
-        written = self._written_extras()
-        return tuple(
-            wheel
-            for wheel in (knowledge.offered(self.framework, version) if version and written else ())
-            if wheel.extras and all(any(one.startswith(extra) for one in written) for extra in wheel.extras)
-        )
+    def _named_cuda(self, version: str) -> str:
+        """The CUDA that its extras (`jax[cuda12_local]`) or its name (`cupy-cuda12x`) say; empty for none."""
+        if self.source != "pypi" or not version:
+            return ""
+        words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
+        majors = {found[1] for one in words if (found := re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", one))}
+        offers = self.offers(version) or tuple(majors)
+        return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
 
     def _written_extras(self) -> set[str]:
         written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))

@@ -363,17 +363,20 @@ class _Planner:
             self._sourced = not all(self._solver.has_wheels(target, base, name) for name in common)
         return self._sourced
 
-    def _unbuilt(self, failed: Mapping[str, LockError], framework: str) -> _Trial | None:
-        """The trial with the fewest packages to build, of the Pythons on which some have no wheel."""
-        carried = {base.python for base in self._bases}
+    def _unbuilt(self, failed: dict[str, LockError], framework: str) -> _Trial | None:
+        """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
+
+        Where there is none, `failed` says what else stands against each.
+        """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
+        carried = {base.python for base in self._bases}
         for some in (carried.intersection(pythons), set(pythons) - carried):
             with ThreadPoolExecutor(2) as pool:
                 tried = [one for one in pythons if one in some]
-                trials = pool.map(lambda python: self._try(python, framework, sources=True), tried)
-                found = [one for one in trials if one.error is None]
-            if found:
+                trials = list(pool.map(lambda python: self._try(python, framework, sources=True), tried))
+            if found := [one for one in trials if one.error is None]:
                 return min(found, key=lambda one: len(one.unbuilt))
+            failed |= {one.python: one.error for one in trials if one.error}
         return None
 
     # --- what all recipes share ---
@@ -514,11 +517,12 @@ class _Planner:
         error = failed[python]
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
-        hint = self._other_ways(wish) or error.hint
+        unsolvable = isinstance(error, UnsolvableError)
+        hint = error.hint if not unsolvable else f"change in {wish.file} what the reason names"
         return UnsolvableError(
             f"{wish.file}: its packages do not go together on any Python that was tried ({tried}); on "
             f"{python}: {text}",
-            hint=hint,
+            hint=self._other_ways(wish) or hint,
             tree=error.tree if isinstance(error, UnsolvableError) else "",
         )
 

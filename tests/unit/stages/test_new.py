@@ -37,6 +37,8 @@ INDEX = {
     "einops==0.8.0": Release(),
     "tensorflow==2.21.0": Release(),
     "jax==0.10.2": Release(),
+    "jax==0.4.35": Release(),
+    "cupy-cuda12x==13.6.0": Release(),
     "numba==0.68.1": Release(needs=("numpy",)),
     "librosa==1.0": Release(needs=("numba",)),
     "old-tool==1.0": Release(needs=("numpy<2",)),
@@ -90,6 +92,8 @@ def bench(root: Path) -> Bench:
         ("torch==2.3.1\n", ("torch", "2.3.1", "12.1", "3.13")),
         ("jax[cuda12]\n", ("jax", "0.10.2", "12", "3.13")),
         ("jax\n", ("jax", "0.10.2", "13", "3.13")),
+        ("jax[cuda12_pip]==0.4.35\n", ("jax", "0.4.35", "12", "3.13")),
+        ("cupy-cuda12x<14\n", ("cupy-cuda12x", "13.6.0", "12", "3.13")),
         ("tensorflow\ntrainer\n", ("tensorflow", "2.21.0", "12", "3.13")),
         ("torch\n-c bounds.txt\n", ("torch", "2.3.1", "12.1", "3.13")),
     ],
@@ -242,6 +246,13 @@ def test_packages_without_wheels_stop_no_recipe(bench: Bench) -> None:
     assert sorted(plan.without_wheel) == ["filterpy", "sourced"]
     assert plan.draft.choice == Choice(framework="torch", version="2.1.2", cuda="12.1", python="3.11")
     assert plan.draft.lost == ()
+
+
+def test_what_stands_against_packages_without_wheels(bench: Bench) -> None:
+    """A wheel that is missing is not the reason where building it would not help."""
+    error = bench.stop("torch==2.1.2\nsourced\nold-tool\nnumpy>=2\n")
+    assert isinstance(error, UnsolvableError)
+    assert error.tree == "the whole account"
 
 
 def test_an_index_that_cannot_be_reached(bench: Bench) -> None:
