@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import UsageError
+from imagefactory.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from imagefactory.recipes.draft import Draft
@@ -179,7 +180,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
     default="",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked.",
+    help="Add packages to TARGET, all of it as locked. A shipped family is copied first.",
 )
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
@@ -197,6 +198,8 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
+    if asked["on"] and not call.settings.shipped:
+        _bring_family(call, asked["on"], only_print=only_print)
     drafted, check = _draft(call, family, asked)
     _say_notes(call, drafted.told)
     if only_print and not as_json:
@@ -215,6 +218,34 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
         return say_json("recipe", told)
     say(f"wrote {path}: look it over before it is locked")
     return say_next("lock", family)
+
+
+def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
+    """Copy the family of a shipped target into the project, where the project does not have it.
+
+    Raises UsageError where nothing may be written.
+    """
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.init import find_shipped, make_factory
+
+    try:
+        select_one(call.factory.targets, on)
+        return
+    except NothingSelectedError:
+        shipped = find_shipped(on, call.settings, os.environ)
+    if shipped is None:
+        return
+    if only_print:
+        root = shlex.quote(str(call.settings.root_path))
+        raise UsageError(
+            f"{shipped.name} comes with imagefactory, but this project does not have it",
+            hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
+        )
+    brought = make_factory(call.settings.root_path, (shipped.family,), call.settings, os.environ)
+    families = " and ".join(brought.families)
+    call.progress.note(
+        f"note: copied {families} into this project, with its locks, since {shipped.name} is of it"
+    )
 
 
 def _say_notes(call: Call, notes: Iterable[str]) -> None:
