@@ -20,7 +20,7 @@ from imagefactory.recipes.match_spec import channel_address, channel_name, parse
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.values import RULES, default_checks
-from imagefactory.recipes.wish import Wish, minor_python
+from imagefactory.recipes.wish import INSTEAD, Wish, minor_python
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.suite import table
 from imagefactory.versions import natural
@@ -77,9 +77,11 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         "framework": framework,
     }
     if source == "conda":
-        channels = wish.channels or ["conda-forge"]
-        if not wish.channels:
-            told.append(f"{wish.file} names no channel that can be taken over: conda-forge was written")
+        channels = [*wish.channels]
+        if INSTEAD not in channels and (wish.defaults or not channels):
+            after = "asked last, where conda asks its defaults" if channels else "no other channel is named"
+            told.append(f"the channel {INSTEAD} was written: {after}")
+            channels.append(INSTEAD)
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, cuda, told)
     capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
@@ -213,6 +215,7 @@ def _conda_lists(row: Row, told: list[str]) -> dict[str, list[str]]:
         told.append(f"{', '.join(more)}: the row's version says it")
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", wish.python):
         constraints.append(f"python {wish.python}")
+    constraints += wish.conda_bounds
     same = FRAMEWORKS.get(row.framework, "")
     for text in wish.pip:
         if same and pypi_name(text) == same:
@@ -229,7 +232,8 @@ def _conda_lists(row: Row, told: list[str]) -> dict[str, list[str]]:
 
 
 def _pypi_lists(row: Row, cuda: str, told: list[str]) -> dict[str, list[str]]:
-    if left := [text for text in row.wish.conda if parse_spec(text).name != "pip"]:
+    specs = (*row.wish.conda, *row.wish.conda_bounds)
+    if left := [text for text in specs if parse_spec(text).name != "pip"]:
         told.append(
             f"{row.framework} comes from PyPI, so these of conda were left out: {', '.join(left)} "
             "(write PyPI's names of those that are needed, or take a framework of conda: --framework NAME)"

@@ -14,7 +14,7 @@ from imagefactory.gpu.builds import built_for
 from imagefactory.model import Target
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.values import RULES, canonical
-from imagefactory.recipes.wish import Wish, minor_python
+from imagefactory.recipes.wish import CPU_ONLY, Wish, minor_python
 from imagefactory.versions import natural
 
 # A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
@@ -86,6 +86,8 @@ class Row:
 
     def told_cuda(self) -> str:
         """What the file says itself: `cpu` for a build without CUDA, empty where it says nothing."""
+        if CPU_ONLY in self.wish.hints:
+            return "cpu"
         if built := self._own_build():
             return built
         specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
