@@ -307,7 +307,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
         try:
             drafted = draft(wish, said, bases, call.factory.targets)
         except UsageError:  # often for want of a line that could not be read
-            _say_notes(call, wish.left)
+            _say_notes(call, [*wish.notes, *wish.left])
             raise
 
     def check() -> None:

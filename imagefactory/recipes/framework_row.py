@@ -88,19 +88,27 @@ class Row:
         """What the file says itself: `cpu` for a build without CUDA, empty where it says nothing."""
         if CPU_ONLY in self.wish.hints:
             return "cpu"
-        if built := self._own_build():
-            return built
-        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
-        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
-        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
-        for word in words:
-            if found := re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word):
-                return found[1]
+        built, beside = self._own_build(), self._cuda_beside()
+        builds = (self.wish.builds.get(self.framework, ""), *(spec.build for spec in self.specs))
+        glued = any(re.search(r"cuda[0-9]{3}", build) for build in builds)
+        if told := (beside or built) if glued else (built or beside):
+            return told
         hints = self.wish.hints
         for word in (*(spec.build for spec in self.specs), *self.wish.channels, *hints):
             if found := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
                 return f"{found[1] or found[3]}.{found[2] or found[4]}"
         return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
+
+    def _cuda_beside(self) -> str:
+        """What packages say whose version is that of CUDA.
+
+        They say it better than a build of conda-forge, `cuda120`: it is made with 12.0 and runs with any 12.
+        """
+        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
+        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
+        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
+        found = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
+        return next((one[1] for one in found if one), "")
 
     def refuse_rocm(self) -> None:
         """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""

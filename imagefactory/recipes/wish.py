@@ -198,11 +198,12 @@ def take_channels(wish: Wish, node: YamlNode) -> None:
     `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly
     all of them: before those channels it would take their place.
     """
-    items = items_of(wish, node, "channels")
-    texts = [
-        (item.get("url") or item.get("channel") or item if item.kind == "map" else item) for item in items
-    ]
-    for one in sorted(texts, key=lambda one: one.text == "defaults"):
+    found = []
+    for item in items_of(wish, node, "channels"):
+        named = item.get("url") or item.get("channel") if item.kind == "map" else item
+        priority = re.fullmatch(r"-?[0-9]{1,9}", text_of(item, "priority"))  # of pixi: the highest first
+        found.append((-int(priority[0]) if priority else 0, named or item))
+    for _, one in sorted(found, key=lambda pair: (pair[1].text == "defaults", pair[0])):
         take_channel(wish, one.text, one.where)
 
 

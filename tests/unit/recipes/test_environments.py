@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from imagefactory.model import Target
 from imagefactory.recipes.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
 from imagefactory.recipes.environments import LIMITS, Reading, parse_wish, read_wish
 from imagefactory.recipes.expand import expand_all, select
+from imagefactory.recipes.foreign_locks import build_variant
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
@@ -87,7 +89,7 @@ environments:
     packages:
       linux-64:
       - conda: https://conda.anaconda.org/conda-forge/linux-64/python-3.12.7-hc5c86c4_0_cpython.conda
-      - conda: https://conda.anaconda.org/conda-forge/linux-64/pytorch-2.5.1-cuda126_py312h1_300.conda
+      - conda: https://conda.anaconda.org/conda-forge/linux-64/pytorch-2.5.1-cuda126_py312h1763f6d_300.conda
       - conda: https://conda.anaconda.org/conda-forge/noarch/tzdata-2024b-hc8b5060_0.tar.bz2
       - conda: ../local-package
       - pypi: https://index.example.org/einops-0.8.0-py3-none-any.whl
@@ -375,20 +377,23 @@ def test_the_other_half_of_our_own_lock_is_told() -> None:
 
 
 def test_a_pixi_lock_becomes_a_recipe() -> None:
-    made, target = drafted(PIXI_6, "pixi.lock")
+    """Of several channels each package is taken from the one that the lock took it from."""
+    _, target = drafted(PIXI_6, "pixi.lock")
     assert target.name == "lab-2.5.1-cu126"
     assert target.channels == ("https://conda.anaconda.org/conda-forge", "https://conda.anaconda.org/pytorch")
-    assert target.requirements == ("pytorch 2.5.1.*", "tzdata ==2024b")
-    assert (target.python, target.constraints, target.pip) == (
-        "3.12",
-        ("python ==3.12.7",),
-        ("einops==0.8.0",),
-    )
-    assert [told.partition(" (")[0] for told in made.told] == [
-        "pixi.lock:14:16: '../local-package' is made from sources",
-        "pixi.lock:16:15: 'git+https://git.example.org/x' is no package of an index",
-        "every package was written at its locked version",
-    ]
+    assert target.requirements == ("conda-forge::pytorch 2.5.1.*", "conda-forge::tzdata ==2024b")
+    assert target.constraints == ("conda-forge::pytorch * cuda126_*", "python ==3.12.7")
+    assert (target.python, target.pip) == ("3.12", ("einops==0.8.0",))
+    wish = parse_wish(PIXI_6, "pixi.lock", READING)
+    assert lines_of(wish.left) == [14, 16]
+    assert wish.notes == []
+
+
+def test_other_indexes_of_a_pixi_lock_are_told() -> None:
+    other = "https://wheels.example.org/whl/cu126"
+    text = PIXI_6.replace("    packages:\n", f"    - {other}\n    packages:\n", 1)
+    wish = parse_wish(text, "pixi.lock", READING)
+    assert [one for one in (*wish.left, *wish.notes) if other in one]
 
 
 def test_a_pixi_lock_with_one_environment_of_another_name() -> None:
@@ -400,13 +405,81 @@ def test_a_conda_lock_becomes_a_recipe() -> None:
     made, target = drafted(CONDA_LOCK, "conda-lock.yml")
     assert (target.name, target.framework) == ("lab-2.17.0-cu126", "tensorflow")
     assert target.requirements == ("tensorflow 2.17.0.*",)
-    assert (target.constraints, target.pip) == (("python ==3.11.9",), ("rich==13.7.1",))
-    assert [told.partition(" (")[0] for told in made.told] == [
-        "conda-lock.yml:6:5: the channel 'https://...@conda.example.org/x' cannot be taken over",
-        "conda-lock.yml:10:1: the packages of category 'dev': pytest",
-        "every package was written at its locked version",
-    ]
+    assert target.constraints == ("tensorflow * cuda126*", "python ==3.11.9")
+    assert target.pip == ("rich==13.7.1",)
+    wish = parse_wish(CONDA_LOCK, "conda-lock.yml", READING)
+    assert (lines_of(wish.left), lines_of(wish.notes)) == ([6], [10])
     assert "secret" not in made.text
+
+
+def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
+    """`01-ai/Yi conda-lock.yml`: the heading says conda-forge, the addresses are those of a mirror."""
+    text = CONDA_LOCK.replace("https://conda.anaconda.org/", "https://mirror.example.org/anaconda/cloud/")
+    wish = parse_wish(text, "conda-lock.yml", READING)
+    assert wish.channels == ["conda-forge"]
+    assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in wish.notes)
+
+
+@pytest.mark.parametrize(
+    ("build", "pattern"),
+    [
+        ("nompi_h2d575fe_105", "nompi_*"),
+        ("cuda126_py312h1763f6d_306", "cuda126_*"),
+        ("np2py311h912ec1f_1", "np2*"),
+        ("20_linux64_openblas", "*_linux64_openblas"),
+        ("py3.12_cuda12.1_cudnn8.9.2_0", "*_cuda12.1_cudnn8.9.2_*"),
+        ("conda_forge", "conda_forge"),
+        ("mkl", "mkl"),
+        *((build, "") for build in ("py312h1763f6d_0", "hbcca054_0", "pyhd8ed1ab_0", "py_0", "0", "")),
+    ],
+)
+def test_of_a_locked_build_the_variant_is_kept(build: str, pattern: str) -> None:
+    assert build_variant(build) == pattern
+    assert not pattern or fnmatchcase(build, pattern)
+
+
+# --- pixi.toml -----------------------------------------------------------------------------------
+
+PIXI = """\
+[workspace]
+channels = [{ channel = "https://repo.example.org/own", priority = -1 }, "pytorch", "conda-forge"]
+platforms = ["linux-64", { name = "gpu", platform = "linux-64", cuda = "12.4" }]
+exclude-newer = "2026-01-01"
+[tasks]
+install = "pip install x"
+[system-requirements]
+cuda = "12.1"
+[activation]
+scripts = ["set.sh"]
+[dependencies]
+python = "3.11.*"
+pytorch = { version = "2.3.*", build-number = ">=1" }
+[host-dependencies]
+numpy = "<2"
+[constraints]
+scipy = "<1.14"
+[pypi-options]
+extra-index-urls = ["https://wheels.example.org/simple"]
+dependency-overrides = { rich = "==13" }
+[pypi-dependencies]
+apex = { version = "*", index = "https://more.example.org/simple" }
+[dev]
+own = { path = "." }
+"""
+
+
+def test_nothing_of_a_pixi_manifest_goes_unsaid() -> None:
+    wish = parse_wish(PIXI, "pixi.toml", READING)
+    assert wish.channels == ["pytorch", "conda-forge", "https://repo.example.org/own"]
+    assert wish.conda == ["pytorch 2.3.*", "numpy <2"]
+    assert wish.conda_bounds == ["scipy <1.14"]
+    assert wish.python == "3.11.*"
+    told = sorted(lines_of([*wish.left, *wish.notes]))
+    assert told == [3, 4, 5, 8, 10, 13, 19, 20, 22, 23]
+    assert {10, 13, 20, 23} <= {*lines_of(wish.left)}
+    assert {3, 4, 5, 8} == {*lines_of(wish.notes)} - {19, 22}
+    _, target = drafted(PIXI, "pixi.toml")
+    assert target.cuda == "12.4"  # of the platform that is meant
 
 
 FAULTS = [
