@@ -303,6 +303,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
             version=version.lstrip("="),
             cuda=asked["cuda"],
             source=asked["kind"] or "",
+            indexes=call.settings.index_map,
         )
         try:
             drafted = draft(wish, said, bases, call.factory.targets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.errors import RecipeError, UsageError
@@ -16,6 +16,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.framework_row import FRAMEWORKS, Row, find_framework, fits_python, pypi_name
+from imagefactory.recipes.index_rows import index_rows
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.recipe import parse_recipe
@@ -30,13 +31,14 @@ _NEWEST_PYTHON = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAsk:
-    """What the person says beside the file; empty where the file is to say it."""
+    """What the person says beside the file, empty where the file is to say it; and the settings' indexes."""
 
     family: str
     framework: str = ""
     version: str = ""
     cuda: str = ""
     source: str = ""
+    indexes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,18 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         row = _from_conda(row, told)
         wish = row.wish
     version = asked.version or row.version
+    elsewhere = index_rows(wish, dict(asked.indexes))
     if not asked.cuda:
         row.refuse_rocm()
-        row.refuse_other_build(version, targets)
-    cuda = asked.cuda or row.cuda(version)
+        if framework not in elsewhere.rows:
+            row.refuse_other_build(version, targets, index=elsewhere.missing.get(framework, ""))
+    cuda = asked.cuda or (row.told_cuda() if framework in elsewhere.rows else row.cuda(version))
+    told += elsewhere.notes
+    for package, write in elsewhere.missing.items():
+        if package != framework:
+            told.append(
+                f"{package}: PyPI has no wheel of what is asked for ({write}, and run this command again)"
+            )
     if not version or not cuda:
         raise row.ask(version, cuda, targets)
     if row.other_below(cuda):
@@ -97,6 +107,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         parts.append(f"checks: [{', '.join(default_checks(framework))}]\n")
     parts.append("\n")
     parts += [_list(key, values) for key, values in lists.items()]
+    parts.append(_index(elsewhere.rows, {framework, *map(pypi_name, lists.get("pip", lists["packages"]))}))
     parts += [_labels(wish), _environment(wish), _parts(wish)]
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
@@ -271,6 +282,12 @@ def _list(key: str, values: Sequence[str]) -> str:
     if not values:
         return f"{key}: []\n"
     return f"{key}:\n" + "".join(f"  - {quoted(value)}\n" for value in dict.fromkeys(values))
+
+
+def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
+    """The indexes of those packages that the recipe asks for itself."""
+    lines = [f"  {quoted(package)}: {index}\n" for package, index in rows.items() if package in names]
+    return "index:\n" + "".join(lines) if lines else ""
 
 
 def _labels(wish: Wish) -> str:

@@ -150,8 +150,11 @@ class Row:
         """Whether the image below has another CUDA than the framework will."""
         return bool(self.wish.below) and self._as_offered(self.wish.below, (cuda,)) != cuda
 
-    def refuse_other_build(self, version: str, targets: Sequence[Target]) -> None:
-        """Raises UsageError where the file means a build for the CPU, or one that its source has not."""
+    def refuse_other_build(self, version: str, targets: Sequence[Target], *, index: str = "") -> None:
+        """Raises UsageError where the file means a build for the CPU, or one that its source has not.
+
+        `index` is how to name another index that has it.
+        """
         told, offers = self.told_cuda(), self.offers(version)
         what = f"{self.framework} {version}".strip()
         if told == "cpu":
@@ -167,6 +170,8 @@ class Row:
             f"take PyPI's: --cuda {offers[-1]}",
             *(f"build on it: --on {one.name}" for one in named[:_FEW]),
         ]
+        if index:
+            ways.append(f"take that build: {index}, and run this command again")
         if others:
             conda = _of_source(self.framework, "conda", set())
             ways.append(f"ask conda-forge: --source conda --framework {conda}={version} --cuda {told}")

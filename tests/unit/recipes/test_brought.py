@@ -119,7 +119,9 @@ ENVIRONMENTS = (
         said=(
             "the build tag '+cu118' in 'torch==2.2.1+cu118'",
             "env.yaml means torch 2.2.1 for CUDA 11.8, and PyPI has it for CUDA 12.1",
-            "take PyPI's: --cuda 12.1; or ask conda-forge: --source conda --framework pytorch=2.2.1 --cuda 11.8",
+            "take PyPI's: --cuda 12.1; or ",
+            "--source conda --framework pytorch=2.2.1 --cuda 11.8",
+            'pytorch-cu118 = "',
         ),
         unsaid=("fvcore==0.1.5.post20221221' cannot",),
         code=2,
