@@ -94,6 +94,11 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
             channels.append(INSTEAD)
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, cuda, told)
+    if source == "conda" and asked.cuda and not row.told_cuda() and framework in FRAMEWORKS:
+        packages, constraint = _builds_for(row, version, cuda)
+        lists["packages"] = [*lists["packages"], packages]
+        lists["constraints"] = [*lists.get("constraints", ()), constraint]
+        told.append(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
     capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
     parts = [
         _head(wish, told),
@@ -240,6 +245,20 @@ def _conda_lists(row: Row, told: list[str]) -> dict[str, list[str]]:
         "pip": [text for text in wish.pip if not same or pypi_name(text) != same],
     }
     return {key: values for key, values in lists.items() if values or key == "packages"}
+
+
+def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
+    """The package by which conda's builds for a CUDA are chosen, and the bound on the framework's build.
+
+    Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
+    pytorch-cuda); conda-forge.org/docs/user/tipsandtricks, "Installing CUDA-enabled packages" (cuda-version).
+    """
+    channels = [channel_name(spec.channel) for spec in row.specs if spec.channel] or row.wish.channels
+    first = next((name for name in channels if name in ("pytorch", INSTEAD)), INSTEAD)
+    name = "cuda-version"
+    if first == "pytorch" and FRAMEWORKS[row.framework] == "torch":
+        name = "pytorch-cuda" if natural(version) >= natural("1.13") else "cudatoolkit"
+    return f"{name} {cuda}.*", f"{row.framework} * *cuda*"
 
 
 def _pypi_lists(row: Row, cuda: str, told: list[str]) -> dict[str, list[str]]:

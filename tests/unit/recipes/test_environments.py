@@ -252,6 +252,22 @@ def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
     assert "cpuonly" not in target.requirements
 
 
+@pytest.mark.parametrize(
+    ("channels", "framework", "expected"),
+    [
+        ("pytorch, nvidia, conda-forge", "pytorch=2.3", "pytorch-cuda 11.8.*"),
+        ("conda-forge, pytorch", "'pytorch::pytorch=1.12.*'", "cudatoolkit 11.8.*"),
+        ("conda-forge", "pytorch=2.3", "cuda-version 11.8.*"),
+        ("defaults", "tensorflow=2.12", "cuda-version 11.8.*"),
+    ],
+)
+def test_a_cuda_that_the_person_says_chooses_builds(channels: str, framework: str, expected: str) -> None:
+    text = f"channels: [{channels}]\ndependencies: [{framework}, numpy]\n"
+    _, target = drafted(text, "environment.yml", DraftAsk(family="lab", cuda="11.8"))
+    assert expected in target.requirements
+    assert any(re.search(r" \* \*cuda\*$", one) for one in target.constraints)
+
+
 def test_bounds_on_python_hold_together() -> None:
     _, target = drafted(
         "dependencies: [pytorch=2.3, 'python <3.10', pytorch-cuda=12.1, 'python >=3.9']\n", "environment.yml"
