@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from imagefactory.errors import (
     FactoryError,
     LockError,
-    NothingSelectedError,
     UnbuiltError,
     UnreachableError,
     UnsolvableError,
     UsageError,
 )
-from imagefactory.factory import Factory, read_sound
+from imagefactory.factory import Factory
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.series import cuda_of
 from imagefactory.lock.pypi.wheels_there import NoWheelError
@@ -49,11 +48,10 @@ from imagefactory.recipes.framework_row import (
     named_framework,
     pypi_name,
 )
+from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
-from imagefactory.recipes.values import RULES
+from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
-from imagefactory.settings.choices import Setting
-from imagefactory.settings.load import SHIPPED
 from imagefactory.stages.lock import has_wheels, read_needs, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
@@ -137,8 +135,9 @@ def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress:
     try:
         return planner.on_target() if request.on else planner.of_its_own()
     except FactoryError:
-        for line in planner.lost:
-            progress.note(f"lost: {line}")
+        for label, lines in (("note", planner.notes), ("lost", planner.lost)):
+            for line in lines:
+                progress.note(f"{label}: {line}")
         raise
 
 
@@ -152,13 +151,14 @@ class _Planner:
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
         self._sourced: bool | None = None
+        self.notes: list[str] = []
         self.lost: list[str] = []
 
     # --- on a target ---
 
     def on_target(self) -> Plan:
         request = self._request
-        below = self._find_target(request.on)
+        below = select_one(self._factory.targets, request.on)
         wish = self._read(below.python) if request.file else None
         drafted = draft_on(wish, request.family, below)
         if wish is None:
@@ -177,22 +177,6 @@ class _Planner:
         except UnsolvableError as error:
             hint = self._other_ways(wish) or error.hint
             raise UnsolvableError(error.message, hint=hint, tree=error.tree) from error
-
-    def _find_target(self, name: str) -> Target:
-        """A target of the project. Raises as `select_one`, and says of a shipped one how to bring it."""
-        factory = self._factory
-        try:
-            return select_one(factory.targets, name)
-        except NothingSelectedError as error:
-            root = Setting(value=str(SHIPPED), origin="new")
-            shipped = read_sound(replace(factory.settings, root=root), factory.environ).targets
-            found = next((one for one in shipped if name in (one.name, one.family)), None)
-            if found is None or found.family in {one.family for one in factory.targets}:
-                raise
-            raise NothingSelectedError(
-                f"'{name}' comes with imagefactory, and this project does not have its family yet",
-                hint=f"imagefactory init --with {found.family} {factory.settings.root_path}",
-            ) from error
 
     def _lock_of(self, target: Target) -> tuple[Lock | None, str]:
         try:
@@ -214,7 +198,8 @@ class _Planner:
             drafted = draft(wish, self._said(), self._bases, [f"not solved: {error.message}"])
             return self._unsolved(drafted, error.message)
 
-    def _said(self, **more: str) -> DraftAsk:
+    def _said(self, choice: Choice | None = None) -> DraftAsk:
+        """What the person says, and for a recipe of PyPI what was chosen."""
         request = self._request
         said = DraftAsk(
             family=request.family,
@@ -222,8 +207,9 @@ class _Planner:
             version=request.version,
             cuda=request.cuda,
             source=request.source,
+            indexes=self._factory.settings.index_map,
         )
-        return replace(said, **more)
+        return replace(said, source="pypi", **asdict(choice)) if choice else said
 
     def _choose(self, wish: Wish, framework: str) -> Plan:
         """The first Python on which all packages have wheels and solve together."""
@@ -233,10 +219,13 @@ class _Planner:
             row.refuse_version(request.version)
         if framework and not request.cuda:
             row.refuse_rocm()
-            if wrong := row.other_build(request.version or row.version):
-                hint = self._other_builds(wish, row)
+            elsewhere, version = self._elsewhere(wish), request.version or row.version
+            wrong = "" if framework in elsewhere.rows else row.other_build(version)
+            if wrong:
+                index = elsewhere.missing.get(framework, "")
+                hint = self._other_builds(wish, row, index)
                 if not self._reached:
-                    row.refuse_other_build(request.version or row.version)
+                    row.refuse_other_build(version, index=index)
                 raise UsageError(wrong, hint=hint)
         first, others = python_candidates(wish.python, self._bases)
         if not first and not others:
@@ -262,17 +251,22 @@ class _Planner:
         With `sources` packages without wheels are solved too, by what their sources declare.
         """
         request, wish = self._request, self._read(python)
-        wanted, bounds = list(wish.pip), list(wish.constraints)
-        row = Row(framework=framework, source="pypi", wish=wish)
+        wanted, bounds = [one for one in wish.pip if not is_source(one)], list(wish.constraints)
+        row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
             bounds += [f"{framework}=={request.version}.*"] if request.version else []
             bounds += [f"{framework}<{below}"] if below else []
-            cuda = request.cuda or row.told_cuda()
+            cuda = "" if framework in elsewhere.rows else request.cuda or row.told_cuda()
             if cuda and not (request.version or row.version) and (within := row.range_with(cuda)):
                 bounds.append(f"{framework}{within}")
         base = base_for(python, self._bases)
         target = _open_target(request.family, python, base, wanted, bounds)
+        target = replace(
+            target,
+            origins=tuple(sorted(elsewhere.rows.items())),
+            sources=tuple(filter(is_source, wish.pip)),
+        )
         trial = _Trial(python=python, wish=wish, sources=sources)
         try:
             if sources:
@@ -334,7 +328,8 @@ class _Planner:
 
     def _cudas(self, row: Row, version: str, trial: _Trial) -> tuple[str, ...]:
         """The CUDA versions to try, the newest first. Raises UsageError where none is known."""
-        if cuda := self._request.cuda or row.cuda(version):
+        named = row.framework in self._elsewhere(trial.wish).rows
+        if cuda := self._request.cuda or (row.told_cuda() if named else row.cuda(version)):
             return (cuda,)
         if offers := row.offers(version):
             return tuple(reversed(offers))
@@ -348,10 +343,7 @@ class _Planner:
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
         why = tuple(_reasons(trial.wish, choice, chosen=chosen))
-        asked = self._said(
-            framework=row.framework, version=version, cuda=cuda, source="pypi", python=trial.python
-        )
-        return self._solved(draft(trial.wish, asked, self._bases, why), why=why)
+        return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
 
     def _only_sources(self, errors: Sequence[LockError]) -> bool:
         """Whether a package without wheels for some Pythons has none for the others either."""
@@ -391,7 +383,7 @@ class _Planner:
             environment=request.environment,
         )
         wish = read_wish(request.file, reading)
-        self.lost = self.lost or wish.left
+        self.notes, self.lost = wish.notes, wish.left
         if not (wish.conda or wish.pip or wish.parts.debian):
             raise UsageError(
                 f"nothing of {wish.file} can be taken over: it names no package that a recipe can have",
@@ -399,6 +391,10 @@ class _Planner:
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
         return wish
+
+    def _elsewhere(self, wish: Wish) -> IndexRows:
+        """The packages that the settings know another index for."""
+        return index_rows(wish, dict(self._factory.settings.index_map))
 
     def _expand(self, drafted: Draft) -> tuple[Target, ...]:
         bases = all_bases(self._bases, self._recipes)
@@ -463,7 +459,7 @@ class _Planner:
         self._reached = self._reached and not plan.unsolved
         return None if plan.unsolved else plan.draft.choice
 
-    def _other_builds(self, wish: Wish, row: Row) -> str:
+    def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
         """What to take in place of a build that PyPI does not have."""
         told, version = row.told_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
@@ -474,6 +470,7 @@ class _Planner:
                 break
         if told != "cpu" and self._hints:
             ways += [f"build on it: --on {name}" for name in self._fitting(wish, told)]
+            ways += [f"take that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
             other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
             if version and conda and self._choice(other):
@@ -517,8 +514,10 @@ class _Planner:
         error = failed[python]
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
-        unsolvable = isinstance(error, UnsolvableError)
-        hint = error.hint if not unsolvable else f"change in {wish.file} what the reason names"
+        elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
+        hint = elsewhere or f"change in {wish.file} what the reason names"
+        if isinstance(error, NoWheelError):
+            hint = error.hint
         return UnsolvableError(
             f"{wish.file}: its packages do not go together on any Python that was tried ({tried}); on "
             f"{python}: {text}",

@@ -11,7 +11,6 @@ import pytest
 
 from imagefactory.errors import (
     FactoryError,
-    NothingSelectedError,
     UnreachableError,
     UnsolvableError,
     UsageError,
@@ -226,15 +225,6 @@ def test_a_file_of_which_nothing_is_taken(bench: Bench) -> None:
     for text in ("# nothing\n", "-e .\n"):
         assert isinstance(bench.stop(text), UsageError)
         assert isinstance(bench.stop(text, on="pytorch-2.3-cu121"), UsageError)
-
-
-def test_a_shipped_target_that_the_project_does_not_have(bench: Bench) -> None:
-    for path in (bench.root / "recipes").glob("*.yaml"):
-        if path.name != "bases.yaml":
-            path.unlink()
-    error = bench.stop("einops\n", on="pytorch-2.3-cu121")
-    assert isinstance(error, NothingSelectedError)
-    assert "init --with pytorch" in error.hint
 
 
 # --- what is written all the same ---------------------------------------------------------------
