@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -117,10 +118,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
             under=under,
         )
         try:
-            locker = _target_locker(factory, target)
-            solved = locker.lock(request, progress)
-            behind = locker.behind(request, solved, progress)
-            _refuse_behind(target, behind)
+            solved, behind = solve_request(factory, request, progress)
         except UnsolvableError as error:
             if not current:
                 why = files.Unsolvable(
@@ -151,6 +149,30 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     return Relock(target=target, before=before, after=after, behind=behind)
 
 
+def solve_request(
+    access: Access, request: LockRequest, progress: Progress, *, build: bool = False
+) -> tuple[Lock, tuple[Behind, ...]]:
+    """A solution, and what of it is far behind. Nothing is written.
+
+    Raises UnbuiltError where packages have no wheel, and with `build` where the newest releases of what the
+    recipe names have none; BehindError for an old release of what it names, and what the solver's adapter
+    raises.
+    """
+    target, locker = request.target, target_locker(access, request.target)
+    solved = locker.lock(request, progress)
+    behind = locker.behind(request, solved, progress)
+    try:
+        _refuse_behind(target, behind)
+    except BehindError:
+        newest = tuple(f"{one.name}=={one.newest}" for one in behind if one.asked)
+        wanted = replace(target, constraints=(*target.constraints, *newest))
+        if build and target.source == "pypi":
+            with suppress(UnsolvableError):
+                locker.lock(replace(request, target=wanted), progress)
+        raise
+    return solved, behind
+
+
 def solve_target(
     factory: Factory,
     target: Target,
@@ -171,7 +193,7 @@ def solve_target(
         pins = uv_locker(package_index(factory)).versions(request, progress, declared=declared)
         solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
-    lock = _target_locker(factory, target).lock(request, progress)
+    lock = target_locker(factory, target).lock(request, progress)
     return {package.name: package.version for package in lock.packages}
 
 
@@ -252,11 +274,14 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
     for one in asked:
         by_key.setdefault("pip" if one.name in from_pypi else "constraints", []).append(f'"{one.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
+    builds = list(dict.fromkeys(one.build for one in asked if one.build))
+    newer = "change what forbids the newer one"
+    if builds:
+        newer = f"imagefactory lock {target.name} --build makes {' and '.join(builds)} from source"
     raise BehindError(
         f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
-        hint=f"change what forbids the newer one, or write {bounds} at {target.where} "
-        f"to lock the old one all the same",
+        hint=f"{newer}, or write {bounds} at {target.where} to lock the old one all the same",
         tree="\n".join(map(str, behind)),
     )
 
@@ -314,7 +339,7 @@ def conda_locker(access: Access) -> CondaLocker:
     return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
-def _target_locker(access: Access, target: Target) -> Locker:
+def target_locker(access: Access, target: Target) -> Locker:
     """What solves the target's packages, and knows where they are."""
     index = package_index(access)
     if not target.conda:

@@ -23,9 +23,8 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
-from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
-from imagefactory.lock.pypi.unbuilt import WithSources, write_stub
+from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -123,12 +122,13 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            question, pins = solve_known(WithSources(locker, target), question, progress)
+            with without(request.absent, question) as given_without:
+                question, pins = require_wheels(locker, given_without, target, progress)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                question, pins = solve_known(WithSources(locker, target), question, progress)
+                question, pins = require_wheels(locker, question, target, progress)
         except UnsolvableError as error:
             raise _explain(error, given) from error
         yield question, pins

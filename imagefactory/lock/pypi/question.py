@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -40,11 +40,15 @@ class WheelQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """uv's solution: `lines` as `name==version`, and in `lacking` extras that were asked (package, extra)
-    and that the package's metadata does not have."""
+    """uv's solution: `lines` as `name==version`.
+
+    `lacking` are extras that were requested (package, extra) and that the package's metadata does not have.
+    `via` are the packages that require each one.
+    """
 
     lines: tuple[str, ...]
-    lacking: tuple[tuple[str, str], ...]
+    lacking: tuple[tuple[str, str], ...] = ()
+    via: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:

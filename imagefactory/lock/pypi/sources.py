@@ -18,7 +18,7 @@ import tomllib
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -35,8 +35,8 @@ from imagefactory.trees import TreeLimits, open_file, printable, read_chunks, re
 
 DEFAULT_REQUIRES = ("setuptools>=40.8", "wheel")
 """What PEP 518 says a project without its own list builds with."""
-SKIPPED = (".git", "build", "*.egg-info")
-"""What is no source: git's own folder, and what builds leave."""
+SKIPPED = (".git", "build", "*.egg-info", ".venv", "__pycache__", "node_modules")
+"""What is no source: git's own folder, environments, and what builds and runs leave."""
 TREE = TreeLimits(entries=1_000_000, depth=100)
 PYPROJECT = "pyproject.toml"
 TEXT = 1 << 20  # bytes of a pyproject.toml
@@ -311,17 +311,19 @@ class _Bounded:
 # --- copying a folder ----------------------------------------------------------------------------
 
 
-def copy_source(folder: Path, target: Path, most: int) -> str:
+def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
     """Copy a package's folder to `target`, which must not be there; return a sha256 of all that it holds.
 
     A link is copied as a link where it stays inside. `most` are the bytes of all files, as they are read: a
-    hole counts. Raises UsageError for a link that leads out, for what is neither file, folder nor link, and
-    for more than that.
+    hole counts. `skipped` are names at its top that are not copied. Raises UsageError for a link that leads
+    out, for what is neither file, folder nor link, and for more than that.
     """
     rows, links, left = [], dict[str, str](), most
     try:
         target.mkdir()
         for path, state in walk_tree(folder, limits=TREE, skip=is_skipped):
+            if path.partition("/")[0] in skipped:
+                continue
             if stat.S_ISDIR(state.st_mode):
                 (target / path).mkdir()
             elif stat.S_ISLNK(state.st_mode):

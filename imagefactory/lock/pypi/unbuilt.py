@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import DownloadError, LockError, UnbuiltError, UsageError
 from imagefactory.gpu.source_builds import source_build
+from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.newest import bounds_of
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
@@ -34,6 +36,7 @@ from imagefactory.lock.pypi.sources import Project, read_project
 from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Lock, Target
+from imagefactory.progress import Progress
 
 ROUNDS = 100
 """Solutions that are tried at most; each but the last finds one more release without a wheel."""
@@ -56,17 +59,6 @@ class Solver(Protocol):
 
     def source(self, file: IndexFile, folder: Path) -> Path:
         """Return a source distribution, in the cache or in `folder`. Raises DownloadError."""
-
-
-@dataclass(frozen=True, slots=True)
-class WithSources:
-    """A solver that raises UnbuiltError where `solver` raises NoWheelError, for a question of `target`."""
-
-    solver: Solver
-    target: Target
-
-    def solve(self, question: WheelQuestion) -> Pins:
-        return require_wheels(self.solver, question, self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +85,19 @@ class Unbuilt:
         return known.debian if known else ()
 
 
-def require_wheels(solver: Solver, question: WheelQuestion, target: Target) -> Pins:
-    """Return the solution of `question`. Raises UnbuiltError with all packages of it that have no wheel."""
-    if not question.sources:
-        try:
-            return solver.solve(question)
-        except NoWheelError:
-            pass
+def require_wheels(
+    solver: Solver, question: WheelQuestion, target: Target, progress: Progress
+) -> tuple[WheelQuestion, Pins]:
+    """Solve a question so that all known needs are met, as `solve_known`.
+
+    Raises UnbuiltError with all packages of the solution that have no wheel.
+    """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _Search(solver, question, Path(folder))
-        pins = search.solve()
+        question, pins = solve_known(search, question, progress)
         unbuilt = search.unbuilt(pins)
     if not unbuilt:
-        return pins
+        return question, pins
     built = {one.name for one in unbuilt}
     lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
     raise list_unbuilt(unbuilt, lines, question, target)
@@ -113,20 +105,29 @@ def require_wheels(solver: Solver, question: WheelQuestion, target: Target) -> P
 
 @dataclass(slots=True)
 class _Search:
-    """The rounds of one question. `folder` has a stub for each release in `stubs`."""
+    """The rounds of one question, which grows. `folder` has a stub for each release in `stubs`."""
 
     solver: Solver
     question: WheelQuestion
     folder: Path
     stubs: dict[tuple[str, str], Unbuilt] = field(default_factory=dict)
     away: list[Unbuilt] = field(default_factory=list)
+    own: list[Unbuilt] | None = None
 
-    def solve(self) -> Pins:
-        (self.folder / "stubs").mkdir()
-        own = [one for entry in self.question.sources if (one := self._own(entry))]
+    def solve(self, question: WheelQuestion) -> Pins:
+        """A solution in which stubs stand for what has no wheel."""
+        if not question.sources and not self.stubs:
+            try:
+                return self.solver.solve(question)
+            except NoWheelError:
+                pass
+        self.question = question
+        (self.folder / "stubs").mkdir(exist_ok=True)
+        if self.own is None:
+            self.own = [one for entry in question.sources if (one := self._own(entry))]
         asked = replace(
-            self.question,
-            requirements=(*self.question.requirements, *(f"{one.name}=={one.version}" for one in own)),
+            question,
+            requirements=(*question.requirements, *(f"{one.name}=={one.version}" for one in self.own)),
             sdists=self.folder / "stubs",
         )
         for _ in range(ROUNDS):
@@ -137,7 +138,7 @@ class _Search:
                 if not any(added):
                     raise
         raise LockError(
-            f"{self.question.lock.target}: more than {ROUNDS} releases without a wheel were tried",
+            f"{question.lock.target}: more than {ROUNDS} releases without a wheel were tried",
             hint="constrain the packages that have none to one version each",
         )
 
@@ -259,6 +260,19 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
             archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{file}"), content)
 
 
+@contextmanager
+def without(absent: Sequence[str], question: WheelQuestion) -> Iterator[WheelQuestion]:
+    """`question` without the pins `absent` in its answer: empty wheels stand for them while uv solves."""
+    if not absent:
+        yield question
+        return
+    with tempfile.TemporaryDirectory(prefix="imagefactory-absent-") as folder:
+        stubs = question.stubs or Path(folder)
+        for name, _, version in (pin.partition("==") for pin in absent):
+            write_stub(stubs, name, version, ())
+        yield replace(question, given=(*question.given, *absent), stubs=stubs)
+
+
 # --- the list --------------------------------------------------------------------------------------
 
 
@@ -272,7 +286,7 @@ def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
     """What building a package needs, for a person, and whether this machine has all of it."""
     code, needs, possible = one.code, list[str](), True
     if one.project is None:
-        return ["read when it is built"], True
+        return ["to be fetched"], True
     if "C++" in code or "CUDA" in code:
         needs.append("a C++ compiler")
     if "CUDA" in code and target.gpu:
@@ -290,8 +304,8 @@ def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
     if one.debian:
         needs.append(f"Debian's {', '.join(one.debian)} (system: in the recipe)")
     if one.project.dependencies is None:
-        needs.append("its build, to say what it requires")
-    return needs or ["nothing else: it is pure Python"], possible
+        needs.append("its build, which alone says what it requires")
+    return needs, possible
 
 
 def list_unbuilt(
@@ -304,7 +318,7 @@ def list_unbuilt(
         needs, possible = needs_of(one, target)
         version = "" if one.version == UNKNOWN else one.version
         label = f"{one.name} {version}".strip() or one.source
-        lines.append(f"{label}: needs {', '.join(needs)}" if one.name else f"{label}: {', '.join(needs)}")
+        lines.append(f"{label}: {'needs ' + ', '.join(needs) if needs else 'pure Python'}")
         if not possible:
             impossible.append(one.name)
         requires = one.project.dependencies or () if one.project else ()

@@ -14,18 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip
 from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.pypi.asked import as_lines, in_plain_words, write_asked
+from imagefactory.lock.pypi.asked import as_lines, in_plain_words, read_via, write_asked
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.known import known_needs, solve_known, with_needs
+from imagefactory.lock.pypi.known import known_needs, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -40,7 +41,7 @@ from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
 from imagefactory.lock.pypi.sdist import fetch_sdist
-from imagefactory.lock.pypi.unbuilt import WithSources
+from imagefactory.lock.pypi.unbuilt import require_wheels, without
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -53,7 +54,7 @@ _SOLVE = (
     "--prerelease=if-necessary-or-explicit",
     "--index-strategy=first-index",
     "--no-header",
-    "--no-annotate",
+    "--annotation-style=split",
 )
 
 
@@ -100,7 +101,8 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            question, pins = solve_known(WithSources(self, target), question, progress)
+            with without(request.absent, question) as asked:
+                question, pins = require_wheels(self, asked, target, progress)
             lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
         except UnsolvableError as error:
             raise explain_on(error, under, target) if under else error from error
@@ -117,7 +119,7 @@ class UvLocker:
             question = self._question(request)
             if declared:
                 return self.solve(question)
-            return solve_known(WithSources(self, request.target), question, progress)[1]
+            return require_wheels(self, question, request.target, progress)[1]
         except UnsolvableError as error:
             raise explain_on(error, request.under, request.target) if request.under else error from error
 
@@ -197,13 +199,20 @@ class UvLocker:
             more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
             told = self._compile(asked, arguments, question.lock).stderr
-            pins = [line for line in out.read_text().splitlines() if "==" in line]
+            solution = out.read_text()
+        pins = [line for line in solution.splitlines() if "==" in line and not line.startswith(" ")]
         elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *question.given)}
         lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
         return Pins(
             lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
             lacking=tuple(sorted({(canonicalize_name(name), extra) for name, extra in lacking})),
+            via=read_via(solution),
         )
+
+    def requirers(self, question: WheelQuestion, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
+        """By each package of a solution those that require it. Raises LockError."""
+        pins = tuple(f"{wheel.name}=={wheel.version}" for wheel in wheels)
+        return self.solve(replace(question, constraints=(*question.constraints, *pins))).via
 
     def metadata(self, pin: str, lock: Lock) -> str:
         """METADATA of the wheel that fits a pin (`name==version`), beside it (PEP 658) or inside.
@@ -287,12 +296,21 @@ class UvLocker:
         try:
             if name in from_indexes(lock.origins):
                 known = replace(known, name=name)
-            page = self._pages((known,), lock)[known] if name != "pip" else ""
+            page = self._page_of(known, lock) if name != "pip" else ""
             return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
         except (LockError, KeyError, RefusedError, TransientError):
             return ()
         finally:
             web.close()
+
+    def _page_of(self, known: LockedWheel, lock: Lock) -> str:
+        """The page of a project, as uv finds it; an index without that project may have others."""
+        try:
+            return self._pages((known,), lock)[known]
+        except LockError:
+            if not self._index.url:
+                raise
+            return f"{self._index.url.rstrip('/')}/{known.name}/"
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
@@ -400,6 +418,35 @@ class UvLocker:
         finally:
             web.close()
 
+    def required(
+        self, wheels: Sequence[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]], lock: Lock
+    ) -> dict[str, tuple[str, ...]]:
+        """Requires-Dist of each wheel by its name, as far as its METADATA can be read."""
+        local = from_files(lock.origins)
+        urls = {
+            wheel.name: (self._index.root.absolute() / local[wheel.name]).as_uri()
+            for wheel in wheels
+            if wheel.name in local
+        }
+        for wheel in wheels:
+            for file in listed.get(wheel, ()):
+                if file.filename == wheel.filename:
+                    urls[wheel.name] = file.url
+        web = Web(self._index)
+
+        def read(url: str) -> tuple[str, ...] | None:
+            try:
+                return tuple(parse_email(read_metadata(web, url))[0].get("requires_dist", []))
+            except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError, UnicodeDecodeError):
+                return None
+
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                found = zip(urls, pool.map(read, urls.values()), strict=True)
+                return {name: needs for name, needs in found if needs is not None}
+        finally:
+            web.close()
+
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
         own, local = from_indexes(lock.origins), from_files(lock.origins)
@@ -413,7 +460,9 @@ class UvLocker:
         if pins:
             with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
                 asked = write_asked(Path(folder), pins, plain, self._index)
-                text = self._compile(asked, ["--no-deps", "--emit-index-annotation"], plain).stdout
+                text = self._compile(
+                    asked, ["--no-deps", "--no-annotate", "--emit-index-annotation"], plain
+                ).stdout
         told: list[tuple[str, str]] = re.findall(
             r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)", text, re.MULTILINE
         )
