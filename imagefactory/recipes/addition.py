@@ -159,7 +159,7 @@ def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tupl
 
 
 def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
-    """The nearest row's, but for what its version is known to need: a solve knows the needs of each version."""
+    """The nearest row's, without what its version is known to need: a solve adds that for each version."""
     releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
     known = {
         str(one.needs)
