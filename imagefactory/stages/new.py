@@ -190,7 +190,11 @@ class _Planner:
         wish, request = self._read(""), self._request
         framework, source = named_framework(wish, request.framework, request.source)
         if source != "pypi":
-            drafted = draft(wish, self._said(), self._bases)
+            try:
+                drafted = draft(wish, self._said(), self._bases)
+            except UsageError as error:
+                error.hint = "; or ".join(filter(None, (error.hint, self._other_ways(wish, "conda"))))
+                raise
             return self._solved(drafted)
         try:
             return self._choose(wish, framework)
@@ -238,11 +242,15 @@ class _Planner:
             if python not in first and self._only_sources([failed[one] for one in first]):
                 break
             try:
-                return self._settle(self._try(python, framework))
+                trial = self._try(python, framework)
+                if found := "" if framework else first_framework(_names(wish), trial.versions):
+                    # What the file says of builds and CUDA bounds the framework, now that it is known.
+                    return self._choose(wish, found)
+                return self._settle(trial)
             except (UnsolvableError, NoWheelError) as error:
                 failed[python] = error
-        if trial := self._unbuilt(failed, framework):
-            return self._settle(trial)
+        if best := self._unbuilt(failed, framework):
+            return self._settle(best)
         raise self._unsolvable(wish, failed)
 
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
@@ -301,11 +309,10 @@ class _Planner:
     def _version(self, trial: _Trial) -> tuple[Row, str, bool]:
         """The framework, its version as the recipe writes it, and whether the solver chose that."""
         request, wish = self._request, trial.wish
-        direct = {pypi_name(text) for text in wish.pip}
         if request.framework:
             framework = find_framework(wish, request.framework, "pypi")[0]
         else:
-            framework = first_framework(direct, trial.versions)
+            framework = first_framework(_names(wish), trial.versions)
         if not framework:
             raise UsageError(
                 f"neither {wish.file} nor what its packages need has a framework for GPUs that is known here",
@@ -434,11 +441,11 @@ class _Planner:
 
     # --- hints, each solved before it is made ---
 
-    def _other_ways(self, wish: Wish) -> str:
+    def _other_ways(self, wish: Wish, source: str = "pypi") -> str:
         """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
         if not self._hints:
             return ""
-        ways = [f"build it on a target that fits: --on {name}" for name in self._fitting(wish, "")]
+        ways = [f"build it on a target that fits: --on {name}" for name in self._fitting(wish, source=source)]
         request = self._request
         given = [f"--{name}" for name in ("on", "framework", "cuda") if getattr(request, name)]
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
@@ -469,7 +476,7 @@ class _Planner:
                 ways.append(f"take PyPI's: --cuda {cuda}")
                 break
         if told != "cpu" and self._hints:
-            ways += [f"build on it: --on {name}" for name in self._fitting(wish, told)]
+            ways += [f"build on it: --on {name}" for name in self._fitting(wish, cuda=told)]
             ways += [f"take that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
             other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
@@ -477,14 +484,15 @@ class _Planner:
                 ways.append(f"take conda's: --source conda --framework {conda}={version} --cuda {told}")
         return "; or ".join(ways) or "say which CUDA the image shall have: --cuda VERSION"
 
-    def _fitting(self, wish: Wish, cuda: str) -> Iterator[str]:
+    def _fitting(self, wish: Wish, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
         """The targets on which the file's packages solve, the best first."""
         request, tried, found = self._request, 0, 0
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
-        named = request.framework or first_framework({pypi_name(text) for text in wish.pip}) or below
+        named = request.framework or first_framework(_names(wish)) or below
+        named = named or named_framework(wish, "", source)[0]
         framework = FRAMEWORKS.get(named, named)
-        for target in _ranked(self._factory.targets):
-            other = framework and target.framework != framework
+        for target in _ranked(self._factory.targets, source):
+            other = framework and FRAMEWORKS.get(target.framework, target.framework) != framework
             if other or (cuda and target.cuda not in (cuda, cuda.partition(".")[0])):
                 continue
             lock, _ = self._lock_of(target)
@@ -562,9 +570,14 @@ def _open_target(
     )
 
 
+def _names(wish: Wish) -> set[str]:
+    """The packages of PyPI that a file names itself."""
+    return {pypi_name(text) for text in wish.pip}
+
+
 def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
     """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
-    direct = {pypi_name(text) for text in wish.pip}
+    direct = _names(wish)
     if choice.framework not in direct:
         yield f"{choice.framework} is what the packages of {wish.file} need"
     others = [one for one in ("torch", "tensorflow", "jax") if one in direct - {choice.framework}]
@@ -578,7 +591,7 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
         yield f"Python {choice.python} was chosen: the first that all packages go with"
 
 
-def _ranked(targets: Iterable[Target]) -> list[Target]:
-    """Targets for GPUs with packages of PyPI: those without own additions, the newest version first."""
-    usual = [one for one in targets if one.source == "pypi" and one.gpu and one.platform == "linux/amd64"]
+def _ranked(targets: Iterable[Target], source: str) -> list[Target]:
+    """Targets for GPUs of a source: those without own additions, the newest version first."""
+    usual = [one for one in targets if one.source == source and one.gpu and one.platform == "linux/amd64"]
     return sorted(usual, key=lambda one: (not one.on, natural(one.version), natural(one.cuda)), reverse=True)

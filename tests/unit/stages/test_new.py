@@ -107,6 +107,7 @@ def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tu
 def test_an_index_of_builds_says_which_cuda(bench: Bench) -> None:
     text = "--extra-index-url https://wheels.example.org/whl/cu121\ntorch\n"
     assert bench.choice(text).version == "2.4.1"
+    assert bench.choice(text.replace("torch\n", "trainer\n")).version == "2.4.1"
 
 
 def test_a_version_that_no_table_knows_says_its_cuda_itself(bench: Bench) -> None:
