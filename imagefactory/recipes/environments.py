@@ -199,7 +199,7 @@ def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish
     wish, lines = Wish(file=file), text.split("\n")
     for key, value in root.pairs:
         match key.text:
-            case "name":
+            case "name" | "prefix":  # of an environment on somebody's machine
                 pass
             case "channels":
                 take_channels(wish, value)
@@ -212,9 +212,12 @@ def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish
                     wish.variable(name.text, item.text, name.where)
             case "platforms":
                 if PLATFORM not in [item.text for item in value.items]:
-                    wish.leave(key.where, f"{PLATFORM} is not among its platforms", "see whether it locks")
+                    wish.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
             case _:
-                wish.leave(key.where, f"{show(key.text)} is nothing that a recipe says", "nothing to do")
+                do = "write what it asks for into the file's other keys, or remove it"
+                wish.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
+    named = root.get("channels")
+    wish.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
     return wish
 
 
@@ -226,10 +229,11 @@ def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
         return True
     holds = selected(found[1])
     if holds is None:
-        do = "drop the line where it is not meant for every image"
-        wish.leave(item.where, f"the selector {show(found[0].strip())} is not judged, its line was taken", do)
+        wish.note(
+            item.where, f"the line is taken: the selector {show(found[0].strip())} is a comment to conda"
+        )
     elif not holds:
-        wish.leave(item.where, f"{show(item.text)} is not for {PLATFORM}", "nothing to do")
+        wish.note(item.where, f"{show(item.text)} is not for {PLATFORM}")
     return holds is not False
 
 

@@ -36,6 +36,7 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.match_spec import channel_name
@@ -203,7 +204,19 @@ def solve_target(
 def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[str, ...]:
     """Requires-Dist of a release (`torch==2.7.1`) for a target's Python. Raises LockError."""
     locker = uv_locker(package_index(access))
-    lock = Lock(
+    text = locker.metadata(pin, _empty_lock(locker, target, base))
+    return tuple(parse_email(text)[0].get("requires_dist", []))
+
+
+def has_wheels(access: Access, target: Target, base: Base, name: str) -> bool:
+    """Whether the index has a wheel of a package, of any release and for any Python."""
+    locker = uv_locker(package_index(access))
+    files = locker.project(name, _empty_lock(locker, target, base))
+    return any(file.filename.endswith(".whl") for file in files)
+
+
+def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:
+    return Lock(
         target=target.name,
         content_hash="",
         python=target.python,
@@ -211,7 +224,6 @@ def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[st
         solver="",
         wheels=(),
     )
-    return tuple(parse_email(locker.metadata(pin, lock))[0].get("requires_dist", []))
 
 
 def _with_places(factory: Factory, target: Target, error: UnsolvableError) -> str:
