@@ -421,7 +421,7 @@ def test_what_contradicts_is_said_with_its_place_in_the_recipe(
         for n, text in enumerate((place.root / "recipes/tiny.yaml").read_text().split("\n"), 1)
         if "numpy >=1.5" in text
     )
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: NoSolution())
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: NoSolution())
     code, _, err = place.call("lock", "tiny-*")
     assert code == 5
     assert f"numpy >=1.5 (recipes/tiny.yaml:{line}:" in err
