@@ -143,11 +143,16 @@ class LockError(FactoryError):
 
 
 class UnsolvableError(LockError):
-    """No environment fulfils what the recipe asks. `tree` is the solver's whole account, many lines."""
+    """No environment fulfils what the recipe asks. `tree` is the solver's whole account, many lines.
 
-    def __init__(self, message: str, *, hint: str = "", tree: str = "") -> None:
+    `conflict` are the requirements that contradict one another, none where they are not known.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", tree: str = "", conflict: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.tree = tree
+        self.tree, self.conflict = tree, conflict
 
 
 class UnreachableError(LockError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import UsageError
+from imagefactory.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from imagefactory.stages.new import Plan
@@ -199,7 +200,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
     default="",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked.",
+    help="Add packages to TARGET, all of it as locked. A shipped family is copied first.",
 )
 @click.option("--partial", is_flag=True, help="Write the recipe without what it cannot keep of FILE.")
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
@@ -219,6 +220,8 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
+    if asked["on"] and not call.settings.shipped:
+        _bring_family(call, asked["on"], only_print=only_print)
     plan = _plan(call, family, asked)
     drafted = plan.draft
     for line in drafted.notes:
@@ -262,6 +265,34 @@ def _lost(file: str, lost: Sequence[str]) -> UsageError:
     return UsageError(
         lines,
         hint="change the file as the brackets say, or write the recipe without these: --partial",
+    )
+
+
+def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
+    """Copy the family of a shipped target into the project, where the project does not have it.
+
+    Raises UsageError where nothing may be written.
+    """
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.init import find_shipped, make_factory
+
+    try:
+        select_one(call.factory.targets, on)
+        return
+    except NothingSelectedError:
+        shipped = find_shipped(on, call.settings, os.environ)
+    if shipped is None:
+        return
+    if only_print:
+        root = shlex.quote(str(call.settings.root_path))
+        raise UsageError(
+            f"{shipped.name} comes with imagefactory, but this project does not have it",
+            hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
+        )
+    brought = make_factory(call.settings.root_path, (shipped.family,), call.settings, os.environ)
+    families = " and ".join(brought.families)
+    call.progress.note(
+        f"note: copied {families} into this project, with its locks, since {shipped.name} is of it"
     )
 
 

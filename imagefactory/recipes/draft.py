@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from imagefactory.errors import RecipeError, UsageError
@@ -26,11 +26,12 @@ from imagefactory.recipes.framework_row import (
     series_within,
     within,
 )
+from imagefactory.recipes.index_rows import index_rows
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.values import RULES, default_checks
-from imagefactory.recipes.wish import Wish, minor_python
+from imagefactory.recipes.wish import INSTEAD, Wish, minor_python
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.suite import table
 from imagefactory.versions import natural
@@ -45,7 +46,10 @@ _BROUGHT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAsk:
-    """What the person says beside the file, or what was chosen; empty where the file is to say it."""
+    """What the person says beside the file, or what was chosen; empty where the file is to say it.
+
+    `indexes` are those of the settings, by name.
+    """
 
     family: str
     framework: str = ""
@@ -53,6 +57,7 @@ class DraftAsk:
     cuda: str = ""
     source: str = ""
     python: str = ""
+    indexes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +116,18 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
         row = _from_conda(row, lines)
         wish = row.wish
     version = asked.version or row.version
+    elsewhere = index_rows(wish, dict(asked.indexes))
     if not asked.cuda:
         row.refuse_rocm()
-        row.refuse_other_build(version)
-    cuda = asked.cuda or row.cuda(version)
+        if framework not in elsewhere.rows:
+            row.refuse_other_build(version, index=elsewhere.missing.get(framework, ""))
+    cuda = asked.cuda or (row.told_cuda() if framework in elsewhere.rows else row.cuda(version))
+    lines.notes += elsewhere.notes
+    for package, write in elsewhere.missing.items():
+        if package != framework:
+            lines.note(
+                f"{package}: PyPI has no wheel of what is asked for ({write}, and run this command again)"
+            )
     if not version or not cuda:
         raise row.ask(version, cuda)
     row.refuse_version(version)
@@ -128,13 +141,20 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
         "framework": framework,
     }
     if source == "conda":
-        channels = wish.channels or ["conda-forge"]
-        if not wish.channels:
-            lines.note(f"{wish.file} names no channel that can be taken over: conda-forge was written")
+        channels = [*wish.channels]
+        if INSTEAD not in channels and (wish.defaults or not channels):
+            after = "asked last, where conda asks its defaults" if channels else "no other channel is named"
+            lines.note(f"the channel {INSTEAD} was written: {after}")
+            channels.append(INSTEAD)
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, version, lines) if source == "conda" else _pypi_lists(row, cuda, lines)
     capabilities = wish.parts.capabilities
     capabilities = capabilities or (("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",))
+    if source == "conda" and asked.cuda and not row.told_cuda() and framework in FRAMEWORKS:
+        packages, constraint = _builds_for(row, version, cuda)
+        lists["packages"] = [*lists["packages"], packages]
+        lists["constraints"] = [*lists.get("constraints", ()), constraint]
+        lines.note(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
     parts = [
         _head(wish, lines),
         *(f"{key}: {value}\n" for key, value in common.items()),
@@ -147,6 +167,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
         parts.append(f"checks: [{', '.join(default_checks(framework))}]\n")
     parts.append("\n")
     parts += [_list(key, values) for key, values in lists.items()]
+    parts.append(_index(elsewhere.rows, {framework, *map(pypi_name, lists.get("pip", lists["packages"]))}))
     parts += [_labels(wish), _environment(wish), _parts(wish)]
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
@@ -326,6 +347,7 @@ def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
                 lines.lose(f"{spec}: the row has version {version}", "name one release with --framework")
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", wish.python):
         constraints.append(f"python {wish.python}")
+    constraints += wish.conda_bounds
     same = FRAMEWORKS.get(row.framework, "")
     pypi = Row(framework=same, source="pypi", wish=wish)
     for text in wish.pip:
@@ -356,8 +378,22 @@ def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _Lines) 
     return found
 
 
+def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
+    """The package by which conda's builds for a CUDA are chosen, and the bound on the framework's build.
+
+    Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
+    pytorch-cuda); conda-forge.org/docs/user/tipsandtricks, "Installing CUDA-enabled packages" (cuda-version).
+    """
+    channels = [channel_name(spec.channel) for spec in row.specs if spec.channel] or row.wish.channels
+    first = next((name for name in channels if name in ("pytorch", INSTEAD)), INSTEAD)
+    name = "cuda-version"
+    if first == "pytorch" and FRAMEWORKS[row.framework] == "torch":
+        name = "pytorch-cuda" if natural(version) >= natural("1.13") else "cudatoolkit"
+    return f"{name} {cuda}.*", f"{row.framework} * *cuda*"
+
+
 def _pypi_lists(row: Row, cuda: str, lines: _Lines) -> dict[str, list[str]]:
-    for text in row.wish.conda:
+    for text in (*row.wish.conda, *row.wish.conda_bounds):
         if _BROUGHT.fullmatch(parse_spec(text).name):
             if parse_spec(text).name != "pip":
                 lines.note(f"{text} of conda: the wheels of {row.framework} bring their own")
@@ -401,6 +437,12 @@ def _list(key: str, values: Sequence[str]) -> str:
     if not values:
         return f"{key}: []\n"
     return f"{key}:\n" + "".join(f"  - {quoted(value)}\n" for value in dict.fromkeys(values))
+
+
+def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
+    """The indexes of those packages that the recipe asks for itself."""
+    lines = [f"  {quoted(package)}: {index}\n" for package, index in rows.items() if package in names]
+    return "index:\n" + "".join(lines) if lines else ""
 
 
 def _labels(wish: Wish) -> str:

@@ -297,7 +297,7 @@ def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish
     wish, lines = Wish(file=file), text.split("\n")
     for key, value in root.pairs:
         match key.text:
-            case "name":
+            case "name" | "prefix":  # of an environment on somebody's machine
                 pass
             case "channels":
                 take_channels(wish, value)
@@ -310,15 +310,14 @@ def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish
                     wish.variable(name.text, item.text, name.where)
             case "platforms":
                 if PLATFORM not in [item.text for item in value.items]:
-                    wish.note(key.where, f"{PLATFORM} is not among its platforms: nobody tried it there")
+                    wish.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
             case "prefix":  # where it was on that machine
                 pass
             case _:
-                wish.leave(
-                    key.where,
-                    f"{show(key.text)} is nothing that a recipe says",
-                    "remove it, if nothing needs it",
-                )
+                do = "write what it asks for into the file's other keys, or remove it"
+                wish.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
+    named = root.get("channels")
+    wish.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
     return wish
 
 
@@ -331,7 +330,7 @@ def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
     holds = selected(found[1])
     if holds is None:
         wish.note(
-            item.where, f"the selector {show(found[0].strip())} is a comment to conda: its line was taken"
+            item.where, f"the line is taken: the selector {show(found[0].strip())} is a comment to conda"
         )
     elif not holds:
         wish.note(item.where, f"{show(item.text)} is not for {PLATFORM}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from imagefactory.model import Where
-from imagefactory.recipes.match_spec import channel_name, parse_spec
+from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.own_code import take_folder, take_git
 from imagefactory.recipes.pip_lines import Beside, take_pip_line
 from imagefactory.recipes.values import RULES
@@ -16,6 +17,8 @@ from imagefactory.recipes.yaml_tree import YamlNode, first_place, refused, show
 
 PIXI_VERSIONS = ("4", "5", "6", "7")
 EXPLICIT = re.compile(r"^@EXPLICIT\s*$", re.MULTILINE)
+# What conda-build makes of all that a package is built with, behind the version of its Python.
+_BUILD_HASH = re.compile(r"(?:py[0-9]*)?h[0-9a-f]{6,7}$")
 # `# pip NAME @ ADDRESS`, as conda-lock and micromamba write what pip brings.
 _PIP_ROW = re.compile(
     r"#\s*pip\s+(\S+)\s*@\s*\S*?/[^/\s]+?-([0-9][^-/\s]*)(?:-[^/\s]+\.whl|\.tar\.gz|\.zip)(?:[#\s]|$)"
@@ -43,6 +46,9 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
     wish = Wish(file=file, locked=True)
     if channels := chosen.get("channels"):
         take_channels(wish, channels)
+    indexes = chosen.get("indexes")
+    for index in indexes.items[1:] if indexes else ():  # the first is the one that is usual there
+        take_pip_line(wish, f"--extra-index-url {index.text}", index.where, Beside(""))
     packages = chosen.get("packages")
     # Since version 7 a platform has a name of its own, and several may be kinds of one.
     named = root.get("platforms")
@@ -66,6 +72,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
                 _locked_wheel(wish, wheel, value.where)
             else:
                 _other_wheel(wish, value, beside)
+    _name_channels(wish)
     return wish
 
 
@@ -117,7 +124,7 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
         raise refused(
             root.where, f"has no packages for {PLATFORM}, only for {there}", f"lock for {PLATFORM} too"
         )
-    _channels(wish, metadata.get("channels") if metadata else None, fitting)
+    headed = _channels(wish, metadata.get("channels") if metadata else None, fitting)
     others: dict[str, list[str]] = {}
     for row in fitting:
         name, version_, category = (
@@ -130,9 +137,10 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
         elif text_of(row, "manager") == "pip":
             _locked_wheel(wish, (name, version_), row.where)
         else:
-            address = row.get("url")
-            build = _parts(address.text)[2] if address else ""
-            _locked_spec(wish, (name, version_, build), row.where)
+            address = text_of(row, "url")
+            package = (name, version_, _parts(address)[2])
+            _locked_spec(wish, package, row.where, channel=_headed(_channel(address), headed))
+    _name_channels(wish)
     for category, names in others.items():
         what = f"optional, not taken: the packages of category {show(category)}"
         names_ = show(", ".join(names), limit=4000)[1:-1]
@@ -140,30 +148,43 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     return wish
 
 
-def _channels(wish: Wish, heading: YamlNode | None, rows: list[YamlNode]) -> None:
-    """The channels of the heading, in its order, and those that the rows' addresses lie in.
+def _channels(wish: Wish, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
+    """Takes the channels of the heading, in its order, and those that the rows' addresses lie in.
 
-    `defaults` of a heading is what the rows say that it was.
+    Returns those of the heading. `defaults` there is what the rows say that it was.
     """
     for item in heading.items if heading else ():
         name = text_of(item, "url") if item.kind == "map" else item.text
         if name != "defaults":
             take_channel(wish, name, item.where)
-    headed = len(wish.channels)
+    headed = tuple(wish.channels)
+    mirrors: dict[str, None] = {}
     for row in rows:
-        if text_of(row, "manager") != "pip" and (address := row.get("url")):
-            _channel_of(wish, address.text, address.where)
-    if headed and (more := wish.channels[headed:]):
-        where = heading.where if heading else rows[0].where
-        what = f"packages come from {', '.join(more)} too, which the heading does not name"
-        wish.note(where, f"{what}: they are asked last")
+        address = row.get("url") if text_of(row, "manager") != "pip" else None
+        channel = _channel(address.text) if address else ""
+        if address and channel and _headed(channel, headed) == channel:
+            if channel_name(channel) not in wish.channels:
+                take_channel(wish, channel, address.where)
+        elif channel and channel_name(channel) not in headed:
+            mirrors[channel] = None
+    where = heading.where if heading else rows[0].where
+    if mirrors:
+        wish.note(where, f"the channels of the heading are asked, and not their mirrors {', '.join(mirrors)}")
+    if headed and (more := wish.channels[len(headed) :]):
+        wish.note(where, f"packages come from {', '.join(more)} too, which the heading does not name")
+    return headed
 
 
-def _channel_of(wish: Wish, address: str, where: Where) -> None:
-    """The channel that an archive's address lies in; other addresses say none."""
+def _headed(channel: str, headed: tuple[str, ...]) -> str:
+    """The channel of a heading that an address is, or mirrors; else the address."""
+    names = (name for name in headed if "://" not in name and channel.endswith(f"/{name}"))
+    return next(names, channel)
+
+
+def _channel(address: str) -> str:
+    """The channel that an archive's address lies in, empty for other addresses."""
     found = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
-    if found and channel_name(found[1]) not in wish.channels:
-        take_channel(wish, found[1], where)
+    return found[1] if found else ""
 
 
 def read_explicit(text: str, file: str) -> Wish:
@@ -182,8 +203,10 @@ def read_explicit(text: str, file: str) -> Wish:
                 wish.leave(where, f"{show(line)} is no address of a package", do)
                 continue
             platforms[platform] = None
-            _channel_of(wish, address, where)
-            _locked_spec(wish, parts, where)
+            if (channel := _channel(address)) and channel_name(channel) not in wish.channels:
+                take_channel(wish, channel, where)
+            _locked_spec(wish, parts, where, channel=channel)
+    _name_channels(wish)
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
     if others:
         raise refused(
@@ -202,7 +225,7 @@ def _locked_conda(wish: Wish, address: YamlNode) -> None:
             "add it from a channel, if one has it",
         )
         return
-    _locked_spec(wish, _parts(address.text), address.where)
+    _locked_spec(wish, _parts(address.text), address.where, channel=_channel(address.text))
 
 
 def _parts(address: str) -> tuple[str, str, str]:
@@ -213,9 +236,10 @@ def _parts(address: str) -> tuple[str, str, str]:
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else ("", "", "")
 
 
-def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where) -> None:
+def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where, *, channel: str = "") -> None:
     name, version, build = package
-    spec = f"{name} =={version}"
+    variant = build_variant(build) if name != "python" else ""
+    spec = f"{name} =={version} {variant}".strip()
     if not RULES["match spec"].allows(spec):
         wish.leave(
             where, f"{show(name)} {show(version)} cannot be taken over", "add it by hand, if it must be there"
@@ -223,9 +247,28 @@ def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where) -> Non
     elif name == "python":
         wish.python = f"=={version}"
     else:
-        wish.conda.append(str(parse_spec(spec)))
+        known = channel_address(channel) if channel and RULES["channel"].allows(channel) else ""
+        wish.conda.append(str(replace(parse_spec(spec), channel=known)))
         wish.builds[parse_spec(spec).name] = build
         wish.hints += re.findall(r"cu(?:da)?[0-9]{2,3}|cuda[0-9]+\.[0-9]+", build)
+
+
+def _name_channels(wish: Wish) -> None:
+    """Leaves a package's channel out where there is only one; of several another could have its name too."""
+    if len(wish.channels) < 2:
+        wish.conda = [str(replace(parse_spec(text), channel="")) for text in wish.conda]
+
+
+def build_variant(build: str) -> str:
+    """The part of a build string that a person may have chosen, as a pattern; empty where there is none.
+
+    `nompi_h2d575fe_105` gives `nompi_*`, `cuda126_py312h1763f6d_306` gives `cuda126_*`, `20_linux64_openblas`
+    gives `*_linux64_openblas`. Build numbers and hashes, of which `py312h1763f6d` has Python's version too,
+    say which release of the recipe made it. Source: conda-build's documentation, "build string".
+    """
+    parts = (re.sub(r"^([0-9]+|py[0-9.]*)$", "*", _BUILD_HASH.sub("*", part)) for part in build.split("_"))
+    pattern = re.sub(r"\*(_\*)*", "*", "_".join(parts))
+    return "" if pattern == "*" else pattern
 
 
 def _locked_wheel(wish: Wish, wheel: tuple[str, str], where: Where) -> None:

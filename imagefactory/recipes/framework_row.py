@@ -11,10 +11,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
-from imagefactory.gpu.knowledge import CudaWheel
+from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.values import RULES, canonical
-from imagefactory.recipes.wish import Wish, minor_python
+from imagefactory.recipes.wish import CPU_ONLY, Wish, minor_python
 from imagefactory.versions import natural
 
 # A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
@@ -108,8 +108,8 @@ class Row:
         offers = self.offers(version)
         if self.source == "pypi" and version and len(offers) == 1:
             return offers[0]
-        if len(own := {wheel.cuda for wheel in self._by_extras(version)}) == 1:
-            return own.pop()
+        if own := self._named_cuda(version):
+            return own
         if told := self.told_cuda():
             return self._as_offered(told, offers)
         below = self._as_offered(self.wish.below, offers)
@@ -117,19 +117,29 @@ class Row:
 
     def told_cuda(self) -> str:
         """What the file says itself: `cpu` for a build without CUDA, empty where it says nothing."""
-        if built := self._own_build():
-            return built
-        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
-        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
-        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
-        for word in words:
-            if found := re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word):
-                return found[1]
+        if CPU_ONLY in self.wish.hints:
+            return "cpu"
+        built, beside = self._own_build(), self._cuda_beside()
+        builds = (self.wish.builds.get(self.framework, ""), *(spec.build for spec in self.specs))
+        glued = any(re.search(r"cuda[0-9]{3}", build) for build in builds)
+        if told := (beside or built) if glued else (built or beside):
+            return told
         hints = self.wish.hints
         for word in (*(spec.build for spec in self.specs), *self.wish.channels, *hints):
             if found := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
                 return f"{found[1] or found[3]}.{found[2] or found[4]}"
         return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
+
+    def _cuda_beside(self) -> str:
+        """What packages say whose version is that of CUDA.
+
+        They say it better than a build of conda-forge, `cuda120`: it is made with 12.0 and runs with any 12.
+        """
+        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
+        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
+        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
+        found = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
+        return next((one[1] for one in found if one), "")
 
     def refuse_rocm(self) -> None:
         """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""
@@ -148,14 +158,14 @@ class Row:
                 "--cuda VERSION",
             )
 
-    def _by_extras(self, version: str) -> tuple[CudaWheel, ...]:
-        """The offers of PyPI whose extras the file has itself (`jax[cuda12]`, `jax[cuda12_local]`)."""
-        written = self._written_extras()
-        return tuple(
-            wheel
-            for wheel in (knowledge.offered(self.framework, version) if version and written else ())
-            if wheel.extras and all(any(one.startswith(extra) for one in written) for extra in wheel.extras)
-        )
+    def _named_cuda(self, version: str) -> str:
+        """The CUDA that its extras (`jax[cuda12_local]`) or its name (`cupy-cuda12x`) say; empty for none."""
+        if self.source != "pypi" or not version:
+            return ""
+        words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
+        majors = {found[1] for one in words if (found := re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", one))}
+        offers = self.offers(version) or tuple(majors)
+        return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
 
     def _written_extras(self) -> set[str]:
         written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))
@@ -208,11 +218,16 @@ class Row:
         others = any(pypi == self.framework for pypi in FRAMEWORKS.values())
         return _of_source(self.framework, "conda", set()) if others else ""
 
-    def refuse_other_build(self, version: str) -> None:
-        """Raises UsageError where the file means a build for the CPU, or one that its source has not."""
+    def refuse_other_build(self, version: str, *, index: str = "") -> None:
+        """Raises UsageError where the file means a build for the CPU, or one that its source has not.
+
+        `index` is how to name another index that has it.
+        """
         if message := self.other_build(version):
             told, offers = self.told_cuda(), self.offers(version)
             ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
+            if told != "cpu" and index:
+                ways.append(f"take that build: {index}, and run this command again")
             if told != "cpu" and version and (conda := self.conda_name()):
                 ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {told}")
             raise UsageError(message, hint="; or ".join(ways))
@@ -242,12 +257,22 @@ class Row:
             own |= {*wheel.extras} if wheel.cuda == cuda else set()
         return tuple(sorted(own))
 
+    def _some_cuda(self, version: str) -> str:
+        """The CUDA versions that a version was released for, as an example for a person."""
+        known = [
+            one.cuda
+            for one in knowledge.releases(_pypi(self.framework))
+            if version and (covers(one.version, version) or covers(version, one.version))
+        ]
+        return f"VERSION (such as {' or '.join(dict.fromkeys(known[:_FEW]))})" if known else _CUDA
+
     def ask(self, version: str, cuda: str) -> UsageError:
         """What to say where the file leaves the version or the CUDA open and nothing can be solved."""
         missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
+        cuda = cuda or self._some_cuda(version)
         return UsageError(
             f"{self.wish.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
-            hint=f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda or _CUDA}",
+            hint=f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
 
 

@@ -602,6 +602,7 @@ class _Shell:
 
     def _conda_install(self, command: Command, words: Sequence[Word]) -> None:
         wanted = []
+        self.wish.defaults |= not any(word.text == "--override-channels" for word in words)
         values = (*_CONDA_VALUES, "-c", "--channel", "-f", "--file")
         for option, word in _options(words, values):
             if option in ("-c", "--channel"):

@@ -600,6 +600,27 @@ def _allows(bounds: str, python: str) -> bool:
 
 # --- pixi ----------------------------------------------------------------------------------------
 
+_LIKE_DEPENDENCIES = ("dependencies", "host-dependencies", "build-dependencies")
+# What a table of pixi's holds that is read here, or that says nothing of an environment.
+_READ = {
+    *(
+        "workspace",
+        "project",
+        "package",
+        "feature",
+        "environments",
+        "tasks",
+        "target",
+        "activation",
+        "channels",
+    ),
+    *(*_LIKE_DEPENDENCIES, "pypi-dependencies", "pypi-options", "system-requirements", "constraints"),
+    *("platforms", "build-system", "dependency-groups", "tool"),
+}
+_CHOICES = ("channel-priority", "solve-strategy", "exclude-newer")
+"""What decides which of several versions pixi takes, of those that are asked for."""
+_ROW = {"version", "build", "channel", "extras", "index", "subdir", "path", "git", "url"}
+
 
 def _pixi(wish: Wish, root: YamlNode, beside: Beside, environment: str) -> None:
     workspace = _at(root, "workspace") if _at(root, "workspace").pairs else _at(root, "project")
@@ -608,21 +629,77 @@ def _pixi(wish: Wish, root: YamlNode, beside: Beside, environment: str) -> None:
         for item in _at(workspace, "platforms").items
     ]
     if platforms and not any(name.startswith(PLATFORM) for name in platforms):
-        wish.note(workspace.where, f"{PLATFORM} is not among its platforms: nobody tried it there")
+        wish.note(workspace.where, f"{PLATFORM} is not among its platforms: see whether it locks")
     parts = [_at(root, "feature", name) for name in _features(wish, root, environment)]
     if not _alone(root, environment):
         parts.insert(0, root)
     for part in [*parts[1:], *parts[:1]] if len(parts) > 1 else parts:  # a feature's channels come first
         take_channels(wish, _at(part, "channels"))
     take_channels(wish, _at(workspace, "channels"))
+    for node in _at(workspace, "platforms").items:
+        _driver(wish, node.get("cuda") if node.kind == "map" else None)
+    for part in (workspace, *parts):
+        _pypi_options(wish, _at(part, "pypi-options"), beside)
+        for key in (key for key, _ in part.pairs if key.text in _CHOICES):
+            wish.note(
+                key.where, f"{show(key.text)} is not taken over: of what is allowed the newest is taken"
+            )
     for part in parts:
-        for table in (part, *(_at(part, "target", name) for name in _TARGETS)):
-            for key, value in _at(table, "dependencies").pairs:
+        _pixi_part(wish, part, beside, is_root=part is root)
+
+
+def _pixi_part(wish: Wish, part: YamlNode, beside: Beside, *, is_root: bool) -> None:
+    """The packages and variables of a feature, or of all environments."""
+    cuda = _at(part, "system-requirements").get("cuda")
+    _driver(wish, cuda.get("version") or cuda if cuda else None)
+    for table in (part, *(_at(part, "target", name) for name in _TARGETS)):
+        for name in _LIKE_DEPENDENCIES:
+            for key, value in _at(table, name).pairs:
                 _conda_row(wish, key, value)
-            for key, value in _at(table, "pypi-dependencies").pairs:
-                _pypi_row(wish, key, value, beside)
-            for key, value in _at(table, "activation", "env").pairs:
-                wish.variable(key.text, value.text, key.where)
+        bounds = Wish(file=wish.file)
+        for key, value in _at(table, "constraints").pairs:
+            _conda_row(bounds, key, value)
+        wish.conda_bounds += bounds.conda
+        wish.left += bounds.left
+        for key, value in _at(table, "pypi-dependencies").pairs:
+            _pypi_row(wish, key, value, beside)
+        for key, value in _at(table, "activation", "env").pairs:
+            wish.variable(key.text, value.text, key.where)
+        for item in _at(table, "activation", "scripts").items:
+            do = "write the variables that it sets under environment"
+            wish.leave(item.where, f"{show(item.text)} is run on activation, and not here", do)
+    for key, value in part.pairs:
+        if key.text == "tasks" and value.pairs:
+            wish.note(key.where, "the tasks are not run: what they install is not in the image")
+        elif is_root and key.text not in _READ and value.kind != "text":
+            wish.leave(key.where, f"{show(key.text)} is not read", "write its packages under dependencies")
+
+
+def _driver(wish: Wish, cuda: YamlNode | None) -> None:
+    """The CUDA that a machine's driver is to have: for it a solver chooses builds, as a recipe's row says."""
+    if cuda and (found := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
+        wish.hints.append(f"cuda{found[0]}")
+        wish.note(
+            cuda.where, f"CUDA {found[0]} is what the driver is to have at least: it says the row's CUDA"
+        )
+
+
+def _pypi_options(wish: Wish, options: YamlNode, beside: Beside) -> None:
+    """What pip knows by options of the same meaning, and otherwise what is lost."""
+    for key, value in options.pairs:
+        known = {
+            "index-url": "--index-url",
+            "extra-index-urls": "--extra-index-url",
+            "find-links": "--find-links",
+        }
+        for one in value.items or [value]:
+            text = one.text if one.kind == "text" else text_of(one, "url") or text_of(one, "path")
+            if option := known.get(key.text):
+                take_pip_line(wish, f"{option} {text}", one.where, beside)
+        if key.text in ("no-build-isolation", "no-build", "no-binary", "index-strategy"):
+            wish.note(key.where, f"{show(key.text)} is not taken over: images are made of wheels alone")
+        elif key.text not in known:
+            wish.leave(key.where, f"{show(key.text)} is not read", "write the versions that it forces")
 
 
 def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
@@ -634,10 +711,8 @@ def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
         names = " or ".join(environments.keys) or "leave it out"
         raise refused(root.where, f"has no environment {show(wanted)}", f"--environment {names}")
     if not environment and (others := [name for name in environments.keys if name != "default"]):
-        names = show(" or ".join(others), limit=200)[1:-1]
-        wish.note(
-            environments.where, f"the default environment was taken (--environment {names} takes another)"
-        )
+        takes = f"--environment {' or '.join(others)} takes another"
+        wish.note(environments.where, f"the default environment was taken ({takes})")
     if chosen is None:
         return []
     return [item.text for item in (chosen.items or _at(chosen, "features").items)]
@@ -656,6 +731,7 @@ def _conda_row(wish: Wish, key: YamlNode, value: YamlNode) -> None:
             key.where, f"{show(key.text)} is made from sources", "add it from a channel, if one has it"
         )
         return
+    _unread(wish, key, value)
     version, build, channel = (text_of(value, name) for name in ("version", "build", "channel"))
     name = f"{channel.rstrip('/')}::{key.text}" if channel else key.text
     text = f"{name} {version or '*'} {build}" if build else f"{name} {version}".removesuffix(" *")
@@ -668,11 +744,19 @@ def _pypi_row(wish: Wish, key: YamlNode, value: YamlNode, beside: Beside) -> Non
         return
     if index := text_of(value, "index"):
         take_index(wish, index, value.where)
+    _unread(wish, key, value)
     extras = [item.text for item in _at(value, "extras").items]
     origins = _Origins(YamlNode(value.where, "map"), ProjectAsk(beside=beside))
     if not origins.take_row(wish, key.text, value, key.where, extras):
         brackets = f"[{','.join(extras)}]" if extras else ""
         take_pip_line(wish, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
+
+
+def _unread(wish: Wish, key: YamlNode, value: YamlNode) -> None:
+    """What a package's row says that is not taken over, such as a build number."""
+    if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
+        what = ", ".join(sorted(more))
+        wish.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
 
 
 def _bounds(written: str) -> str:

@@ -262,6 +262,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
         places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
     for key in ("cuda", "rocm"):
         places |= {f"{key}.{n}": item.where for n, item in enumerate(row[key].items if key in row else ())}
+    places |= _requirement_places(fields, row)
     platforms = reader.texts(row.get("platforms"), "platforms", "platform", empty=False)
     written = read_base(reader, row)
     python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
@@ -304,12 +305,7 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
     own, common = itself or _common(reader, row, "on"), family.common
     sections = (("on", row), ("system", fields))
     places = {key: section[key].where for key, section in sections if key in section}
-    for key in ("packages", "constraints", "pip"):
-        found: dict[str, Where] = {}
-        for section in (fields, row):
-            for item in section[key].items if key in section else ():
-                found.setdefault(item.text, item.where)
-        places |= {f"{key}.{index}": where for index, where in enumerate(found.values())}
+    places |= _requirement_places(fields, row)
     for section in (fields, row):
         checks = section["checks"].items if "checks" in section else ()
         places |= {f"checks.{item.text}": item.where for item in checks}
@@ -334,6 +330,18 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
         waive=(own if "waive" in row else common).waive,
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
     )
+
+
+def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, Where]:
+    """Return where each requirement of a row is written, `packages.0` in the family or the row."""
+    places: dict[str, Where] = {}
+    for key in ("packages", "constraints", "pip"):
+        found: dict[str, Where] = {}
+        for section in sections:
+            for item in section[key].items if key in section else ():
+                found.setdefault(item.text, item.where)
+        places |= {f"{key}.{index}": where for index, where in enumerate(found.values())}
+    return places
 
 
 def _check_fit(reader: Reader, node: YamlNode, source: Source) -> None:

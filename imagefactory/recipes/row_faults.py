@@ -6,13 +6,13 @@ Each fault is one line that names file:line:column, and what to write.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.platforms import AMD64, MACHINES
 from imagefactory.model import NO_CUDA, Base, Target, Where
-from imagefactory.recipes.model import MatrixRow
+from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.values import (
     GPU_CHECKS,
     REQUIREMENT_RULES,
@@ -27,6 +27,16 @@ from imagefactory.versions import natural, nearest
 
 def place_of(row: MatrixRow, key: str) -> Where:
     return dict(row.places).get(key, row.where)
+
+
+def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, Where]:
+    """Return where the row of a target has each of its own requirements and constraints."""
+    found: dict[str, Where] = {}
+    for row in (row for recipe in recipes for row in recipe.matrix if row.where == target.where):
+        for key in ("packages", "constraints", "pip"):
+            for index, text in enumerate(getattr(row, key)):
+                found.setdefault(text, place_of(row, f"{key}.{index}"))
+    return found
 
 
 def addition_faults(row: MatrixRow, under: Target) -> Iterator[str]:

@@ -25,6 +25,8 @@ from imagefactory.recipes.yaml_tree import YamlNode, show
 
 PLATFORM = "linux-64"
 INSTEAD = "conda-forge"
+CPU_ONLY = "cpuonly"
+"""The hint that a file means builds without CUDA: the package of conda's that brings them."""
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)(_|$)", re.IGNORECASE
 )
@@ -56,24 +58,27 @@ class ImageParts:
 class Wish:
     """What a file asks for, in a recipe's terms.
 
-    `conda` are match specs and `pip` PEP 508 strings in the spelling of recipes, `channels` names or
-    addresses, the first asked first. `python` are the bounds on Python as a match spec has them, empty
-    for none. `locked`: the specs are what a solver chose, not what a person asked for. `constraints` bound
-    what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags
-    and build strings, by their names. `below` is the CUDA of the image below, which packages from elsewhere
-    need not have. `sources` are what is built into wheels first, as `packages` of a recipe names it: folders
-    of the project and git commits. `indexes` are the addresses of the indexes that the file names, without
-    users and tokens. `files` counts what was read beside the file. `left` is what the file asks for and a
-    recipe cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person should know,
-    although nothing of it is lost.
+    `conda` are match specs and `pip` PEP 508 strings in the spelling of recipes. `conda_bounds` are match
+    specs of what comes along, such as the build of Python. `channels` are names or addresses, the first asked
+    first; with `defaults` conda asks its own behind them. `python` are the bounds on Python as a match spec
+    has them, empty for none. `locked`: the specs are what a solver chose, not what a person asked for.
+    `constraints` bound what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are
+    packages' build tags and build strings, by their names. `below` is the CUDA of the image below, which
+    packages from elsewhere need not have. `sources` are what is built from source, as `packages` of a recipe
+    names it: a folder of the project or a git commit. `indexes` are the addresses of the indexes that the
+    file names, without users and tokens. `files` counts what was read beside the file. `left` is what the
+    file asks for and a recipe cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person
+    should know although nothing of it is lost.
     """
 
     file: str
     conda: list[str] = field(default_factory=list)
+    conda_bounds: list[str] = field(default_factory=list)
     pip: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     indexes: list[str] = field(default_factory=list)
     channels: list[str] = field(default_factory=list)
+    defaults: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     python: str = ""
     locked: bool = False
@@ -90,10 +95,12 @@ class Wish:
     def merge(self, other: Wish) -> None:
         """Takes over what another file asks for too; a Python that is bounded already stays."""
         self.conda += other.conda
+        self.conda_bounds += other.conda_bounds
         self.pip += other.pip
         self.sources += [one for one in other.sources if one not in self.sources]
         self.indexes += [one for one in other.indexes if one not in self.indexes]
         self.channels += [name for name in other.channels if name not in self.channels]
+        self.defaults |= other.defaults
         self.environment |= other.environment
         self.python = self.python or other.python
         self.locked |= other.locked
@@ -214,19 +221,35 @@ def selected(selector: str) -> bool | None:
 
 
 def take_channels(wish: Wish, node: YamlNode) -> None:
+    """Channels of a list, the first asked first; conda-forge in place of `defaults` is asked last.
+
+    `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly
+    all of them: before those channels it would take their place.
+    """
+    found = []
     for item in items_of(wish, node, "channels"):
         named = item.get("url") or item.get("channel") if item.kind == "map" else item
-        take_channel(wish, (named or item).text, item.where)
+        priority = re.fullmatch(r"-?[0-9]{1,9}", text_of(item, "priority"))  # of pixi: the highest first
+        found.append((-int(priority[0]) if priority else 0, named or item))
+    for _, one in sorted(found, key=lambda pair: (pair[1].text == "defaults", pair[0])):
+        take_channel(wish, one.text, one.where)
 
 
 def take_channel(wish: Wish, written: str, where: Where) -> None:
-    """One channel by name or address. What `defaults` has conda-forge has too, for anyone and by one name."""
+    """One channel by name or address.
+
+    `defaults` are Anaconda's channels, whose terms a large organization has to pay for. conda-forge has their
+    packages by the same names, for anyone.
+    """
     name = re.sub(r"^http://(?=conda\.anaconda\.org/)", "https://", written.rstrip("/"))
     if name == "nodefaults":
         return  # nothing but the named channels is ever asked
     if name == "defaults":
-        what = f"'defaults' stands for several channels of Anaconda: {INSTEAD} was written in its place"
-        wish.note(where, what)
+        wish.note(
+            where,
+            f"packages of 'defaults' come from {INSTEAD}, which has the same names (write a channel's "
+            "address to take them from there)",
+        )
         name = INSTEAD
     if not RULES["channel"].allows(name):
         do = what_to_write(name, "channel")
@@ -246,26 +269,22 @@ def take_match_spec(wish: Wish, written: str, where: Where) -> None:
     text = re.sub(r"([<>!~]=?[^=<>!~ ]+)=([^=<>!~, ]+)$", r"\1 \2", text)
     if re.search(r"==[^,*= ]+\*", text):  # conda drops this star; whoever wrote it wants the series
         text = re.sub(r"==([^,*= ]+\*)", r"=\1", text)
-        wish.note(where, f"{show(written)} was read as {show(text)}: drop the star to mean that version")
+        wish.note(where, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
     if not RULES["match spec"].allows(text):
         do = f"write it as {RULES['match spec'].write.removeprefix('a package as ')}"
         wish.leave(where, f"{show(written)} cannot be taken over", do)
         return
     spec = parse_spec(text)
     if spec.name == "python":
-        wish.python = spec.version or wish.python
-        first = (
-            not spec.build and wish.channels[:1] == [channel_name(spec.channel)] if spec.channel else False
-        )
-        if (spec.build or spec.channel) and not first:
-            do = f"add '{replace(spec, version='')}' to constraints, if it must be that one"
-            wish.leave(where, f"the build or channel in {show(written)}", do)
+        wish.python = ",".join(dict.fromkeys(filter(None, (wish.python, spec.version))))
+        if spec.build or spec.channel:
+            wish.conda_bounds.append(str(replace(spec, version="")))
     elif spec.name == "cpuonly":
-        wish.leave(where, "'cpuonly' asks for builds without CUDA", "remove it, to take builds for GPUs")
+        wish.hints.append(CPU_ONLY)
     else:
         wish.conda.append(str(spec))
-        if spec.channel and (name := channel_name(spec.channel)) not in wish.channels:
-            wish.channels.append(name)
+    if spec.channel and (name := channel_name(spec.channel)) not in wish.channels:
+        wish.channels.append(name)
 
 
 def text_of(node: YamlNode, key: str) -> str:

@@ -13,6 +13,7 @@ from imagefactory.lock.files import UNSOLVABLE, lock_names
 from imagefactory.lock.layers import LAYERS
 from imagefactory.model import Target
 from imagefactory.recipes.bases import BASES_FILE
+from imagefactory.recipes.expand import select_one
 from imagefactory.recipes.read import read_bases
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.files import FILE_NAME
@@ -48,8 +49,7 @@ def make_factory(
     What is there is left as it is. Raises NothingSelectedError for a family that there is not, and
     UsageError, before anything is written, where a recipe or lock of a family is there and is another one.
     """
-    shipped = replace(settings, root=Setting(value=str(SHIPPED), origin="init"))
-    targets = read_factory(shipped, environ).targets
+    targets = shipped_targets(settings, environ)
     families = _with_those_below(targets, wanted)
     always = _always()
     theirs = _theirs(targets, families, always)
@@ -74,6 +74,21 @@ def make_factory(
     newest = [target for target in targets if wanted and target.family == wanted[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
     return NewFactory(families=families, written=written, target=newest[-1].name if newest else "")
+
+
+def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Target, ...]:
+    """Return the targets that come with imagefactory."""
+    shipped = replace(settings, root=Setting(value=str(SHIPPED), origin="init"))
+    return read_factory(shipped, environ).targets
+
+
+def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> Target | None:
+    """Return the shipped target `name`; None where the project has a recipe of its family, or none is."""
+    try:
+        found = select_one(shipped_targets(settings, environ), name)
+    except NothingSelectedError:
+        return None
+    return None if (settings.root_path / "recipes" / f"{found.family}.yaml").exists() else found
 
 
 def _with_those_below(targets: Iterable[Target], wanted: Iterable[str]) -> tuple[str, ...]:

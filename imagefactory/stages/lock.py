@@ -6,6 +6,7 @@ The rooms below `lock/` solve, read and write one lock; here is what a factory a
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from imagefactory.errors import (
     UnsolvableError,
     UsageError,
 )
-from imagefactory.factory import Factory
+from imagefactory.factory import Factory, recipes_folder
 from imagefactory.files import replace_text
 from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda import by_conda_lock
@@ -35,9 +36,12 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.match_spec import channel_name
+from imagefactory.recipes.read import read_each
+from imagefactory.recipes.row_faults import requirement_places
 from imagefactory.settings.choices import SOLVERS
 from imagefactory.stages.locked import base_state, lock_below, read_target_lock, require_lock
 from imagefactory.stages.system_libraries import lacking_libraries
@@ -131,6 +135,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
                     files.write_unsolvable(folder, why)
                 except LockError as unwritten:  # what was found is worth more than its record
                     progress.note(unwritten.message)
+            error.message = _with_places(factory, target, error)
             raise
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
@@ -199,7 +204,19 @@ def solve_target(
 def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[str, ...]:
     """Requires-Dist of a release (`torch==2.7.1`) for a target's Python. Raises LockError."""
     locker = uv_locker(package_index(access))
-    lock = Lock(
+    text = locker.metadata(pin, _empty_lock(locker, target, base))
+    return tuple(parse_email(text)[0].get("requires_dist", []))
+
+
+def has_wheels(access: Access, target: Target, base: Base, name: str) -> bool:
+    """Whether the index has a wheel of a package, of any release and for any Python."""
+    locker = uv_locker(package_index(access))
+    files = locker.project(name, _empty_lock(locker, target, base))
+    return any(file.filename.endswith(".whl") for file in files)
+
+
+def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:
+    return Lock(
         target=target.name,
         content_hash="",
         python=target.python,
@@ -207,7 +224,19 @@ def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[st
         solver="",
         wheels=(),
     )
-    return tuple(parse_email(locker.metadata(pin, lock))[0].get("requires_dist", []))
+
+
+def _with_places(factory: Factory, target: Target, error: UnsolvableError) -> str:
+    """The message of an error, each requirement that contradicts with its place in the recipe."""
+    message = error.message
+    if error.conflict:
+        places = requirement_places(read_each(recipes_folder(factory.settings))[0], target)
+        for text in error.conflict:
+            if where := places.get(text):
+                whole = rf"(?<![\w.-]){re.escape(text)}(?![\w.*<>=!~,-])"
+                if found := re.search(whole, message):
+                    message = f"{message[: found.end()]} ({where}){message[found.end() :]}"
+    return message
 
 
 def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:

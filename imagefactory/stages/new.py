@@ -7,20 +7,20 @@ hints are solved before a person sees them. recipes/draft.py writes the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from imagefactory.errors import (
     FactoryError,
     LockError,
-    NothingSelectedError,
     UnbuiltError,
     UnreachableError,
     UnsolvableError,
     UsageError,
 )
-from imagefactory.factory import FOLDERS, Factory, read_sound
+from imagefactory.factory import FOLDERS, Factory
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.series import cuda_of
 from imagefactory.lock.pypi.wheels_there import NoWheelError
@@ -48,13 +48,12 @@ from imagefactory.recipes.framework_row import (
     named_framework,
     pypi_name,
 )
+from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
-from imagefactory.recipes.values import RULES
+from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
-from imagefactory.settings.choices import Setting
 from imagefactory.settings.files import FILE_NAME
-from imagefactory.settings.load import SHIPPED
-from imagefactory.stages.lock import read_needs, solve_target
+from imagefactory.stages.lock import has_wheels, read_needs, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
 
@@ -106,6 +105,9 @@ class Solver(Protocol):
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
 
+    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
+        """Whether some release of a package has a wheel, for whatever Python. Raises LockError."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSolver:
@@ -123,6 +125,9 @@ class IndexSolver:
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
 
+    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
+        return has_wheels(self.factory, target, base, name)
+
 
 def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
     """A recipe for a file, for a target to build on, or both.
@@ -134,8 +139,9 @@ def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress:
     try:
         return planner.on_target() if request.on else planner.of_its_own()
     except FactoryError:
-        for line in planner.lost:
-            progress.note(f"lost: {line}")
+        for label, lines in (("note", planner.notes), ("lost", planner.lost)):
+            for line in lines:
+                progress.note(f"{label}: {line}")
         raise
 
 
@@ -148,13 +154,15 @@ class _Planner:
         self._recipes = [one for one in read_recipes(folder) if one.family != request.family]
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
+        self._sourced: bool | None = None
+        self.notes: list[str] = []
         self.lost: list[str] = []
 
     # --- on a target ---
 
     def on_target(self) -> Plan:
         request = self._request
-        below = self._find_target(request.on)
+        below = select_one(self._factory.targets, request.on)
         wish = self._read(below.python) if request.file else None
         drafted = draft_on(wish, request.family, below)
         if wish is None:
@@ -174,22 +182,6 @@ class _Planner:
             hint = self._other_ways(wish) or error.hint
             raise UnsolvableError(error.message, hint=hint, tree=error.tree) from error
 
-    def _find_target(self, name: str) -> Target:
-        """A target of the project. Raises as `select_one`, and says of a shipped one how to bring it."""
-        factory = self._factory
-        try:
-            return select_one(factory.targets, name)
-        except NothingSelectedError as error:
-            root = Setting(value=str(SHIPPED), origin="new")
-            shipped = read_sound(replace(factory.settings, root=root), factory.environ).targets
-            found = next((one for one in shipped if name in (one.name, one.family)), None)
-            if found is None or found.family in {one.family for one in factory.targets}:
-                raise
-            raise NothingSelectedError(
-                f"'{name}' comes with imagefactory, and this project does not have its family yet",
-                hint=f"imagefactory init --with {found.family} {factory.settings.root_path}",
-            ) from error
-
     def _lock_of(self, target: Target) -> tuple[Lock | None, str]:
         try:
             return require_lock(self._factory, target), ""
@@ -202,7 +194,11 @@ class _Planner:
         wish, request = self._read(""), self._request
         framework, source = named_framework(wish, request.framework, request.source)
         if source != "pypi":
-            drafted = draft(wish, self._said(), self._bases)
+            try:
+                drafted = draft(wish, self._said(), self._bases)
+            except UsageError as error:
+                error.hint = "; or ".join(filter(None, (error.hint, self._other_ways(wish, "conda"))))
+                raise
             return self._solved(drafted)
         try:
             return self._choose(wish, framework)
@@ -210,7 +206,8 @@ class _Planner:
             drafted = draft(wish, self._said(), self._bases, [f"not solved: {error.message}"])
             return self._unsolved(drafted, error.message)
 
-    def _said(self, **more: str) -> DraftAsk:
+    def _said(self, choice: Choice | None = None) -> DraftAsk:
+        """What the person says, and for a recipe of PyPI what was chosen."""
         request = self._request
         said = DraftAsk(
             family=request.family,
@@ -218,8 +215,9 @@ class _Planner:
             version=request.version,
             cuda=request.cuda,
             source=request.source,
+            indexes=self._factory.settings.index_map,
         )
-        return replace(said, **more)
+        return replace(said, source="pypi", **asdict(choice)) if choice else said
 
     def _choose(self, wish: Wish, framework: str) -> Plan:
         """The first Python on which all packages have wheels and solve together."""
@@ -229,10 +227,13 @@ class _Planner:
             row.refuse_version(request.version)
         if framework and not request.cuda:
             row.refuse_rocm()
-            if wrong := row.other_build(request.version or row.version):
-                hint = self._other_builds(wish, row)
+            elsewhere, version = self._elsewhere(wish), request.version or row.version
+            wrong = "" if framework in elsewhere.rows else row.other_build(version)
+            if wrong:
+                index = elsewhere.missing.get(framework, "")
+                hint = self._other_builds(wish, row, index)
                 if not self._reached:
-                    row.refuse_other_build(request.version or row.version)
+                    row.refuse_other_build(version, index=index)
                 raise UsageError(wrong, hint=hint)
         first, others = python_candidates(wish.python, self._bases)
         if not first and not others:
@@ -242,12 +243,18 @@ class _Planner:
             )
         failed: dict[str, LockError] = {}
         for python in (*first, *others):
+            if python not in first and self._only_sources([failed[one] for one in first]):
+                break
             try:
-                return self._settle(self._try(python, framework))
+                trial = self._try(python, framework)
+                if found := "" if framework else first_framework(_names(wish), trial.versions):
+                    # What the file says of builds and CUDA bounds the framework, now that it is known.
+                    return self._choose(wish, found)
+                return self._settle(trial)
             except (UnsolvableError, NoWheelError) as error:
                 failed[python] = error
-        if trial := self._unbuilt(failed, framework):
-            return self._settle(trial)
+        if best := self._unbuilt(failed, framework):
+            return self._settle(best)
         raise self._unsolvable(wish, failed)
 
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
@@ -256,18 +263,23 @@ class _Planner:
         With `sources` packages without wheels are solved too, by what their sources declare.
         """
         request, wish = self._request, self._read(python)
-        wanted = [text for text in wish.pip if not text.startswith("./")]
+        wanted = [one for one in wish.pip if not (one.startswith("./") or is_source(one))]
         bounds = list(wish.constraints)
-        row = Row(framework=framework, source="pypi", wish=wish)
+        row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
             bounds += [f"{framework}=={request.version}.*"] if request.version else []
             bounds += [f"{framework}<{below}"] if below else []
-            cuda = request.cuda or row.told_cuda()
+            cuda = "" if framework in elsewhere.rows else request.cuda or row.told_cuda()
             if cuda and not (request.version or row.version) and (within := row.range_with(cuda)):
                 bounds.append(f"{framework}{within}")
         base = base_for(python, self._bases)
         target = _open_target(request.family, python, base, wanted, bounds)
+        target = replace(
+            target,
+            origins=tuple(sorted(elsewhere.rows.items())),
+            sources=tuple(filter(is_source, wish.pip)),
+        )
         trial = _Trial(python=python, wish=wish, sources=sources)
         try:
             if sources:
@@ -302,11 +314,10 @@ class _Planner:
     def _version(self, trial: _Trial) -> tuple[Row, str, bool]:
         """The framework, its version as the recipe writes it, and whether the solver chose that."""
         request, wish = self._request, trial.wish
-        direct = {pypi_name(text) for text in wish.pip}
         if request.framework:
             framework = find_framework(wish, request.framework, "pypi")[0]
         else:
-            framework = first_framework(direct, trial.versions)
+            framework = first_framework(_names(wish), trial.versions)
         if not framework:
             raise UsageError(
                 f"neither {wish.file} nor what its packages need has a framework for GPUs that is known here",
@@ -329,7 +340,8 @@ class _Planner:
 
     def _cudas(self, row: Row, version: str, trial: _Trial) -> tuple[str, ...]:
         """The CUDA versions to try, the newest first. Raises UsageError where none is known."""
-        if cuda := self._request.cuda or row.cuda(version):
+        named = row.framework in self._elsewhere(trial.wish).rows
+        if cuda := self._request.cuda or (row.told_cuda() if named else row.cuda(version)):
             return (cuda,)
         if offers := row.offers(version):
             return tuple(reversed(offers))
@@ -343,21 +355,32 @@ class _Planner:
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
         why = tuple(_reasons(trial.wish, choice, chosen=chosen))
-        asked = self._said(
-            framework=row.framework, version=version, cuda=cuda, source="pypi", python=trial.python
-        )
-        return self._solved(draft(trial.wish, asked, self._bases, why), why=why)
+        return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
 
-    def _unbuilt(self, failed: Mapping[str, LockError], framework: str) -> _Trial | None:
-        """The trial with the fewest packages to build, of the Pythons on which some have no wheel."""
-        carried = {base.python for base in self._bases}
+    def _only_sources(self, errors: Sequence[LockError]) -> bool:
+        """Whether a package without wheels for some Pythons has none for the others either."""
+        if self._sourced is None:
+            names = [set(one.names) if isinstance(one, NoWheelError) else set() for one in errors]
+            base = base_for("", self._bases)
+            target = _open_target(self._request.family, base.python, base, (), ())
+            common = sorted(set.intersection(*names)) if names else ()
+            self._sourced = not all(self._solver.has_wheels(target, base, name) for name in common)
+        return self._sourced
+
+    def _unbuilt(self, failed: dict[str, LockError], framework: str) -> _Trial | None:
+        """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
+
+        Where there is none, `failed` says what else stands against each.
+        """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
+        carried = {base.python for base in self._bases}
         for some in (carried.intersection(pythons), set(pythons) - carried):
-            trials = [self._try(python, framework, sources=True) for python in pythons if python in some]
-            found = [one for one in trials if one.error is None]
-            if found:
+            with ThreadPoolExecutor(2) as pool:
+                tried = [one for one in pythons if one in some]
+                trials = list(pool.map(lambda python: self._try(python, framework, sources=True), tried))
+            if found := [one for one in trials if one.error is None]:
                 return min(found, key=lambda one: len(one.unbuilt))
-            failed = {**failed, **{one.python: one.error for one in trials if one.error}}
+            failed |= {one.python: one.error for one in trials if one.error}
         return None
 
     # --- what all recipes share ---
@@ -378,7 +401,7 @@ class _Planner:
         )
         wish = read_wish(request.file, reading)
         empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)
-        self.lost = self.lost or ([*wish.left, *wish.notes] if empty else wish.left)
+        self.notes, self.lost = ([], [*wish.left, *wish.notes]) if empty else (wish.notes, wish.left)
         if empty:
             raise UsageError(
                 f"nothing of {wish.file} can be taken over: it names no package that a recipe can have",
@@ -386,6 +409,10 @@ class _Planner:
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
         return wish
+
+    def _elsewhere(self, wish: Wish) -> IndexRows:
+        """The packages that the settings know another index for."""
+        return index_rows(wish, dict(self._factory.settings.index_map))
 
     def _expand(self, drafted: Draft) -> tuple[Target, ...]:
         bases = all_bases(self._bases, self._recipes)
@@ -425,11 +452,11 @@ class _Planner:
 
     # --- hints, each solved before it is made ---
 
-    def _other_ways(self, wish: Wish) -> str:
+    def _other_ways(self, wish: Wish, source: str = "pypi") -> str:
         """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
         if not self._hints:
             return ""
-        ways = [f"build it on a target that fits: --on {name}" for name in self._fitting(wish, "")]
+        ways = [f"build it on a target that fits: --on {name}" for name in self._fitting(wish, source=source)]
         request = self._request
         given = [f"--{name}" for name in ("on", "framework", "cuda") if getattr(request, name)]
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
@@ -450,7 +477,7 @@ class _Planner:
         self._reached = self._reached and not plan.unsolved
         return None if plan.unsolved else plan.draft.choice
 
-    def _other_builds(self, wish: Wish, row: Row) -> str:
+    def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
         """What to take in place of a build that PyPI does not have."""
         told, version = row.told_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
@@ -460,21 +487,23 @@ class _Planner:
                 ways.append(f"take PyPI's: --cuda {cuda}")
                 break
         if told != "cpu" and self._hints:
-            ways += [f"build on it: --on {name}" for name in self._fitting(wish, told)]
+            ways += [f"build on it: --on {name}" for name in self._fitting(wish, cuda=told)]
+            ways += [f"take that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
             other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
             if version and conda and self._choice(other):
                 ways.append(f"take conda's: --source conda --framework {conda}={version} --cuda {told}")
         return "; or ".join(ways) or "say which CUDA the image shall have: --cuda VERSION"
 
-    def _fitting(self, wish: Wish, cuda: str) -> Iterator[str]:
+    def _fitting(self, wish: Wish, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
         """The targets on which the file's packages solve, the best first."""
         request, tried, found = self._request, 0, 0
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
-        named = request.framework or first_framework({pypi_name(text) for text in wish.pip}) or below
+        named = request.framework or first_framework(_names(wish)) or below
+        named = named or named_framework(wish, "", source)[0]
         framework = FRAMEWORKS.get(named, named)
-        for target in _ranked(self._factory.targets):
-            other = framework and target.framework != framework
+        for target in _ranked(self._factory.targets, source):
+            other = framework and FRAMEWORKS.get(target.framework, target.framework) != framework
             if other or (cuda and target.cuda not in (cuda, cuda.partition(".")[0])):
                 continue
             lock, _ = self._lock_of(target)
@@ -504,11 +533,14 @@ class _Planner:
         error = failed[python]
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
-        hint = self._other_ways(wish) or error.hint
+        elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
+        hint = elsewhere or f"change in {wish.file} what the reason names"
+        if isinstance(error, NoWheelError):
+            hint = error.hint
         return UnsolvableError(
             f"{wish.file}: its packages do not go together on any Python that was tried ({tried}); on "
             f"{python}: {text}",
-            hint=hint,
+            hint=self._other_ways(wish) or hint,
             tree=error.tree if isinstance(error, UnsolvableError) else "",
         )
 
@@ -549,9 +581,14 @@ def _open_target(
     )
 
 
+def _names(wish: Wish) -> set[str]:
+    """The packages of PyPI that a file names itself."""
+    return {pypi_name(text) for text in wish.pip}
+
+
 def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
     """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
-    direct = {pypi_name(text) for text in wish.pip}
+    direct = _names(wish)
     if choice.framework not in direct:
         yield f"{choice.framework} is what the packages of {wish.file} need"
     others = [one for one in ("torch", "tensorflow", "jax") if one in direct - {choice.framework}]
@@ -565,7 +602,7 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
         yield f"Python {choice.python} was chosen: the first that all packages go with"
 
 
-def _ranked(targets: Iterable[Target]) -> list[Target]:
-    """Targets for GPUs with packages of PyPI: those without own additions, the newest version first."""
-    usual = [one for one in targets if one.source == "pypi" and one.gpu and one.platform == "linux/amd64"]
+def _ranked(targets: Iterable[Target], source: str) -> list[Target]:
+    """Targets for GPUs of a source: those without own additions, the newest version first."""
+    usual = [one for one in targets if one.source == source and one.gpu and one.platform == "linux/amd64"]
     return sorted(usual, key=lambda one: (not one.on, natural(one.version), natural(one.cuda)), reverse=True)

@@ -47,10 +47,13 @@ def expected_grounds(grounds: Grounds, image: CataloguedImage, *, faulty: bool =
     return with_predictions(grounds, image.predicted, least, faulty=faulty)
 
 
-def choose_form(forms: Sequence[ImageForm], site: Site, kind: ImageKind | None) -> ImageForm:
-    """The form for a site: of those that work there the first that is proven, else the first.
+def choose_form(
+    forms: Sequence[ImageForm], site: Site, kind: ImageKind | None, *, own: str = ""
+) -> ImageForm:
+    """Return the form for a site: of those that work there the first that is verified, else the first.
 
-    Raises UsageError for a kind that does not work there, NothingSelectedError where there is no such form.
+    `own` is the target where it is of the person's own project: the store has its image, so a .sif can be
+    made. Raises UsageError for a kind that does not work there, NothingSelectedError where no form does.
     """
     if kind is not None and kind not in site.kinds:
         raise UsageError(
@@ -62,6 +65,12 @@ def choose_form(forms: Sequence[ImageForm], site: Site, kind: ImageKind | None) 
     if fitting:
         return next((form for form in fitting if form.grounds.proven), fitting[0])
     there = ", ".join(dict.fromkeys(form.image.kind.value for form in forms))
+    if own and ImageKind.SIF in kinds and not any(form.image.sha256 for form in forms):
+        why = f"only as {there}, which is not for this site" if there else "in no registry and in no file"
+        raise NothingSelectedError(
+            f"jobs cannot get {own}: it is {why}",
+            hint=f"write its file, then submit again: imagefactory export {own} --format sif",
+        )
     if not there:
         raise NothingSelectedError(
             "the image is where no job can get it",

@@ -116,8 +116,9 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     Raises NothingSelectedError for a form that is not offered, CheckFailedError where nothing of it may be
     relied on, UsageError for a value that cannot stand in a submit file.
     """
-    form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
+    own = image.target if ask.own else ""
+    form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind, own=own)
     grounds, run = form.grounds, replace(ask.run, name=ask.run.name or image.target)
     if rocm_of(image.cuda) and ask.site.batch != KUBERNETES:
         raise UsageError(
@@ -221,7 +222,7 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     if not rows:
         raise NothingSelectedError(
             f"nothing is offered that a job can take (site {ask.site.name})",
-            hint="push images and verify them; what can be built: imagefactory list"
+            hint="write an image's file: imagefactory export TARGET --format sif; or push it"
             if ask.own
             else "ask your centre to publish images that its jobs can take, or look at another site: --site",
         )

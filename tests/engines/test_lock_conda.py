@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest
@@ -24,12 +25,16 @@ from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
+from imagefactory.recipes.draft import DraftAsk, check_draft, draft
+from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
+from imagefactory.recipes.read import read_bases
 from tests.made.lock_checker import Record, check_lock, moved, read_records
 from tests.made.solving import BASE, no_pip, pins
 from tests.made.solving import target as tiny
 from tests.services.channels import ChannelServer, Fault, channel_server, real_folder
 
+ROOT = Path(__file__).parents[2]
 FORGE = ("conda-forge",)
 PYTORCH = ("pytorch", "nvidia", "conda-forge")
 
@@ -173,6 +178,42 @@ def test_it_locks_and_holds(
     write_lock(tmp_path, found)
     assert read_lock(tmp_path, target) == found
     assert lock(locker, target) == found
+
+
+@pytest.mark.parametrize("name", ["pytorch-conda-2.3-cu121", "jax-conda-0.4.31-cu12"])
+def test_a_lock_that_is_imported_locks_to_its_own_packages(name: str, locker: CondaLocker) -> None:
+    """The draft of a conda-lock file keeps versions, channels and the builds that are variants."""
+    path = ROOT / "lockfiles" / f"{name}.conda-lock.yml"
+    wish = parse_wish(path.read_text(), path.name, Reading(pythons=("3.11",)))
+    bases = read_bases(ROOT / "recipes")
+    made = draft(wish, DraftAsk(family="lab"), bases)
+    (target,) = check_draft(made.text, "lab", [], bases)
+    before = {Path(row["url"]).name for row in yaml.safe_load(path.read_text())["package"]}
+    assert {one.filename for one in lock(locker, target).conda} == before
+
+
+PROJECTS_FILES = {
+    # facebookresearch/dinov2 conda.yaml, vwxyzjn/cleanrl, as far as the records have their packages
+    "channels: [defaults, pytorch, nvidia, conda-forge]\ndependencies: [python=3.11, "
+    "'pytorch::pytorch=2.3.1', 'pytorch::pytorch-cuda=12.1', 'pytorch::torchvision=0.18.1', pip]\n": (
+        "pytorch",
+        "2.3.1",
+        "py3.11_cuda12.1_cudnn8.9.2_0",
+    ),
+    # RosettaCommons/RFdiffusion env/SE3nv.yml with newer packages: channels without conda's defaults
+    "channels: [defaults, pytorch, nvidia]\ndependencies: [python=3.11, pytorch=2.3, torchvision, "
+    "pytorch-cuda=12.1, numpy]\n": ("pytorch", "2.3.1", "py3.11_cuda12.1_cudnn8.9.2_0"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), PROJECTS_FILES.items())
+def test_an_environment_keeps_its_framework_s_channel(
+    text: str, expected: tuple[str, str, str], locker: CondaLocker
+) -> None:
+    bases = read_bases(ROOT / "recipes")
+    wish = parse_wish(text, "environment.yml", Reading(pythons=("3.11",)))
+    (target,) = check_draft(draft(wish, DraftAsk(family="lab"), bases).text, "lab", [], bases)
+    assert expected in {(one.name, one.version, one.build) for one in lock(locker, target).conda}
 
 
 def test_a_label_of_nvidia_solves_and_is_refused_for_its_missing_hashes(locker: CondaLocker) -> None:

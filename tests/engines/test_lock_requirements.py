@@ -125,7 +125,7 @@ def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) 
     ("changed", "what", "hint"),
     [
         ({"requirements": ("torch==9.9",)}, "torch==9.9", "change the recipe"),
-        ({"requirements": ("torch==2.3.1", "numpy>=2")}, "numpy", "change the recipe"),
+        ({"requirements": ("torch==2.3.1", "numpy>=2")}, "numpy>=2 and numpy<2", "numpy==2.0.0"),
         ({"requirements": ("torch==2.3.1", "source-only")}, "source-only", "wheels only"),
         ({"requirements": ("torch==2.3.1", "musl-only")}, "musl-only", "wheel"),
         ({"cuda": "12.4"}, "comes with CUDA 12.1", 'write cuda: ["12.1"]'),
@@ -462,3 +462,26 @@ def test_what_a_locked_package_bounds_needs_no_question(index: Index, tmp_path: 
         behind = uv.behind(request, lock, Quiet())
         assert [one.name for one in behind] == told
         assert [one for one in behind if one.asked] == []
+
+
+def test_two_cudas_are_refused_with_what_brings_each(index: Index, tmp_path: Path) -> None:
+    index.add("nvidia-cublas-cu13", "13.0", tag="py3-none-manylinux1_x86_64")
+    index.add("other", "1.0", needs=("nvidia-cublas-cu13",))
+    with pytest.raises(LockError) as caught:
+        locker(index, tmp_path).lock(replace(REQUEST, target=with_package("other")), Quiet())
+    for part in ("CUDA 12", "torch", "CUDA 13", "other"):
+        assert part in caught.value.message
+
+
+def test_what_contradicts_is_named_and_a_change_was_solved(index: Index, tmp_path: Path) -> None:
+    index.add("torch", "2.0.1")
+    index.add("vision", "0.15", needs=("torch==2.0.1",))
+    index.add("vision", "0.18", needs=("torch==2.3.1",))
+    index.add("idle", "1.0")
+    target = replace(TARGET, requirements=(*TARGET.requirements, "idle", "vision==0.15"))
+    with pytest.raises(UnsolvableError) as caught:
+        locker(index, tmp_path).lock(replace(REQUEST, target=target), Quiet())
+    assert caught.value.conflict == ("torch==2.3.1", "vision==0.15")
+    assert "vision==0.18" in caught.value.hint
+    assert "idle" not in caught.value.message
+    assert "No solution found" in caught.value.tree

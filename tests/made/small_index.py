@@ -48,10 +48,14 @@ class SmallIndex:
         try:
             return self._solution(target, None, sources=False)
         except UnsolvableError:
-            names = [Requirement(text).name for text in target.requirements]
-            if any(self._is_source(*pin.split("==")) for pin in self.releases if pin.split("==")[0] in names):
-                raise NoWheelError(f"{target.name}: no wheel", hint="", names=(), account="") from None
+            names = {Requirement(text).name for text in target.requirements}
+            pins = [pin.split("==") for pin in self.releases if self._is_source(*pin.split("=="))]
+            if lacking := tuple(name for name, _ in pins if name in names):
+                raise NoWheelError(f"{target.name}: no wheel", hint="", names=lacking, account="") from None
             raise
+
+    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
+        return any(pin.startswith(f"{name}==") and one.pythons for pin, one in self.releases.items())
 
     def _solution(self, target: Target, under: Lock | None, *, sources: bool) -> dict[str, str]:
         kept = {wheel.name: wheel.version for wheel in under.wheels} if under else {}

@@ -8,6 +8,7 @@
     data_sheets.py data_sheets                          how fast they could be
     amd_gpus.py   amd                                   AMD's, by name and processor; ROCm
     documents.py  documented, releases                  what projects say of their builds
+    indexes.py    indexes                               where packages lie that PyPI has not
     scans.py      scanned                               what their wheels were found to hold
 
 The other tables here are read by the modules of the folder above that have their names.
@@ -28,6 +29,7 @@ from imagefactory.gpu.knowledge.documents import (
     releases,
 )
 from imagefactory.gpu.knowledge.gpu_names import Gpu, capabilities, find_gpu, gpus
+from imagefactory.gpu.knowledge.indexes import ElsewhereRow, elsewhere, known_index
 from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_for_amd64, scanned_wheels
 from imagefactory.gpu.knowledge.toolkits import (
     cuda_drivers,
@@ -60,6 +62,7 @@ __all__ = [
     "CudaWheel",
     "DataSheet",
     "Documented",
+    "ElsewhereRow",
     "Gpu",
     "Release",
     "ScannedWheel",
@@ -75,11 +78,13 @@ __all__ = [
     "cuda_wheels",
     "data_sheets",
     "documented",
+    "elsewhere",
     "families",
     "find_data_sheet",
     "find_gpu",
     "gpu_drivers",
     "gpus",
+    "known_index",
     "known_processors",
     "last_with",
     "minor_floors",

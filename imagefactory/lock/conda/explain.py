@@ -48,6 +48,12 @@ async def explain(target: Target, solver: Solver, question: CondaQuestion, tree:
     return UnsolvableError(f"{target.name}: {found.text}", hint=found.hint, tree=tree)
 
 
+def _misspelled(name: str, known: Iterable[str]) -> str:
+    """The package that a name is a slip of, empty for none; one that is merely alike is another program."""
+    alike = [one for one in known if one[:1] == name[:1] and abs(len(one) - len(name)) < 2]
+    return next((one for one in difflib.get_close_matches(name, alike, n=1, cutoff=0.85)), "")
+
+
 class _Explanation:
     """An unsolvable question, and one reason after the other why it could be that."""
 
@@ -66,17 +72,22 @@ class _Explanation:
         if not missing:
             return None
         known = await self._solver.names()
-        hints = []
+        hints, others = [], []
         for name in missing:
             renamed = [conda for conda, pypi in pypi_names().items() if name in pypi and conda in known]
-            near = renamed or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            if near:
-                hints.append(f"did you mean '{near[0]}'?")
+            if near := next(iter(renamed), "") or _misspelled(name, known):
+                hints.append(f"for '{name}' write '{near}'")
+            else:
+                others.append(name)
+        if others:
+            hints.append(
+                f"add the channel that has {_quoted(others)} at {self._target.where}, or write "
+                f"{'it' if len(others) == 1 else 'them'} in `pip`"
+            )
         channels = " or ".join(channel_name(channel) for channel in self._target.channels)
         return _Reason(
             text=f"{_quoted(missing)} {'is' if len(missing) == 1 else 'are'} not in {channels}",
-            hint=" ".join(hints)
-            or f"add the channel that has it at {self._target.where}, or write it in `pip`",
+            hint="; ".join(hints),
         )
 
     async def versions(self) -> _Reason | None:

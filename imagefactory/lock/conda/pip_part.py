@@ -26,6 +26,7 @@ from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
 
@@ -129,8 +130,10 @@ def _solved(
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
                 question, pins = require_wheels(locker, question, target, progress)
-        except UnsolvableError as error:
-            raise _explain(error, given) from error
+        except (UnsolvableError, NoWheelError) as error:
+            told = locker.explained(error, question, target)
+            fix = told.hint if told.hint != error.hint else ""
+            raise _explain(told, given, fix) if isinstance(told, UnsolvableError) else told from error
         yield question, pins
 
 
@@ -226,8 +229,8 @@ def _shown(one: GivenPackage) -> str:
     return f"{one.conda.name} {one.conda.version}"
 
 
-def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage]) -> UnsolvableError:
-    """uv's account with conda's packages called what they are, and what to write."""
+def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage], fix: str) -> UnsolvableError:
+    """uv's account with conda's packages called what they are, and what to write, which is `fix` if any."""
 
     def plain(text: str) -> str:
         def called(match: re.Match[str]) -> str:
@@ -247,4 +250,6 @@ def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage]) -> Unsol
             f"or write '{wish}' in `packages`, so that conda brings another version"
         )
         break
-    return UnsolvableError(plain(error.message), hint=hint, tree=plain(error.tree))
+    else:
+        hint = fix or hint
+    return UnsolvableError(plain(error.message), hint=hint, tree=plain(error.tree), conflict=error.conflict)

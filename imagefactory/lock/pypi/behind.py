@@ -149,7 +149,8 @@ class _Look:
                 continue
             one = _Late(wheel=wheel, known=known[wheel.name], newest=newest)
             if by := next((need for need in others if newest not in need.bounds), None):
-                found.append(self._told(one, Account(reason=str(by), by=by.by), stops=False))
+                if wheel.name in self.names:  # below, that is how packages go together, and no news
+                    found.append(self._told(one, Account(reason=str(by), by=by.by), stops=False))
             else:
                 left.append(one)
         more, unknown = self._solved(left, known, needs)

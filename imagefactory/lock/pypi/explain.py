@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from packaging.utils import canonicalize_name
 
@@ -11,12 +10,9 @@ from imagefactory.errors import LockError, UnreachableError, UnsolvableError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
-from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.wheels_there import NoWheelError, all_without_wheel, what_works, without_wheel
+from imagefactory.lock.pypi.wheels_there import NoWheelError, all_without_wheel
 from imagefactory.model import Lock, Target
 from imagefactory.web import redact
-
-There = Callable[[str], tuple[IndexFile, ...]]
 
 
 def _one_line(stderr: str) -> str:
@@ -30,12 +26,14 @@ def _one_line(stderr: str) -> str:
 def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
     """An update only moves what is below to newer releases; for an older one there is a recipe of its own."""
     own = f"imagefactory new NAME --from FILE --framework {target.framework}={target.version}"
+    fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
         error.message,
-        hint=f"every package of {under.target} stays as it is locked: ask other versions of what comes on "
-        f"top; where a newer one below serves, imagefactory lock {under.target} --update PACKAGE; where an "
-        f"older one is needed, a recipe of its own: {own}{_with_cuda(target)}",
+        hint=f"{fix}every package of {under.target} stays as it is locked: ask other versions of what comes "
+        f"on top; where a newer one below serves, imagefactory lock {under.target} --update PACKAGE; where "
+        f"an older one is needed, a recipe of its own: {own}{_with_cuda(target)}",
         tree=error.tree,
+        conflict=error.conflict,
     )
 
 
@@ -57,11 +55,8 @@ def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
     )
 
 
-def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) -> LockError:
-    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before.
-
-    `there` gives the files of a project, none where that is not to be had.
-    """
+def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
+    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
     text = _one_line(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
     if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
@@ -72,8 +67,6 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
         hint += "it, and does ~/.netrc have that index' password, if it wants one?"
     elif re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
         hint = "images are made of wheels only: constrain that package to a version that has one"
-        if (asked := without_wheel(stderr)) and (files := there(asked.partition("==")[0])):
-            hint = f"images are made of wheels only, and {what_works(asked, files, lock)}"
         names = all_without_wheel(stderr)
         return NoWheelError(f"{lock.target}: {text}", hint=hint, names=names, account=stderr)
     elif "No solution found" in text and lock.wheels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -24,6 +25,45 @@ def brings_cuda(lock: Lock) -> tuple[LockedWheel, ...]:
     """The wheels that are for NVIDIA's GPUs alone, by their names; nvidia-ml-py merely asks a driver."""
     pattern = re.compile(r"nvidia-(?!ml-py$).*|cuda-.*|.*-cu(da)?[0-9]+x?(-.*)?")
     return tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
+
+
+# Distributions whose own version is that of the CUDA toolkit.
+_TOOLKIT = re.compile(
+    r"cuda-toolkit|nvidia-cuda-(runtime|nvrtc|cupti|nvcc|cccl)|nvidia-(nvjitlink|nvtx|cublas)"
+)
+_SUFFIX = re.compile(r"(?:nvidia|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]{2})x?(?:-.*)?")
+
+
+def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, ...]]:
+    """Return the wheels that are libraries of one CUDA by its major version, as far as they say it."""
+    found: dict[int, tuple[LockedWheel, ...]] = {}
+    for wheel in wheels:
+        major = 0
+        if named := _SUFFIX.fullmatch(wheel.name):
+            major = int(named[1])
+        elif _TOOLKIT.fullmatch(wheel.name):
+            major = Version(wheel.version).major
+        if major > 10:  # releases before have no wheels; 0.0.1 are placeholders
+            found[major] = (*found.get(major, ()), wheel)
+    return found
+
+
+def refuse_two_cudas(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
+    """Raise LockError where wheels bring libraries of two majors of CUDA. `via` says what requires each."""
+    majors = cuda_majors(wheels)
+    if len(majors) < 2:
+        return
+    libraries = {wheel.name for some in majors.values() for wheel in some}
+    told, bringers = list[str](), dict[int, str]()
+    for major, some in sorted(majors.items()):
+        by = sorted({one for wheel in some for one in via.get(wheel.name, ()) if one not in libraries})
+        bringers[major] = " and ".join(by) or "the recipe"
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        told.append(f"CUDA {major} ({some[0].name} {some[0].version}{more}, required by {bringers[major]})")
+    raise LockError(
+        f"{target}: the lock would hold libraries of {' and of '.join(told)}",
+        hint=f"keep one: constrain or leave out what {' or '.join(dict.fromkeys(bringers.values()))} brings",
+    )
 
 
 def cuda_version(lock: Lock) -> str | None:

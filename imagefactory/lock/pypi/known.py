@@ -6,7 +6,7 @@ that need, and the person is told. A recipe that requires the contrary has no so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, versions_of
+from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
 
@@ -116,7 +117,7 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
             pins = solver.solve(question)
         except (UnbuiltError, UnreachableError):
             raise
-        except LockError as error:
+        except (UnsolvableError, NoWheelError) as error:
             raise _contradicted(question, kept, error) from error
     raise LockError(
         f"{question.lock.target}: no solution meets what is known of its packages: {_told(kept)}",
@@ -162,25 +163,36 @@ def _no_companion(name: str, release: str, framework: str) -> UnsolvableError:
     return UnsolvableError(
         f"{name} has no release for {release}: its last is for {framework} {last}",
         hint=f"write version: {last} of {framework}, or leave out {name} and what needs it",
+        conflict=(name,),
     )
 
 
 def _of_target(question: WheelQuestion, error: UnsolvableError) -> UnsolvableError:
-    return UnsolvableError(f"{question.lock.target}: {error.message}", hint=error.hint)
+    message = f"{question.lock.target}: {error.message}"
+    return UnsolvableError(message, hint=error.hint, conflict=error.conflict)
 
 
-def _contradicted(question: WheelQuestion, needs: Iterable[Need], error: LockError) -> UnsolvableError:
+def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockError) -> UnsolvableError:
     """The error of a question that had a solution before these needs were added."""
-    needs = tuple(needs)
-    names = {one.wants.name for one in needs}
-    own = [text for text in (*question.requirements, *question.constraints) if package_of(text) in names]
-    own = [text for text in own if text not in {str(one.wants) for one in needs}]
-    beside = f", and the recipe asks for {' and '.join(own)}" if own else ", and no solution has that"
-    target = question.lock.target
+    added = {str(one.wants) for one in needs}
+    own = [
+        text
+        for text in (*question.requirements, *question.constraints)
+        if Requirement(text).specifier and text not in added
+    ]
+    against = [one for one in needs if any(package_of(text) == one.wants.name for text in own)] or needs
+    own = [text for text in own if package_of(text) in {one.wants.name for one in against}]
+    message = f"{question.lock.target}: {_told(against)} (known, though not declared), and "
+    hint = error.hint
+    if own:
+        message += f"the recipe asks for {' and '.join(own)}"
+        by = against[0].by.partition(" ")[0]
+        hint = f"write what {against[0].by} needs in place of {' and '.join(own)}, or another version of {by}"
+    else:
+        message += "no solution has that"
     return UnsolvableError(
-        f"{target}: {_told(needs)} (known, though not declared){beside}",
-        hint=f"change {' or '.join(own)}, or the version of {needs[0].by.partition(' ')[0]}"
-        if own
-        else error.hint,
+        message,
+        hint=hint,
         tree=error.tree if isinstance(error, UnsolvableError) else error.message,
+        conflict=tuple(own) or tuple(str(one.wants) for one in against),
     )

@@ -23,8 +23,9 @@ from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.asked import as_lines, in_plain_words, read_via, write_asked
 from imagefactory.lock.pypi.behind import find_behind
+from imagefactory.lock.pypi.conflict import explain_conflict, solves_with
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
-from imagefactory.lock.pypi.facts import check_facts
+from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.known import known_needs, with_needs
 from imagefactory.lock.pypi.local import local_wheels
@@ -42,6 +43,7 @@ from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
 from imagefactory.lock.pypi.sdist import fetch_sdist
 from imagefactory.lock.pypi.unbuilt import require_wheels, without
+from imagefactory.lock.pypi.wheels_there import NoWheelError, what_works, without_wheel
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -102,12 +104,28 @@ class UvLocker:
         question = self._question(request)
         try:
             with without(request.absent, question) as asked:
-                question, pins = require_wheels(self, asked, target, progress)
-            lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
-        except UnsolvableError as error:
-            raise explain_on(error, under, target) if under else error from error
+                known, pins = require_wheels(self, asked, target, progress)
+            lock = replace(known.lock, wheels=self.wheels(known, pins, progress))
+        except (UnsolvableError, NoWheelError) as error:
+            told = self.explained(error, question, target)
+            raise (
+                explain_on(told, under, target) if under and isinstance(told, UnsolvableError) else told
+            ) from error
         check_facts(lock, target)
         return lock
+
+    def explained(self, error: LockError, question: WheelQuestion, target: Target) -> LockError:
+        """The error of a question with what contradicts, and a hint that the solver has tried."""
+        if isinstance(error, NoWheelError):
+            if (asked := without_wheel(error.account)) and (
+                files := self.project(asked.partition("==")[0], question.lock)
+            ):
+                works = what_works(asked, files, question.lock, lambda pin: solves_with(self, question, pin))
+                error.hint = f"images are made of wheels only, and {works}"
+            return error
+        if isinstance(error, UnsolvableError) and not error.conflict:
+            return explain_conflict(self, question, error, (canonicalize_name(target.framework),))
+        return error
 
     def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
         """The versions that a lock would have, without a look at their files. Raises like `lock`.
@@ -158,11 +176,19 @@ class UvLocker:
         """
         offers = self.offers(pins.lines, question.lock)
         kept = kept_wheels(question.previous, question.lock, question.update)
-        chosen = choose(offers, question.lock, kept, lambda name: self.project(name, question.lock))
+        chosen = choose(
+            offers,
+            question.lock,
+            kept,
+            lambda name: self.project(name, question.lock),
+            lambda pin: solves_with(self, question, pin),
+        )
         chosen = self._sizes(chosen, offers, progress)
         fixed = {wheel.name for wheel in question.fixed}
         local = [one for one in local_wheels(question.lock, self._index.root) if one.name not in fixed]
-        return tuple(sorted((*question.fixed, *chosen, *local), key=lambda wheel: wheel.name))
+        wheels = tuple(sorted((*question.fixed, *chosen, *local), key=lambda wheel: wheel.name))
+        refuse_two_cudas(question.lock.target, wheels, pins.via)
+        return wheels
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked wheel is now: file name -> URL (which may hold the index's credentials).
@@ -274,7 +300,7 @@ class UvLocker:
         )
         if done.returncode != 0:
             told = in_plain_words(done.stderr)
-            raise explain_failure(lock, told, self._index, lambda name: self.project(name, lock))
+            raise explain_failure(lock, told, self._index)
         return done
 
     def source(self, file: IndexFile, folder: Path) -> Path:

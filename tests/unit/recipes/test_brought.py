@@ -55,7 +55,7 @@ ENVIRONMENTS = (
         file="environment.yml",
         text="channels: [pytorch, conda-forge]\ndependencies:\n- python='3.10'\n- pytorch=1.12.1\n"
         "- conda-forge::cudatoolkit==11.3.*\n",
-        said=('python: "3.10"', 'cuda: ["11.3"]', "was read as 'conda-forge::cudatoolkit=11.3.*'"),
+        said=('python: "3.10"', 'cuda: ["11.3"]', "note: environment.yml:5:3: "),
         unsaid=("cannot be taken over",),
     ),
     Case(
@@ -63,7 +63,7 @@ ENVIRONMENTS = (
         file="environment.yml",
         text="channels: [conda-forge]\ndependencies:\n- python=3.11  # [linux]\n- pytorch=2.5  # [not win]\n"
         "- libomp  # [osx or win]\n- cuda-version=12.6  # [linux64]\n- numpy  # [fast]\n",
-        said=("'libomp' is not for linux-64", "the selector '# [fast]' is a comment to conda", "- numpy"),
+        said=("'libomp' is not for linux-64", "note: environment.yml:7:3: the line is taken", "- numpy"),
         unsaid=("- libomp",),
     ),
     Case(
@@ -113,7 +113,9 @@ ENVIRONMENTS = (
         "  - torch==2.2.1+cu118\n  - fvcore==0.1.5.post20221221\n",
         said=(
             "env.yaml means torch 2.2.1 for CUDA 11.8, and PyPI has it for CUDA 12.1",
-            "take PyPI's: --cuda 12.1; or take conda-forge's: --source conda --framework pytorch=2.2.1 --cuda 11.8",
+            "take PyPI's: --cuda 12.1; or ",
+            "--source conda --framework pytorch=2.2.1 --cuda 11.8",
+            'pytorch-cu118 = "',
         ),
         unsaid=("fvcore==0.1.5.post20221221' cannot",),
         code=2,
@@ -199,8 +201,8 @@ ENVIRONMENTS = (
         "- pytorch=2.5\n- cuda-version=12.6\n",
         asked=("--framework", "torch"),
         said=(
-            "conda-forge was written in its place",
-            "channels: [conda-forge, nvidia]",
+            "note: conda.yml:2:3: ",
+            "channels: [nvidia, conda-forge]",
             "framework: pytorch",
         ),
     ),

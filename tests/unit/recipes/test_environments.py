@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from imagefactory.model import Target
 from imagefactory.recipes.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
 from imagefactory.recipes.environments import LIMITS, Reading, parse_wish, read_wish
 from imagefactory.recipes.expand import expand_all, select
+from imagefactory.recipes.foreign_locks import build_variant
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
@@ -42,7 +46,6 @@ dependencies:
   - numpy  >= 1.20, <2
   - scipy >=1.*
   - bioconda::samtools
-  - cpuonly
   - opencv[build=x]
   - pandas==2.*
   - https://conda.example.org/x.conda
@@ -87,7 +90,7 @@ environments:
     packages:
       linux-64:
       - conda: https://conda.anaconda.org/conda-forge/linux-64/python-3.12.7-hc5c86c4_0_cpython.conda
-      - conda: https://conda.anaconda.org/conda-forge/linux-64/pytorch-2.5.1-cuda126_py312h1_300.conda
+      - conda: https://conda.anaconda.org/conda-forge/linux-64/pytorch-2.5.1-cuda126_py312h1763f6d_300.conda
       - conda: https://conda.anaconda.org/conda-forge/noarch/tzdata-2024b-hc8b5060_0.tar.bz2
       - conda: ../local-package
       - pypi: https://index.example.org/einops-0.8.0-py3-none-any.whl
@@ -201,28 +204,76 @@ def test_an_environment_becomes_a_recipe() -> None:
     assert made.text.startswith("# yaml-language-server: $schema=recipe.schema.json\n# From environment.yml.")
 
 
+def lines_of(told: Sequence[str]) -> list[int]:
+    """The lines of the file that are told of."""
+    return [int(one.split(":")[1]) for one in told if re.match(r"[a-zA-Z.-]+:[0-9]+:[0-9]+: ", one)]
+
+
 def test_nothing_of_an_environment_goes_unsaid() -> None:
+    """What conda reads otherwise is a note; what is not in the recipe is a loss."""
+    wish = parse_wish(ENVIRONMENT, "environment.yml", READING)
+    of_pip = range(22, 31)
+    assert [line for line in lines_of(wish.notes) if line not in of_pip] == [6, 17]
+    assert [line for line in lines_of(wish.left) if line not in of_pip] == [16, 18, 19, 34]
+    told = lines_of([*wish.notes, *wish.left])
+    assert sorted(line for line in told if line in of_pip) == [23, 24, 25, 26, 27, 28]
     made, _ = drafted(ENVIRONMENT, "environment.yml")
-    starts = [
-        "environment.yml:6:5: 'defaults' stands for several channels of Anaconda: conda-forge was written in its place",
-        "environment.yml:16:5: 'cpuonly' asks for builds without CUDA (remove it",
-        "environment.yml:17:5: 'opencv[build=x]' cannot be taken over (write it as conda matches it",
-        "environment.yml:18:5: 'pandas==2.*' was read as 'pandas=2.*'",
-        "environment.yml:19:5: 'https://conda.example.org/x.conda' cannot be taken over (write it as",
-        "environment.yml:20:5: 'sel(osx)' is not read (write its packages for linux-64 as a list)",
-        "environment.yml:24:9: the build tag '+cu121' in 'torch==2.3.1+cu121'",
-        "environment.yml:25:9: 'more.txt' cannot be read (add its lines)",
-        "environment.yml:26:9: '--extra-index-url https://wheels.example.org/whl/cu121': CUDA 12.1",
-        "environment.yml:27:9: 'git+https://git.example.org/x/y' may be other code tomorrow",
-        "environment.yml:28:9: 'https://example.org/y.whl' is a wheel of no index",
-        "environment.yml:29:9: \"typing-extensions; python_version < '3.8'\" is not for Python 3.12 on linux-64",
-        "environment.yml:35:3: 'PATH' is set by the factory (set it where the image runs)",
-        "torch==2.3.1 of PyPI: the framework comes from conda, as pytorch",
-    ]
-    assert len(made.told) == len(starts)
-    for start in starts:
-        (told,) = (told for told in made.told if told.startswith(start))
-        assert f"#   {told}\n" in made.text
+    assert sorted(made.told[:-1]) == sorted((*wish.notes, *wish.left))
+    assert made.told[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
+    assert all(f"#   {told}\n" in made.text for told in made.told)
+
+
+@pytest.mark.parametrize(
+    ("channels", "expected"),
+    [
+        ("[defaults, pytorch, nvidia]", ["pytorch", "nvidia", "conda-forge"]),
+        ("[defaults, pytorch, conda-forge, nvidia]", ["pytorch", "conda-forge", "nvidia"]),
+        ("[pytorch, nvidia]", ["pytorch", "nvidia", "conda-forge"]),
+        ("[pytorch, nodefaults]", ["pytorch"]),
+        ("[]", ["conda-forge"]),
+    ],
+)
+def test_conda_forge_is_asked_where_conda_asks_its_defaults_and_takes_no_channels_place(
+    channels: str, expected: list[str]
+) -> None:
+    text = f"channels: {channels}\ndependencies: [pytorch=2.3, pytorch-cuda=12.1, numpy]\n"
+    made, target = drafted(text, "environment.yml")
+    assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in expected)
+    changed = {*expected} != {*re.findall(r"[a-z-]+", channels)} - {"nodefaults"}
+    assert any("conda-forge" in told for told in made.told) == changed
+    assert parse_wish(text, "environment.yml", READING).left == []
+
+
+def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
+    text = "dependencies: [pytorch=2.3, numpy, cpuonly]\n"
+    with pytest.raises(UsageError) as caught:
+        drafted(text, "environment.yml")
+    assert "without CUDA" in caught.value.message
+    _, target = drafted(text, "environment.yml", DraftAsk(family="lab", cuda="12.1"))
+    assert "cpuonly" not in target.requirements
+
+
+@pytest.mark.parametrize(
+    ("channels", "framework", "expected"),
+    [
+        ("pytorch, nvidia, conda-forge", "pytorch=2.3", "pytorch-cuda 11.8.*"),
+        ("conda-forge, pytorch", "'pytorch::pytorch=1.12.*'", "cudatoolkit 11.8.*"),
+        ("conda-forge", "pytorch=2.3", "cuda-version 11.8.*"),
+        ("defaults", "tensorflow=2.12", "cuda-version 11.8.*"),
+    ],
+)
+def test_a_cuda_that_the_person_says_chooses_builds(channels: str, framework: str, expected: str) -> None:
+    text = f"channels: [{channels}]\ndependencies: [{framework}, numpy]\n"
+    _, target = drafted(text, "environment.yml", DraftAsk(family="lab", cuda="11.8"))
+    assert expected in target.requirements
+    assert any(re.search(r" \* \*cuda\*$", one) for one in target.constraints)
+
+
+def test_bounds_on_python_hold_together() -> None:
+    _, target = drafted(
+        "dependencies: [pytorch=2.3, 'python <3.10', pytorch-cuda=12.1, 'python >=3.9']\n", "environment.yml"
+    )
+    assert target.python == "3.9"
 
 
 def test_a_framework_in_the_pip_part_makes_a_recipe_of_pypi() -> None:
@@ -273,10 +324,9 @@ def test_the_person_may_say_it() -> None:
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
     assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
     assert target.checks == table.OTHER_CHECKS
-    assert made.told == (
-        "Python 3.10 was written: environment.yml leaves it open",
-        "environment.yml names no channel that can be taken over: conda-forge was written",
-    )
+    assert len(made.told) == 2
+    assert "Python 3.10" in made.told[0]
+    assert "conda-forge" in made.told[1]
 
 
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
@@ -290,13 +340,9 @@ def test_no_part_of_a_pin_goes_unsaid() -> None:
     text = (
         "dependencies: ['pytorch=*=*cuda12*', pytorch=2.3, python=3.11.4=h1_0_cpython, pytorch-cuda=12.1]\n"
     )
-    made, target = drafted(text, "environment.yml")
+    _, target = drafted(text, "environment.yml")
     assert (target.version, target.python) == ("2.3", "3.11")
-    assert target.constraints == ("pytorch * *cuda12*", "python ==3.11.4")
-    assert (
-        "environment.yml:1:51: the build or channel in 'python=3.11.4=h1_0_cpython' "
-        "(add 'python * h1_0_cpython' to constraints, if it must be that one)"
-    ) in made.told
+    assert target.constraints == ("pytorch * *cuda12*", "python ==3.11.4", "python * h1_0_cpython")
     two, target = drafted(
         "dependencies: [pytorch=2.3, 'pytorch <2.4', pytorch-cuda=12.1]\n", "environment.yml"
     )
@@ -346,20 +392,23 @@ def test_the_other_half_of_our_own_lock_is_told() -> None:
 
 
 def test_a_pixi_lock_becomes_a_recipe() -> None:
-    made, target = drafted(PIXI_6, "pixi.lock")
+    """Of several channels each package is taken from the one that the lock took it from."""
+    _, target = drafted(PIXI_6, "pixi.lock")
     assert target.name == "lab-2.5.1-cu126"
     assert target.channels == ("https://conda.anaconda.org/conda-forge", "https://conda.anaconda.org/pytorch")
-    assert target.requirements == ("pytorch 2.5.1.*", "tzdata ==2024b")
-    assert (target.python, target.constraints, target.pip) == (
-        "3.12",
-        ("python ==3.12.7",),
-        ("einops==0.8.0",),
-    )
-    assert [told.partition(" (")[0] for told in made.told] == [
-        "pixi.lock:14:16: '../local-package' is made from sources",
-        "pixi.lock:16:15: 'git+https://git.example.org/x' may be other code tomorrow: it names no commit",
-        "every package was written at its locked version",
-    ]
+    assert target.requirements == ("conda-forge::pytorch 2.5.1.*", "conda-forge::tzdata ==2024b")
+    assert target.constraints == ("conda-forge::pytorch * cuda126_*", "python ==3.12.7")
+    assert (target.python, target.pip) == ("3.12", ("einops==0.8.0",))
+    wish = parse_wish(PIXI_6, "pixi.lock", READING)
+    assert lines_of(wish.left) == [14, 16]
+    assert wish.notes == []
+
+
+def test_other_indexes_of_a_pixi_lock_are_told() -> None:
+    other = "https://wheels.example.org/whl/cu126"
+    text = PIXI_6.replace("    packages:\n", f"    - {other}\n    packages:\n", 1)
+    wish = parse_wish(text, "pixi.lock", READING)
+    assert [one for one in (*wish.left, *wish.notes) if other in one]
 
 
 def test_a_pixi_lock_with_one_environment_of_another_name() -> None:
@@ -371,13 +420,81 @@ def test_a_conda_lock_becomes_a_recipe() -> None:
     made, target = drafted(CONDA_LOCK, "conda-lock.yml")
     assert (target.name, target.framework) == ("lab-2.17.0-cu126", "tensorflow")
     assert target.requirements == ("tensorflow 2.17.0.*",)
-    assert (target.constraints, target.pip) == (("python ==3.11.9",), ("rich==13.7.1",))
-    assert sorted(told.partition(" (")[0] for told in made.told) == [
-        "conda-lock.yml:10:1: optional, not taken: the packages of category 'dev': pytest",
-        "conda-lock.yml:6:5: the channel 'https://...@conda.example.org/x' cannot be taken over",
-        "every package was written at its locked version",
-    ]
+    assert target.constraints == ("tensorflow * cuda126*", "python ==3.11.9")
+    assert target.pip == ("rich==13.7.1",)
+    wish = parse_wish(CONDA_LOCK, "conda-lock.yml", READING)
+    assert (lines_of(wish.left), lines_of(wish.notes)) == ([6], [10])
     assert "secret" not in made.text
+
+
+def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
+    """`01-ai/Yi conda-lock.yml`: the heading says conda-forge, the addresses are those of a mirror."""
+    text = CONDA_LOCK.replace("https://conda.anaconda.org/", "https://mirror.example.org/anaconda/cloud/")
+    wish = parse_wish(text, "conda-lock.yml", READING)
+    assert wish.channels == ["conda-forge"]
+    assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in wish.notes)
+
+
+@pytest.mark.parametrize(
+    ("build", "pattern"),
+    [
+        ("nompi_h2d575fe_105", "nompi_*"),
+        ("cuda126_py312h1763f6d_306", "cuda126_*"),
+        ("np2py311h912ec1f_1", "np2*"),
+        ("20_linux64_openblas", "*_linux64_openblas"),
+        ("py3.12_cuda12.1_cudnn8.9.2_0", "*_cuda12.1_cudnn8.9.2_*"),
+        ("conda_forge", "conda_forge"),
+        ("mkl", "mkl"),
+        *((build, "") for build in ("py312h1763f6d_0", "hbcca054_0", "pyhd8ed1ab_0", "py_0", "0", "")),
+    ],
+)
+def test_of_a_locked_build_the_variant_is_kept(build: str, pattern: str) -> None:
+    assert build_variant(build) == pattern
+    assert not pattern or fnmatchcase(build, pattern)
+
+
+# --- pixi.toml -----------------------------------------------------------------------------------
+
+PIXI = """\
+[workspace]
+channels = [{ channel = "https://repo.example.org/own", priority = -1 }, "pytorch", "conda-forge"]
+platforms = ["linux-64", { name = "gpu", platform = "linux-64", cuda = "12.4" }]
+exclude-newer = "2026-01-01"
+[tasks]
+install = "pip install x"
+[system-requirements]
+cuda = "12.1"
+[activation]
+scripts = ["set.sh"]
+[dependencies]
+python = "3.11.*"
+pytorch = { version = "2.3.*", build-number = ">=1" }
+[host-dependencies]
+numpy = "<2"
+[constraints]
+scipy = "<1.14"
+[pypi-options]
+extra-index-urls = ["https://wheels.example.org/simple"]
+dependency-overrides = { rich = "==13" }
+[pypi-dependencies]
+apex = { version = "*", index = "https://more.example.org/simple" }
+[dev]
+own = { path = "." }
+"""
+
+
+def test_nothing_of_a_pixi_manifest_goes_unsaid() -> None:
+    wish = parse_wish(PIXI, "pixi.toml", READING)
+    assert wish.channels == ["pytorch", "conda-forge", "https://repo.example.org/own"]
+    assert wish.conda == ["pytorch 2.3.*", "numpy <2"]
+    assert wish.conda_bounds == ["scipy <1.14"]
+    assert wish.python == "3.11.*"
+    told = sorted(lines_of([*wish.left, *wish.notes]))
+    assert told == [3, 4, 5, 8, 10, 13, 19, 20, 22, 23]
+    assert {10, 13, 20, 23} <= {*lines_of(wish.left)}
+    assert {3, 4, 5, 8} == {*lines_of(wish.notes)} - {19, 22}
+    _, target = drafted(PIXI, "pixi.toml")
+    assert target.cuda == "12.4"  # of the platform that is meant
 
 
 FAULTS = [
@@ -548,7 +665,7 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert said["path"] == ""
     assert call(factory, "new", "lab", "--from", source, "--partial") == 0
     told = capsys.readouterr()
-    assert "environment.yml:19:5:" in told.err
+    assert "environment.yml:6:5: " in told.err
     assert "wrote " in told.out
     recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
     assert recipe.framework == "pytorch"
@@ -622,7 +739,7 @@ def test_print_shows_a_draft_with_faults(factory: Path, capsys: pytest.CaptureFi
     (factory / "environment.yml").write_text("dependencies: [pytorch=2.5]\n")
     asked = ("new", "lab", "--from", str(factory / "environment.yml"), "--cuda", "99.1")
     assert call(factory, *asked) == 2
-    assert "note: environment.yml names no channel" in capsys.readouterr().err
+    assert "note: the channel conda-forge was written" in capsys.readouterr().err
     assert call(factory, *asked, "--print") == 2
     told = capsys.readouterr()
     assert 'cuda: ["99.1"]' in told.out

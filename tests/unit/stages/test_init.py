@@ -105,6 +105,30 @@ def test_an_empty_one_is_ready_for_a_recipe(call: Call, here: Path) -> None:
     assert checked.code == 0
 
 
+def test_an_empty_one_builds_on_what_comes_along(call: Call, here: Path) -> None:
+    call("init", "lab", root=None)
+    lab = here / "lab"
+    empty = files(lab)
+    printed = call("new", "mine", "--on", "pytorch-onnx-2.7-cu126", "--print", root=lab)
+    assert (printed.code, files(lab)) == (errors.EXIT_USAGE, empty)
+    assert f"imagefactory init {lab} --with pytorch-onnx" in printed.err
+    made = call("new", "mine", "--on", "pytorch-onnx-2.7", root=lab)
+    assert made.code == 0
+    listed = call("list", "--json", root=lab).json()["targets"]
+    assert {one["family"] for one in listed} == {"mine", "pytorch", "pytorch-onnx"}
+    assert {one["lock"] for one in listed if one["family"] != "mine"} == {"ok"}
+    assert call("new", "none", "--on", "pytorch-9.9-cu126", root=lab).code == errors.EXIT_NOTHING_SELECTED
+
+
+def test_a_family_of_ones_own_is_not_replaced_by_the_one_that_comes_along(call: Call, here: Path) -> None:
+    call("init", root=None)
+    call("new", "pytorch", "--framework", "torch", root=None)
+    before = {path: (here / path).read_bytes() for path in files(here)}
+    said = call("new", "mine", "--on", "pytorch-2.3-cu121", root=None)
+    assert said.code == errors.EXIT_NOTHING_SELECTED
+    assert {path: (here / path).read_bytes() for path in files(here)} == before
+
+
 def test_families_come_with_their_locks_and_with_what_they_are_built_on(
     call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

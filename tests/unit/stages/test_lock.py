@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from imagefactory.errors import UnsolvableError
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.content_hash import content_hash
@@ -400,6 +401,33 @@ class OldLocker:
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
         return (self.found,)
+
+
+class NoSolution:
+    """Says of `numpy >=1.5` that it contradicts, as the solver of wheels does."""
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        texts = tuple(text for text in request.target.requirements if text.startswith("numpy"))
+        told = f"tiny: {texts[0]} contradicts {texts[0]}.1"
+        raise UnsolvableError(told, hint="x", tree="all", conflict=texts)
+
+
+def test_what_contradicts_is_said_with_its_place_in_the_recipe(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.ask('"numpy >=1.5"')
+    (line,) = (
+        n
+        for n, text in enumerate((place.root / "recipes/tiny.yaml").read_text().split("\n"), 1)
+        if "numpy >=1.5" in text
+    )
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: NoSolution())
+    code, _, err = place.call("lock", "tiny-*")
+    assert code == 5
+    assert f"numpy >=1.5 (recipes/tiny.yaml:{line}:" in err
+    assert "contradicts numpy >=1.5.1" in err  # which is another text
+    record = (place.root / "lockfiles/tiny-2.3-cu121.unsolvable.txt").read_text()
+    assert "tiny.yaml:" not in record  # lines move
 
 
 def test_an_old_release_of_what_the_recipe_names_stops_its_lock(

@@ -11,7 +11,6 @@ import pytest
 
 from imagefactory.errors import (
     FactoryError,
-    NothingSelectedError,
     UnreachableError,
     UnsolvableError,
     UsageError,
@@ -37,6 +36,8 @@ INDEX = {
     "einops==0.8.0": Release(),
     "tensorflow==2.21.0": Release(),
     "jax==0.10.2": Release(),
+    "jax==0.4.35": Release(),
+    "cupy-cuda12x==13.6.0": Release(),
     "numba==0.68.1": Release(needs=("numpy",)),
     "librosa==1.0": Release(needs=("numba",)),
     "old-tool==1.0": Release(needs=("numpy<2",)),
@@ -90,6 +91,8 @@ def bench(root: Path) -> Bench:
         ("torch==2.3.1\n", ("torch", "2.3.1", "12.1", "3.13")),
         ("jax[cuda12]\n", ("jax", "0.10.2", "12", "3.13")),
         ("jax\n", ("jax", "0.10.2", "13", "3.13")),
+        ("jax[cuda12_pip]==0.4.35\n", ("jax", "0.4.35", "12", "3.13")),
+        ("cupy-cuda12x<14\n", ("cupy-cuda12x", "13.6.0", "12", "3.13")),
         ("tensorflow\ntrainer\n", ("tensorflow", "2.21.0", "12", "3.13")),
         ("torch\n-c bounds.txt\n", ("torch", "2.3.1", "12.1", "3.13")),
     ],
@@ -104,6 +107,7 @@ def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tu
 def test_an_index_of_builds_says_which_cuda(bench: Bench) -> None:
     text = "--extra-index-url https://wheels.example.org/whl/cu121\ntorch\n"
     assert bench.choice(text).version == "2.4.1"
+    assert bench.choice(text.replace("torch\n", "trainer\n")).version == "2.4.1"
 
 
 def test_a_version_that_no_table_knows_says_its_cuda_itself(bench: Bench) -> None:
@@ -224,15 +228,6 @@ def test_a_file_of_which_nothing_is_taken(bench: Bench) -> None:
         assert isinstance(bench.stop(text, on="pytorch-2.3-cu121"), UsageError)
 
 
-def test_a_shipped_target_that_the_project_does_not_have(bench: Bench) -> None:
-    for path in (bench.root / "recipes").glob("*.yaml"):
-        if path.name != "bases.yaml":
-            path.unlink()
-    error = bench.stop("einops\n", on="pytorch-2.3-cu121")
-    assert isinstance(error, NothingSelectedError)
-    assert "init --with pytorch" in error.hint
-
-
 # --- what is written all the same ---------------------------------------------------------------
 
 
@@ -242,6 +237,13 @@ def test_packages_without_wheels_stop_no_recipe(bench: Bench) -> None:
     assert sorted(plan.without_wheel) == ["filterpy", "sourced"]
     assert plan.draft.choice == Choice(framework="torch", version="2.1.2", cuda="12.1", python="3.11")
     assert plan.draft.lost == ()
+
+
+def test_what_stands_against_packages_without_wheels(bench: Bench) -> None:
+    """A wheel that is missing is not the reason where building it would not help."""
+    error = bench.stop("torch==2.1.2\nsourced\nold-tool\nnumpy>=2\n")
+    assert isinstance(error, UnsolvableError)
+    assert error.tree == "the whole account"
 
 
 def test_an_index_that_cannot_be_reached(bench: Bench) -> None:

@@ -185,6 +185,34 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
     assert "gpus_maximum_capability = 7.0" in lines(made)
 
 
+def in_the_store_alone(sif: bool) -> Catalogue:
+    image = make_image(envelopes=(), reference="")
+    sifs = tuple(replace(one, reference="", envelopes=()) for one in image.sifs) if sif else ()
+    return make_catalogue(replace(image, sifs=sifs))
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+def test_without_a_registry_an_own_image_is_advised_as_a_file(predicted: bool) -> None:
+    """The command that the hint names makes what the next try takes."""
+    with pytest.raises(NothingSelectedError) as caught:
+        make(in_the_store_alone(sif=False), own=True, predicted=predicted)
+    assert f"imagefactory export {NAME} --format sif" in caught.value.hint
+    made = make(in_the_store_alone(sif=True), own=True, predicted=True)
+    assert made.taken.form.image.kind is ImageKind.SIF
+    assert made.fetch == f"imagefactory export {NAME} --format sif"
+
+
+def test_a_file_is_advised_where_jobs_can_take_it_and_who_has_the_image() -> None:
+    for changes in (
+        {"own": True, "kind": ImageKind.DOCKER},
+        {"own": True, "site": find_site("kubernetes")},
+        {"own": False},
+    ):
+        with pytest.raises(NothingSelectedError) as caught:
+            make(in_the_store_alone(sif=False), **changes)
+        assert "export" not in caught.value.hint
+
+
 def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
     with pytest.raises(CheckFailedError) as caught:
         make(without_verdicts(predicted=()), predicted=True)

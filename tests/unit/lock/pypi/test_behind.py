@@ -199,6 +199,7 @@ def test_what_a_package_below_bounds_is_told_without_a_question_and_stops_nothin
     asker = Asker({"numpy": ("1.26", "2.4")}, needs={"numba": ("numpy<1.27",), "librosa": ("numba",)})
     (one,) = ask(asker, "librosa", "numpy", locked="librosa==1.0 numba==0.59 numpy==1.26")
     assert (one.name, one.asked, one.reason) == ("numpy", False, "numba needs numpy<1.27")
+    assert ask(asker, "librosa", locked="librosa==1.0 numba==0.59 numpy==1.26") == []  # which nobody named
     assert asker.asked == []
 
 
