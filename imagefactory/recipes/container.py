@@ -23,8 +23,10 @@ from imagefactory.recipes.wish import Wish, take_channel
 from imagefactory.recipes.yaml_tree import Limits, refused, show, too_large
 
 LIMITS = Limits(size=256 * 1024)
-_MOST_LOOKS = 200
+_MOST_LOOKS = 400
 """At files beside, for all names that commands write."""
+_MOST_COPIES = 200
+"""Sources of COPY whose files are looked at: each may be a whole tree."""
 _OWN_BASE = "the recipe stands on a base of its own"
 
 
@@ -253,6 +255,10 @@ class Container:
             return
         if context is None:
             keep_files(self.wish, None, source, place, where)
+            return
+        if len(self.wish.parts.files) + len(self.around.wanted) > _MOST_COPIES:
+            do = "write the rest under files: of the recipe"
+            self.wish.leave(where, f"{what} is one of more copies than are read", do)
             return
         there = [one for one in context.expand(source) if context.kind(one) in ("file", "folder")]
         there = [one for one in there if not self._is_excluded(one, what, where)]

@@ -151,6 +151,12 @@ def test_what_a_recipe_cannot_say_is_a_loss(root: Path, line: str) -> None:
     inside(root, wish)  # and what is written can be found
 
 
+def test_more_copies_than_are_read_are_losses(root: Path) -> None:
+    wish = read(root, *["COPY none /app/"] * 300)
+    assert len(wish.left) == 300
+    assert sum("more copies" in line for line in wish.left) > 50
+
+
 def test_a_script_must_be_executable_in_the_project(root: Path) -> None:
     lines = ("COPY docker/start.sh /", "RUN chmod +x /start.sh")
     (told,) = read(root, *lines).left
