@@ -171,8 +171,9 @@ def show(call: Call, name: str, as_json: bool) -> None:
     "source",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take over an environment.yml, requirements.txt, pixi.toml, pyproject.toml, Dockerfile, apptainer's "
-    "definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or Poetry.",
+    help="Take over an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, "
+    "Dockerfile, apptainer's definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or "
+    "Poetry.",
 )
 @click.option(
     "--context",

@@ -43,8 +43,8 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "is no environment that can be taken over",
-    "give an environment.yml, requirements.txt, pixi.toml, pyproject.toml, a Dockerfile, a definition of "
-    "apptainer or a lock of conda-lock, pixi, uv or Poetry",
+    "give an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, a Dockerfile, "
+    "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry",
 )
 _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
 

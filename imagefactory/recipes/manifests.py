@@ -206,7 +206,7 @@ def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPa
         reached.add(canonical(extra.text))
         optional.taken.add(canonical(extra.text))
         for item in lines.items:
-            if more := _own_extras(item.text, name):
+            if (more := _own_extras(item.text, name)) is not None:
                 for key, value in extras.pairs:
                     if canonical(key.text) in more:
                         take(key, value)
@@ -257,13 +257,13 @@ def _bound(wish: Wish, item: YamlNode, asked: ProjectAsk) -> None:
     wish.constraints += [one for one in bounds.pip if RULES["constraint"].allows(one)]
 
 
-def _own_extras(text: str, name: str) -> set[str]:
+def _own_extras(text: str, name: str) -> set[str] | None:
     """The extras that a requirement on the project itself asks for: `all = ["proj[a,b]"]`."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
-        return set()
-    return set(map(canonical, requirement.extras)) if canonical(requirement.name) == name else set()
+        return None
+    return set(map(canonical, requirement.extras)) if canonical(requirement.name) == name else None
 
 
 def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
@@ -289,7 +289,7 @@ def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPac
         for item in rows:
             if included := text_of(item, "include-group"):
                 take(canonical(included))
-            elif own := _own_extras(item.text, name):
+            elif (own := _own_extras(item.text, name)) is not None:
                 for extra in own & optional.extras.keys():
                     optional.extras[extra]()
             elif item.kind == "text":
@@ -505,7 +505,7 @@ def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Op
         reached.add(extra)
         optional.taken.add(extra)
         for text, at in facts.extras.get(extra, ()):
-            if own := _own_extras(text, name):
+            if (own := _own_extras(text, name)) is not None:
                 for more in own - reached:
                     take(more)
             else:
