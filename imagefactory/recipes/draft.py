@@ -234,6 +234,9 @@ def target_conflicts(wish: Wish, target: Target, versions: Mapping[str, str]) ->
     own, framework = f"{target.name} has", target.framework
     if not fits_python(target.python, wish.python):
         found.append(f"Python {wish.python}, and {own} Python {target.python}")
+    row = Row(framework=framework, source=target.source, wish=wish)
+    if (told := row.told_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
+        found.append(f"CUDA {told}, and {own} CUDA {target.cuda}")
     for spec in map(parse_spec, wish.conda):
         if spec.name == framework and not series_within(spec.version, target.version):
             found.append(f"{spec}, and {own} {framework} {target.version}")
