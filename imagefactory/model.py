@@ -267,7 +267,8 @@ class Definition:
     `under` are the locks of the targets that this one is built on, the lowest first: `lock` holds all of
     their packages too, and their layers are made as for those targets. `files` are own files, sorted by
     path, and `start` how a container starts, whole but for what is left to the engine. `local` are the wheels
-    that lie in the factory, each with its file name for a path.
+    that lie in the factory, each with its file name for a path. `named_below` are, for each of `under`, the
+    packages from PyPI that its recipe names; empty where that is not known.
     """
 
     target: Target
@@ -280,6 +281,7 @@ class Definition:
     files: tuple[OwnFile, ...] = ()
     start: Start = PLAIN_START
     local: tuple[OwnFile, ...] = ()
+    named_below: tuple[frozenset[str], ...] = ()
 
     @property
     def python_path(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from imagefactory.gpu.platforms import PLATFORMS
-from imagefactory.model import NO_CUDA
+from imagefactory.model import NO_CUDA, Target
 from imagefactory.recipes import match_spec
 from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
 from imagefactory.recipes.yaml_tree import show
@@ -336,6 +336,12 @@ def package_of(requirement: str) -> str:
     if requirement.startswith("./"):
         return canonical(requirement.rpartition("/")[2].partition("-")[0])
     return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
+
+
+def named_packages(target: Target) -> frozenset[str]:
+    """Return the names of what a target's recipe asks for from PyPI, and those of the targets below it."""
+    asked = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
+    return frozenset(map(package_of, asked))
 
 
 def canonical(name: str) -> str:
