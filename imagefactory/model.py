@@ -90,6 +90,8 @@ class Target:
 
     `origins` are (normalised name, name of an index or path of a wheel) of what does not come from the
     machine's own package index, sorted; paths go from the factory's root on and begin with `./`.
+
+    `exclude` are normalised names of packages from PyPI that are left out although another one requires them.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Target:
     files: tuple[FilesWanted, ...] = ()
     start: Start = Start()
     origins: tuple[tuple[str, str], ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> bool:

@@ -20,6 +20,7 @@ from imagefactory.recipes.origins import origin_faults
 from imagefactory.recipes.row_faults import (
     addition_faults,
     base_faults,
+    exclude_faults,
     place_of,
     source_faults,
     virtual_faults,
@@ -136,6 +137,7 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
                     if recipe.source == "pypi" and base and base.python != row.python:
                         target = replace(target, channels=(channel_address(PYTHON_CHANNEL),))
                     target = replace(target, virtual=_all_virtual(target, row, glibc))
+                    faults += exclude_faults(row, target)
                     targets.append(_on_system(target, recipe, row, bases, faults))
     _build_on(above, targets, bases, faults)
     return targets, faults
@@ -171,6 +173,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         files=recipe.files,
         start=recipe.start,
         origins=row.origins,
+        exclude=row.exclude,
     )
 
 
@@ -244,6 +247,7 @@ def _build_on(
         for recipe, row in ready:
             faults += [*addition_faults(row, made[row.on]), *origin_faults(row, made[row.on])]
             target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
+            faults += exclude_faults(row, target)
             targets.append(target)
             made.setdefault(target.name, target)
     for recipe, row in waiting:
@@ -297,6 +301,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         files=(*under.files, *recipe.files),
         start=_start_on(recipe.start, under.start),
         origins=tuple(sorted((dict(row.origins) | dict(under.origins)).items())),
+        exclude=tuple(dict.fromkeys((*under.exclude, *row.exclude))),
     )
 
 

@@ -6,7 +6,7 @@ value, and here each value passes an allow-list by full match. All faults of a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from imagefactory.model import NO_CUDA, Where
@@ -56,7 +56,7 @@ _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = ("cuda", "glibc", "archspec")
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
 _OVERRIDABLE = (
-    *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index"),
+    *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude"),
     *_OF_CONDA,
 )
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
@@ -64,7 +64,7 @@ _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BESIDE_IMAGE, *_OVERRID
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
 _ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:7])
+_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:8])
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -201,6 +201,7 @@ class _Common:
     virtual: tuple[tuple[str, str], ...]
     pip: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]
+    exclude: tuple[str, ...]
 
 
 def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Common:
@@ -224,6 +225,7 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
         virtual=_virtual(reader, fields.get("virtual")),
         pip=requirements("pip", "package", "pypi"),
         origins=read_origins(reader, fields.get("index")),
+        exclude=tuple(map(canonical, reader.texts(fields.get("exclude"), "exclude", "excluded package"))),
     )
 
 
@@ -262,6 +264,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
         places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
     for key in ("cuda", "rocm"):
         places |= {f"{key}.{n}": item.where for n, item in enumerate(row[key].items if key in row else ())}
+    places |= _item_places(("exclude",), fields, row)
     platforms = reader.texts(row.get("platforms"), "platforms", "platform", empty=False)
     written = read_base(reader, row)
     python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
@@ -292,7 +295,20 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         waive=(own if "waive" in row else common).waive if gpu else (),
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
+        exclude=tuple(dict.fromkeys((*common.exclude, *own.exclude))),
     )
+
+
+def _item_places(keys: Iterable[str], *sections: Mapping[str, YamlNode]) -> dict[str, Where]:
+    """Where each item of a list was first written, by `key.number`, of a family and its row together."""
+    places: dict[str, Where] = {}
+    for key in keys:
+        found: dict[str, Where] = {}
+        for section in sections:
+            for item in section[key].items if key in section else ():
+                found.setdefault(item.text, item.where)
+        places |= {f"{key}.{index}": where for index, where in enumerate(found.values())}
+    return places
 
 
 def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
@@ -304,12 +320,7 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
     own, common = itself or _common(reader, row, "on"), family.common
     sections = (("on", row), ("system", fields))
     places = {key: section[key].where for key, section in sections if key in section}
-    for key in ("packages", "constraints", "pip"):
-        found: dict[str, Where] = {}
-        for section in (fields, row):
-            for item in section[key].items if key in section else ():
-                found.setdefault(item.text, item.where)
-        places |= {f"{key}.{index}": where for index, where in enumerate(found.values())}
+    places |= _item_places(("packages", "constraints", "pip", "exclude"), fields, row)
     for section in (fields, row):
         checks = section["checks"].items if "checks" in section else ()
         places |= {f"checks.{item.text}": item.where for item in checks}
@@ -333,6 +344,7 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
         on=reader.text(row.get("on"), "on", "on"),
         waive=(own if "waive" in row else common).waive,
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
+        exclude=tuple(dict.fromkeys((*common.exclude, *own.exclude))),
     )
 
 

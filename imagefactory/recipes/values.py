@@ -164,6 +164,9 @@ RULES: Mapping[str, Rule] = {
     "constraint": Rule(
         rf"{_NAME} ?{_BOUNDS}", 200, 'a package and its bounds, such as "numpy<2"; no extras, no addresses'
     ),
+    "excluded package": Rule(
+        _NAME, 100, 'a distribution\'s name without version or extras, such as "opencv-python-headless"'
+    ),
     "index name": Rule(
         r"[a-z0-9]+(-[a-z0-9]+)*", 60, 'the name of an index of the settings, such as "pytorch-cu128"'
     ),

@@ -24,7 +24,7 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, check_exclude, origins_of
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -109,6 +109,7 @@ def _solved(
         update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
         fixed=under.wheels if under else (),
+        exclude=check_exclude(request),
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(

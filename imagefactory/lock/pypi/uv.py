@@ -37,7 +37,13 @@ from imagefactory.lock.pypi.offers import (
 )
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
+from imagefactory.lock.pypi.question import (
+    Pins,
+    WheelQuestion,
+    check_exclude,
+    known_updates,
+    origins_of,
+)
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -122,6 +128,7 @@ class UvLocker:
             update=known_updates(request),
             update_all=request.update_all,
             fixed=under.wheels if under else (),
+            exclude=check_exclude(request),
         )
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
@@ -175,6 +182,12 @@ class UvLocker:
                 out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
             more = [f"--upgrade-package={name}" for name in question.update]
             more += [f"--find-links={question.stubs}"] if question.stubs else []
+            if question.exclude:  # a requirement that applies nowhere, in place of those of others
+                overrides = Path(folder) / "overrides.txt"
+                overrides.write_text(
+                    as_lines(f"{name}; sys_platform == 'never'" for name in question.exclude)
+                )
+                more.append(f"--overrides={overrides}")
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
             told = self._compile(asked, arguments, question.lock).stderr
             pins = [line for line in out.read_text().splitlines() if "==" in line]
