@@ -13,7 +13,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -280,5 +280,5 @@ def shorten(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more(names)
 
 
-def more(items: list[str]) -> str:
+def more(items: Sequence[object]) -> str:
     return f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
