@@ -398,6 +398,7 @@ class Report:
 
     `passed` speaks of the CPU-level checks alone; `gpu` is `not-tested`: a smoke test never changes it.
     `failure` is None or the word for why not (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
+    `hint` is what to write in the recipe, empty where nothing is known.
     """
 
     target: str
@@ -409,3 +410,4 @@ class Report:
     gpu: Outcome
     checks: tuple[CheckResult, ...]
     from_record: bool
+    hint: str = ""
