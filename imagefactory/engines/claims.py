@@ -120,7 +120,7 @@ def describe_lost(settled: SettledClaims, ranks: Mapping[str, Rank]) -> Iterator
     for (keeper, loser), paths in sorted(settled.lost.items()):
         (_, unnamed, name), (_, _, other) = ranks[keeper], ranks[loser]
         files = f"{min(paths)}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
-        why = "" if unnamed else ", which the recipe names"
+        why = "" if unnamed else ", which the recipe names,"
         yield (
             f"{name} and {other} both bring /{files}, not the same: those of {name}{why} are kept "
             f"(exclude: [{other}] in the recipe leaves the other out)"

@@ -9,8 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from imagefactory.lock.pypi.system_libraries import package_of_library
 from imagefactory.model import CheckResult, CheckState, Definition
+from imagefactory.recipes.values import package_of
 from imagefactory.suite.checks.libraries import DRIVER_LIBRARIES
 
 _LIBRARY = re.compile(r"\blib[A-Za-z0-9_+.-]*?\.so(?:\.[0-9]+)*")
@@ -26,9 +29,9 @@ def _table() -> dict[str, Any]:
 def find_hint(definition: Definition, checks: Iterable[CheckResult]) -> str:
     """Return what to write in the recipe, empty where nothing is known of what the failed checks say."""
     told = " ".join(check.detail for check in checks if check.state is CheckState.FAILED)
-    system, packages, constraints = find_system(told), find_packages(told), []
-    if _NUMPY_1 in told:
-        constraints.append("numpy<2")
+    system = find_system(told)
+    packages = [text for text in find_packages(told) if may_add(text, definition)]
+    constraints = [text for text in ("numpy<2",) if _NUMPY_1 in told and may_add(text, definition)]
     lists = {"packages": packages, "constraints": constraints}
     if not definition.base.image:
         lists = {"system": system, **lists}
@@ -51,3 +54,14 @@ def find_packages(told: str) -> list[str]:
     """Return requirements that bring the modules which a text says are missing."""
     rows = {row["name"]: row["package"] for row in _table()["module"]}
     return sorted({rows[name] for name in _MODULE.findall(told) if name in rows})
+
+
+def may_add(requirement: str, definition: Definition) -> bool:
+    """Return whether the recipe's own bounds, and what is locked below, allow a requirement."""
+    name = package_of(requirement)
+    if any(package.name == name for lock in definition.under for package in lock.packages):
+        return False
+    target = definition.target
+    own = (*(target.requirements if target.source == "pypi" else ()), *target.pip)
+    bounds = [Requirement(text).specifier for text in own if package_of(text) == name and text[0] != "."]
+    return all(bound.contains(_table()["fits"][requirement]) for bound in bounds)

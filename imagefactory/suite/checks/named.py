@@ -104,9 +104,11 @@ def judge(answer: bytes, told: str, code: int, *, gpu: bool) -> tuple[str, str]:
         ended = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         last = ([line.strip() for line in told.splitlines() if line.strip()] or ["no message"])[-1]
         return FAILS, f"ends the process {ended}: {last[:300]}"
+    _, warned, after = told.partition("compiled using NumPy 1.x cannot be run in")
+    if warned:
+        return FAILS, incompatible(after)
     if not errors:
-        _, warned, after = told.partition("compiled using NumPy 1.x cannot be run in")
-        return (FAILS, incompatible(after)) if warned else (LOADS, "")
+        return LOADS, ""
     if any(GPU_MISSING.search(error) for error in errors):
         return (NEEDS_GPU, errors[0]) if gpu else (FAILS, f"{errors[0]} (the image is for CPUs)")
     because = [f"because of {error}" for error in errors[1:] if error.partition(": ")[2] not in errors[0]]

@@ -85,9 +85,10 @@ def test_the_cause_is_told_with_what_was_raised_from_it() -> None:
 
 
 def test_a_module_compiled_for_numpy_1_is_read_from_stderr() -> None:
-    state, detail = named.judge(b'{"errors": []}', NUMPY_WARNING, 0, gpu=True)
-    assert state == named.FAILS
-    assert detail == "pyarrow was compiled for NumPy 1 and cannot run with NumPy 2.1.0"
+    for answer in (b'{"errors": []}', b'{"errors": ["ImportError: numpy.core.multiarray failed to import"]}'):
+        state, detail = named.judge(answer, NUMPY_WARNING, 0, gpu=True)
+        assert state == named.FAILS
+        assert detail == "pyarrow was compiled for NumPy 1 and cannot run with NumPy 2.1.0"
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b"\xff", b'{"errors": 1}'])

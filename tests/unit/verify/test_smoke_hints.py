@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from packaging.requirements import Requirement
 
 from imagefactory.model import CheckResult, CheckState
 from imagefactory.recipes.values import RULES
@@ -42,6 +43,19 @@ def test_what_no_table_knows_gets_no_hint(detail: str) -> None:
     assert find_hint(make_definition(), [failed(detail)]) == ""
 
 
+@pytest.mark.parametrize(
+    ("requirements", "given"),
+    [(("numpy",), True), (("numpy>=1.20",), True), (("numpy==2.1.*",), False), (("torch>=2",), True)],
+)
+def test_what_the_recipe_forbids_is_not_advised(requirements: tuple[str, ...], *, given: bool) -> None:
+    definition = make_definition(requirements=requirements)
+    told = [failed("pyarrow was compiled for NumPy 1 and cannot run with NumPy 2.1.0")]
+    assert bool(find_hint(definition, told)) is given
+    numpy = replace(definition.lock.wheels[0], name="numpy")
+    below = replace(definition, under=(replace(definition.lock, wheels=(numpy,)),))
+    assert find_hint(below, told) == ""
+
+
 def test_what_passed_is_no_fault() -> None:
     assert find_hint(make_definition(), [failed("libGL.so.1", CheckState.PASSED)]) == ""
 
@@ -57,6 +71,8 @@ def test_each_row_of_the_tables_can_be_written_in_a_recipe() -> None:
     for row in _table()["message"]:
         assert RULES["debian package"].allows(row["system"])
         assert row["source"]
+    assert all(Requirement(text).specifier.contains(version) for text, version in _table()["fits"].items())
     for row in _table()["module"]:
         assert RULES["package"].allows(row["package"])
+        assert row["package"] in _table()["fits"]
         assert row["source"]
