@@ -17,7 +17,7 @@ from imagefactory.recipes.values import package_of
 from imagefactory.suite.checks.libraries import DRIVER_LIBRARIES
 
 _LIBRARY = re.compile(r"\blib[A-Za-z0-9_+.-]*?\.so(?:\.[0-9]+)*")
-_MODULE = re.compile(r"No module named '([A-Za-z0-9_]+)")
+_MODULE = re.compile(r"No module named '([A-Za-z0-9_.]+)'")
 _NUMPY_1 = "was compiled for NumPy 1"
 
 
@@ -32,7 +32,10 @@ def find_hint(definition: Definition, checks: Iterable[CheckResult]) -> str:
     system = find_system(told)
     packages = [text for text in find_packages(told) if may_add(text, definition)]
     constraints = [text for text in ("numpy<2",) if _NUMPY_1 in told and may_add(text, definition)]
-    lists = {"packages": packages, "constraints": constraints}
+    lists = {
+        "pip" if definition.target.source == "conda" else "packages": packages,
+        "constraints": constraints,
+    }
     if not definition.base.image:
         lists = {"system": system, **lists}
     parts = [f"{key}: [{', '.join(names)}]" for key, names in lists.items() if names]
@@ -52,8 +55,9 @@ def find_system(told: str) -> list[str]:
 
 def find_packages(told: str) -> list[str]:
     """Return requirements that bring the modules which a text says are missing."""
-    rows = {row["name"]: row["package"] for row in _table()["module"]}
-    return sorted({rows[name] for name in _MODULE.findall(told) if name in rows})
+    rows = _table()["distribution"] | {row["name"]: row["package"] for row in _table()["module"]}
+    missing = {found for name in _MODULE.findall(told) for found in (name, name.partition(".")[0])}
+    return sorted({rows[name] for name in missing if name in rows})
 
 
 def may_add(requirement: str, definition: Definition) -> bool:
@@ -63,5 +67,7 @@ def may_add(requirement: str, definition: Definition) -> bool:
         return False
     target = definition.target
     own = (*(target.requirements if target.source == "pypi" else ()), *target.pip)
+    if (sample := _table()["fits"].get(requirement)) is None:  # without a bound: one more package
+        return name not in {package.name for package in definition.lock.packages} | {*target.exclude}
     bounds = [Requirement(text).specifier for text in own if package_of(text) == name and text[0] != "."]
-    return all(bound.contains(_table()["fits"][requirement]) for bound in bounds)
+    return all(bound.contains(sample) for bound in bounds)

@@ -23,6 +23,9 @@ def failed(detail: str, state: CheckState = CheckState.FAILED) -> CheckResult:
         ("cv2 of opencv-python: ImportError: libGL.so.1: cannot open shared object file", "system: [libgl1]"),
         ("libX11.so.6 is not found (needed by a.so); libSM.so.6 is not found", "system: [libsm6, libx11-6]"),
         ("clip of clip: ModuleNotFoundError: No module named 'pkg_resources'", "packages: [setuptools<82]"),
+        ("No module named 'torchvision'", "packages: [torchvision]"),
+        ("No module named 'cv2.data'", "packages: [opencv-python-headless]"),
+        ("No module named 'google.protobuf'", "packages: [protobuf]"),
         ("pyarrow was compiled for NumPy 1 and cannot run with NumPy 2.1.0", "constraints: [numpy<2]"),
         ("sounddevice of sounddevice: OSError: PortAudio library not found", "system: [libportaudio2]"),
     ],
@@ -56,6 +59,17 @@ def test_what_the_recipe_forbids_is_not_advised(requirements: tuple[str, ...], *
     assert find_hint(below, told) == ""
 
 
+def test_what_is_locked_or_excluded_is_not_added() -> None:
+    told = [failed("No module named 'cv2.data'")]
+    definition = make_definition()
+    excluded = replace(definition, target=replace(definition.target, exclude=("opencv-python-headless",)))
+    assert find_hint(excluded, told) == ""
+    assert find_hint(definition, [failed("No module named 'torch._C'")]) == ""
+    numpy = replace(definition.lock.wheels[0], name="numpy")
+    locked = replace(definition, lock=replace(definition.lock, wheels=(numpy,)))
+    assert find_hint(locked, [failed("No module named 'numpy.core._x'")]) == ""
+
+
 def test_what_passed_is_no_fault() -> None:
     assert find_hint(make_definition(), [failed("libGL.so.1", CheckState.PASSED)]) == ""
 
@@ -76,3 +90,4 @@ def test_each_row_of_the_tables_can_be_written_in_a_recipe() -> None:
         assert RULES["package"].allows(row["package"])
         assert row["package"] in _table()["fits"]
         assert row["source"]
+    assert all(map(RULES["package"].allows, _table()["distribution"].values()))
