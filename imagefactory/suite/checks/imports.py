@@ -69,11 +69,13 @@ def find_modules(context: Context) -> tuple[str, ...]:
 
 def describe_named(answers: Sequence[named.Answer]) -> str:
     """Return what came of the packages that the recipe names, none of whose failures is a fault."""
-    packages = len({answer.package for answer in answers})
-    parts = [f"{sum(answer.state == named.LOADS for answer in answers)} modules of {packages} packages load"]
-    for state in (named.NEEDS_GPU, named.FAILS):
+    loaded = [answer for answer in answers if answer.state == named.LOADS]
+    parts = [f"{len(loaded)} modules of {len({answer.package for answer in answers})} named packages load"]
+    for state, words in (
+        (named.NEEDS_GPU, named.NEEDS_GPU),
+        (named.FAILS, "does not load, beside the main module"),
+    ):
         found = [answer for answer in answers if answer.state == state]
         shown = ", ".join(f"{answer.module} ({answer.detail})" for answer in found[:SHOWN])
-        words = "need a GPU" if state == named.NEEDS_GPU else "of their tools do not"
-        parts += [f"{len(found)} {words}: {shown}{more(found)}"] if found else []
-    return ", ".join(parts)
+        parts += [f"{words}: {shown}{more(found)}"] if found else []
+    return "; ".join(parts)

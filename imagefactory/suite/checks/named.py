@@ -62,12 +62,16 @@ class Answer:
 
 
 def import_named(context: Context) -> list[Answer]:
-    """Import the modules of all packages that the recipe names. Returns an answer each, in order."""
+    """Import the modules of all packages that the recipe names. Returns an answer each, in order.
+
+    The second run, as an ordinary user, keeps to each package's main modules.
+    """
     wanted = [
         (package, module, main)
         for package in context.expected.named
         if package in context.expected.locked
         for module, main in modules_of(package, files_of(context, package))
+        if main or context.expected.uid is None
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = pool.map(lambda each: run_import(each[1], gpu=context.expected.cuda != table.NO_CUDA), wanted)

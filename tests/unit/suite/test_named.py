@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from imagefactory.suite.checks import named
+from imagefactory.suite.checks import imports, named
+from imagefactory.suite.context import Failure
 from tests.made.environment import add_package, make_context
 
 EXTENSION = f"cpython-{sys.version_info.major}{sys.version_info.minor}-x86_64-linux-gnu.so"
@@ -160,7 +163,42 @@ def test_each_module_is_one_answer_whatever_the_others_do(site: Path) -> None:
     }
 
 
+def test_the_run_as_an_ordinary_user_imports_main_modules_alone(site: Path) -> None:
+    add_package(site, "tools", "1.0", {"tools/__init__.py": b"", "toolsext.py": b""})
+    for uid, modules in ((None, ["tools", "toolsext"]), (65534, ["tools"])):
+        context = make_context(site, packages={"tools": "1.0"}, named=("tools",), uid=uid)
+        assert [answer.module for answer in named.import_named(context)] == modules
+
+
 def test_a_module_that_hangs_is_ended(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "SECONDS", 0.5)
     (site / "hangs.py").write_text("import time; time.sleep(1000)")
     assert named.run_import("hangs", gpu=True) == (named.FAILS, "takes more than 0 s")
+
+
+def test_the_check_tells_what_needs_a_gpu_and_names_each_fault(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The framework's own package may need a GPU too: then it is not imported in this process."""
+    monkeypatch.syspath_prepend(site)
+    texts = {"fgood": "", "fdriver": "raise ImportError('libcuda.so.1: cannot open shared object file')"}
+    for name, text in texts.items():
+        add_package(site, name, "1.0", {f"{name}.py": f"{text}\n".encode()})
+    module = SimpleNamespace(MODULES=(), prepare=lambda: None)
+    context = make_context(
+        site,
+        module,
+        framework="other",
+        distribution="fdriver",
+        packages=dict.fromkeys(texts, "1.0"),
+        named=(*texts,),
+    )
+    finding = imports.check(context)
+    assert (finding.numbers["named-modules"], finding.numbers["gpu-modules"]) == (1, 1)
+    assert "fdriver of fdriver 1.0, which needs a GPU" in finding.detail
+    add_package(site, "fbad", "1.0", {"fbad.py": b"import nothing_of_this_name\n"})
+    packages = dict.fromkeys([*texts, "fbad"], "1.0")
+    expected = replace(context.expected, packages=packages, named=(*packages,))
+    with pytest.raises(Failure) as caught:
+        imports.check(replace(context, expected=expected))
+    assert caught.value.detail == "fbad of fbad: ModuleNotFoundError: No module named 'nothing_of_this_name'"
