@@ -118,12 +118,13 @@ def _check_folders(owners: Mapping[str, tuple[str, str]]) -> None:
 def describe_lost(settled: SettledClaims, ranks: Mapping[str, Rank]) -> Iterator[str]:
     """Yield a line for each two wheels that bring one path with different content."""
     for (keeper, loser), paths in sorted(settled.lost.items()):
-        (_, unnamed, name), (_, _, other) = ranks[keeper], ranks[loser]
+        (_, unnamed, name), (_, other_unnamed, other) = ranks[keeper], ranks[loser]
         files = f"{min(paths)}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
         why = "" if unnamed else ", which the recipe names,"
+        how = f"exclude: [{other}] in the recipe" if other_unnamed else f"a recipe that does not name {other}"
         yield (
             f"{name} and {other} both bring /{files}, not the same: those of {name}{why} are kept "
-            f"(exclude: [{other}] in the recipe leaves the other out)"
+            f"({how} leaves the other out)"
         )
 
 

@@ -54,6 +54,13 @@ def test_each_pair_is_told_with_the_number_of_files() -> None:
     assert "exclude: [a]" in line
 
 
+def test_what_the_recipe_names_itself_cannot_be_excluded_as_advice() -> None:
+    ranks = {A: (0, False, "a"), B: (0, False, "b")}
+    rows = [(each, f"sha256={each}", "s/f") for each in (A, B)]
+    (line,) = describe_lost(settle_claims(rows, ranks), ranks)
+    assert "exclude" not in line
+
+
 @pytest.mark.parametrize("package", ["the environment", "tinytool-1.0-py_0"])
 def test_what_is_no_wheel_gives_way_to_none(package: str) -> None:
     with pytest.raises(BuildError, match="different content"):
