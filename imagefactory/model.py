@@ -92,6 +92,8 @@ class Target:
     machine's own package index, sorted; paths go from the factory's root on and begin with `./`. `sources`
     are folders (`./src/lab`) and repositories (`git+https://...@COMMIT`) that have no wheel yet: a target
     with some has no lock.
+
+    `exclude` are normalised names of packages from PyPI that are left out although another one requires them.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Target:
     start: Start = Start()
     origins: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -270,7 +273,8 @@ class Definition:
     `under` are the locks of the targets that this one is built on, the lowest first: `lock` holds all of
     their packages too, and their layers are made as for those targets. `files` are own files, sorted by
     path, and `start` how a container starts, whole but for what is left to the engine. `local` are the wheels
-    that lie in the factory, each with its file name for a path.
+    that lie in the factory, each with its file name for a path. `named_below` are, for each of `under`, the
+    packages from PyPI that its recipe names; empty where that is not known.
     """
 
     target: Target
@@ -283,6 +287,7 @@ class Definition:
     files: tuple[OwnFile, ...] = ()
     start: Start = PLAIN_START
     local: tuple[OwnFile, ...] = ()
+    named_below: tuple[frozenset[str], ...] = ()
 
     @property
     def python_path(self) -> str:
@@ -396,6 +401,7 @@ class Report:
 
     `passed` speaks of the CPU-level checks alone; `gpu` is `not-tested`: a smoke test never changes it.
     `failure` is None or the word for why not (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
+    `hint` is what to write in the recipe, empty where nothing is known.
     """
 
     target: str
@@ -407,3 +413,4 @@ class Report:
     gpu: Outcome
     checks: tuple[CheckResult, ...]
     from_record: bool
+    hint: str = ""

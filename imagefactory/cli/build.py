@@ -131,7 +131,8 @@ def _smoke_failure(built: Built) -> FactoryError:
     assert built.report is not None
     return CheckFailedError(
         f"{built.target.name}: the image is built, but its smoke test did not pass: {built.report.failure}",
-        hint=f"the checks above say why{_or_qemu(built)}; the image stays in the store under its tag",
+        hint=built.report.hint
+        or f"the checks above say why{_or_qemu(built)}; the image stays in the store under its tag",
     )
 
 

@@ -20,7 +20,15 @@ from pathlib import Path
 from imagefactory import __version__
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, ComingBase
-from imagefactory.engines.claims import HISTORY, check_conflicts, describe_claims, own_files
+from imagefactory.engines.claims import (
+    HISTORY,
+    SettledClaims,
+    describe_claims,
+    describe_lost,
+    own_files,
+    rank_wheels,
+    settle_claims,
+)
 from imagefactory.engines.conda.layer import lay_changes
 from imagefactory.engines.conda.prefix import (
     LinkedPrefix,
@@ -76,6 +84,7 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import INDEX_TYPE, canonical_json, hash_key
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
+from imagefactory.recipes.values import named_packages
 from imagefactory.render.define import HOME, entrypoint, pyvenv_cfg, venv_links
 from imagefactory.runners.unshare import UnshareRunner
 
@@ -148,19 +157,30 @@ class AssembleEngine:
                 assert prefix is not None
                 return conda_part(package, prefix, bench)
 
-            plans = plan_layers([{package: part(package) for package in group} for group in groups])
+            parts = [{package: part(package) for package in group} for group in groups]
             supply = Supply(
                 package=arrivals.wait,
                 base=lambda: coming.get().folders,
                 stop=arrivals.stop,
                 unpacked=supplies.unpacked,
             )
+            plans = plan_layers(parts)
             made = make_layers(plans, bench, supply, progress, workers=self.workers)
             arrivals.wait_for_all()
             base = coming.get()
-            check_conflicts(chain(own_files(definition), read_laid(self.layout, plans)))
+            ranks = rank_wheels(definition, groups)
+            laid = chain(own_files(definition), read_laid(self.layout, plans))
+            if (settled := settle_claims(laid, ranks)).lost:
+                for line in describe_lost(settled, ranks):
+                    progress.note(f"  {line}")
+                parts = [
+                    {package: one.without(settled.left_out(one.name)) for package, one in group.items()}
+                    for group in parts
+                ]
+                plans = plan_layers(parts)
+                made = make_layers(plans, bench, supply, progress, workers=self.workers)
             if prefix and prefix.scripts:
-                made.append(self._run_scripts(prefix, plans, bench, base, progress))
+                made.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
             if title := own_title(definition):
                 layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
                 made.append(MadeLayer(layer=layer, made=True))
@@ -199,6 +219,7 @@ class AssembleEngine:
         self,
         prefix: LinkedPrefix,
         plans: Sequence[LayerPlan],
+        settled: SettledClaims,
         bench: LayerInputs,
         base: BaseImage,
         progress: Progress,
@@ -211,10 +232,11 @@ class AssembleEngine:
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
         given = (codec(bench.codec).identity, base.image.manifest, bench.compiler)
         key = hash_key("scripts", *given, str(bench.environment), *linked)
-        taken = [plan for plan in plans if not plan.parts[0].linked]
+        of_wheels = {part.name for plan in plans for part in plan.parts if not part.linked}
+        taken = [row for row in settled.kept() if row[0] in of_wheels]
         known = self.layout.recall_layer(key)
         if known is not None and unseal(laid_path(self.layout, key)) is not None:
-            check_conflicts(chain(read_laid(self.layout, taken), read_laid_of(self.layout, key)))
+            settle_claims(chain(taken, read_laid_of(self.layout, key)), {})
             return MadeLayer(layer=known, made=False)
         progress.note(f"  running the post-link scripts of {names} in the base")
         runner = UnshareRunner(self.layout)
@@ -254,7 +276,7 @@ class AssembleEngine:
             descriptor = blob.commit(packer.media_type)
         title = f"post-link scripts: {names}"
         self.layout.keep(laid_path(self.layout, key), format_laid(title, laid))
-        check_conflicts(chain(read_laid(self.layout, taken), read_laid_of(self.layout, key)))
+        settle_claims(chain(taken, read_laid_of(self.layout, key)), {})
         layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
         self.layout.record_layer(key, layer)
         return MadeLayer(layer=layer, made=True)
@@ -340,6 +362,11 @@ class AssembleEngine:
             definition.target.python,
             canonical_json(_of_config(definition)).decode(),
             *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
+            # Which wheel's file is kept where two bring one.
+            *(
+                " ".join(sorted(names))
+                for names in (*definition.named_below, named_packages(definition.target))
+            ),
             *((linker(),) if definition.lock.conda else ()),
             *(f"{p.url} {p.sha256}" for p in definition.lock.conda),
             # Which of them are planned together.

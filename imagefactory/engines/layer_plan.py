@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.engines.conda.layer import read_record
@@ -55,13 +55,21 @@ class LayerInputs:
 class Part:
     """One package on its way into a layer; `key` is the hash of all that decides its segment.
 
-    `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package.
+    `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package. `left_out`
+    are paths of the wheel that the image has from another one.
     """
 
     key: str
     path: Path
     size: int
     sha256: str = ""
+    left_out: frozenset[str] = frozenset()
+
+    def without(self, paths: frozenset[str]) -> Part:
+        """The same package but those paths, which are another one's."""
+        if not paths:
+            return self
+        return replace(self, key=hash_key("without", self.key, *sorted(paths)), left_out=paths)
 
     @property
     def linked(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from imagefactory.engines.conda.layer import lay_package
 from imagefactory.engines.layer_plan import LayerInputs, LayerPlan, Part, in_working_order
 from imagefactory.engines.pyc import BaseCompiler, Compilers
-from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
+from imagefactory.engines.wheel_layer import LaidFile, lay_wheel, with_byte_code
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk, seal, unseal
 from imagefactory.model import Mount, RunSpec
@@ -272,7 +272,7 @@ def _lay(work: Work, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile
         order.plain,
         epoch=bench.epoch,
         bare=order.bare,
-        skip=order.skip,
+        skip=order.skip | with_byte_code(part.left_out, bench.place.python),
         tree=order.tree,
     )
     lay = lay_package if part.linked else partial(lay_wheel, sha256=part.sha256)

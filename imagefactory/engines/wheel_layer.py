@@ -15,7 +15,7 @@ import stat
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, StringIO
@@ -435,12 +435,22 @@ def _mend(wheel: Path) -> str:
     return f"if the file is damaged, `rm {wheel}` and build again: it is fetched and checked anew"
 
 
+def cached_path(source: str, python: str) -> str:
+    """Return where the byte code of a source lies."""
+    folder, _, name = source.rpartition("/")
+    tag = "cpython-" + python.replace(".", "")
+    return f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+
+
+def with_byte_code(paths: Collection[str], python: str) -> frozenset[str]:
+    """Return the paths, and those of the byte code of the sources among them."""
+    return frozenset((*paths, *(cached_path(path, python) for path in paths if path.endswith(".py"))))
+
+
 def _compile(destination: LayerDestination, compiler: Compiler, place: Prefix) -> None:
-    tag = "cpython-" + place.python.replace(".", "")
     for target, member in destination.sources:
         pyc = compiler.compile(f"/{target}", member.bytes())
         if pyc is None:
             continue
-        folder, _, name = target.rpartition("/")
-        path = f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+        path = cached_path(target, place.python)
         destination.segment.file(path, [pyc], size=len(pyc), executable=False)

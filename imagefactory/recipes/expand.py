@@ -20,6 +20,7 @@ from imagefactory.recipes.origins import origin_faults
 from imagefactory.recipes.row_faults import (
     addition_faults,
     base_faults,
+    exclude_faults,
     place_of,
     source_faults,
     virtual_faults,
@@ -136,6 +137,7 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
                     if recipe.source == "pypi" and base and base.python != row.python:
                         target = replace(target, channels=(channel_address(PYTHON_CHANNEL),))
                     target = replace(target, virtual=_all_virtual(target, row, glibc))
+                    faults += exclude_faults(row, target)
                     targets.append(_on_system(target, recipe, row, bases, faults))
     _build_on(above, targets, bases, faults)
     return targets, faults
@@ -172,6 +174,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         start=recipe.start,
         origins=row.origins,
         sources=tuple(text for _, text in row.sources),
+        exclude=row.exclude,
     )
 
 
@@ -245,6 +248,7 @@ def _build_on(
         for recipe, row in ready:
             faults += [*addition_faults(row, made[row.on]), *origin_faults(row, made[row.on])]
             target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
+            faults += exclude_faults(row, target)
             targets.append(target)
             made.setdefault(target.name, target)
     for recipe, row in waiting:
@@ -299,6 +303,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         start=_start_on(recipe.start, under.start),
         origins=tuple(sorted((dict(row.origins) | dict(under.origins)).items())),
         sources=tuple(text for _, text in row.sources),
+        exclude=tuple(dict.fromkeys((*under.exclude, *row.exclude))),
     )
 
 

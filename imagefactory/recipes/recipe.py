@@ -56,7 +56,7 @@ _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = ("cuda", "glibc", "archspec")
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
 _OVERRIDABLE = (
-    *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index"),
+    *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude"),
     *_OF_CONDA,
 )
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
@@ -64,7 +64,7 @@ _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BESIDE_IMAGE, *_OVERRID
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
 _ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:7])
+_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:8])
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -201,6 +201,7 @@ class _Common:
     virtual: tuple[tuple[str, str], ...]
     pip: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]
+    exclude: tuple[str, ...]
 
 
 def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Common:
@@ -224,6 +225,7 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
         virtual=_virtual(reader, fields.get("virtual")),
         pip=requirements("pip", "package", "pypi"),
         origins=read_origins(reader, fields.get("index")),
+        exclude=tuple(map(canonical, reader.texts(fields.get("exclude"), "exclude", "excluded package"))),
     )
 
 
@@ -293,6 +295,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         waive=(own if "waive" in row else common).waive if gpu else (),
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
+        exclude=tuple(dict.fromkeys((*common.exclude, *own.exclude))),
     )
 
 
@@ -329,13 +332,14 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
         on=reader.text(row.get("on"), "on", "on"),
         waive=(own if "waive" in row else common).waive,
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
+        exclude=tuple(dict.fromkeys((*common.exclude, *own.exclude))),
     )
 
 
 def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, Where]:
-    """Return where each requirement of a row is written, `packages.0` in the family or the row."""
+    """Return where each requirement of a row is written first, `packages.0` in the family or the row."""
     places: dict[str, Where] = {}
-    for key in ("packages", "constraints", "pip"):
+    for key in ("packages", "constraints", "pip", "exclude"):
         found: dict[str, Where] = {}
         for section in sections:
             for item in section[key].items if key in section else ():

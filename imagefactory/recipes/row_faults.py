@@ -19,6 +19,7 @@ from imagefactory.recipes.values import (
     RULES,
     Source,
     check_fault,
+    named_packages,
     requirement_fault,
 )
 from imagefactory.recipes.yaml_tree import show
@@ -68,6 +69,17 @@ def addition_faults(row: MatrixRow, under: Target) -> Iterator[str]:
             f"{place_of(row, 'pip.0')}: all packages of {under.name} are PyPI's: there is no 'pip' beside "
             "them (write these under 'packages')"
         )
+
+
+def exclude_faults(row: MatrixRow, target: Target) -> Iterator[str]:
+    """Yield what cannot be left out of a target."""
+    named = named_packages(target)
+    for index, name in enumerate(row.exclude):
+        place = place_of(row, f"exclude.{index}")
+        if name in named:
+            yield f"{place}: '{name}' is excluded, and {target.name} asks for it (remove one of the two)"
+        elif target.source == "conda" and not target.pip:
+            yield f"{place}: 'exclude' leaves out packages from PyPI, and {target.name} has none (remove it)"
 
 
 def base_faults(row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from imagefactory.gpu.platforms import PLATFORMS
-from imagefactory.model import NO_CUDA
+from imagefactory.model import NO_CUDA, Target
 from imagefactory.recipes import match_spec
 from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
 from imagefactory.recipes.yaml_tree import show
@@ -169,6 +169,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "constraint": Rule(
         rf"{_NAME} ?{_BOUNDS}", 200, 'a package and its bounds, such as "numpy<2"; no extras, no addresses'
+    ),
+    "excluded package": Rule(
+        _NAME, 100, 'a distribution\'s name without version or extras, such as "opencv-python-headless"'
     ),
     "index name": Rule(
         r"[a-z0-9]+(-[a-z0-9]+)*", 60, 'the name of an index of the settings, such as "pytorch-cu128"'
@@ -347,6 +350,12 @@ def package_of(requirement: str) -> str:
     if requirement.startswith("./"):
         return canonical(requirement.rpartition("/")[2].partition("-")[0])
     return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
+
+
+def named_packages(target: Target) -> frozenset[str]:
+    """Return the names of what a target's recipe asks for from PyPI, and those of the targets below it."""
+    asked = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
+    return frozenset(map(package_of, asked))
 
 
 def canonical(name: str) -> str:

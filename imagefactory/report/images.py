@@ -12,18 +12,19 @@ from imagefactory.stages.build import Built
 
 
 def format_report(report: Report) -> str:
-    """The smoke test's checks, one line each, and what is not proven."""
-    mark = {
-        CheckState.PASSED: "passed",
-        CheckState.FAILED: "FAILED",
-        CheckState.NOT_APPLICABLE: "not applicable",
-        CheckState.NOT_RUN: "not run",
-    }
-    width = max(len(check.name) for check in report.checks) if report.checks else 0
-    lines = [
-        f"{check.name.ljust(width)}  {mark[check.state]:14}  {check.detail}".rstrip()
-        for check in report.checks
-    ]
+    """A smoke test that failed: a line for each fault, then the other checks by name."""
+    failed = [check for check in report.checks if check.state is CheckState.FAILED]
+    lines = []
+    for check in failed:
+        first, *others = check.detail.split("; ")
+        lines += [f"{check.name}  FAILED  {first}".rstrip(), *(f"  {other}" for other in others)]
+    for state, words in (
+        (CheckState.PASSED, "passed"),
+        (CheckState.NOT_APPLICABLE, "not applicable"),
+        (CheckState.NOT_RUN, "not run"),
+    ):
+        names = [check.name for check in report.checks if check.state is state]
+        lines += [f"{words}: {', '.join(names)}"] if names else []
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from imagefactory.model import Definition, Target
 from imagefactory.render.define import define
 from imagefactory.render.folders import check_definitions, copied_files, render, write_definitions
 from imagefactory.render.steps import LARGEST_COPY
-from imagefactory.stages.locked import locks_below, require_lock
+from imagefactory.stages.locked import locks_below, named_below, require_lock
 from imagefactory.stages.own_files import find_own_files
 
 
@@ -19,7 +19,11 @@ def define_target(factory: Factory, target: Target) -> Definition:
     lock, under = require_lock(factory, target), locks_below(factory, target)
     files = find_own_files(factory.settings.root_path, target.files)
     made = define(target, factory.base_of(target), lock, under, files)
-    return replace(made, local=local_files(lock, factory.settings.root_path))
+    return replace(
+        made,
+        local=local_files(lock, factory.settings.root_path),
+        named_below=named_below(factory, target),
+    )
 
 
 def render_target(factory: Factory, target: Target) -> dict[str, str]:

@@ -26,6 +26,7 @@ from imagefactory.lock.files import (
 from imagefactory.lock.layers import LAYERS
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
+from imagefactory.recipes.values import named_packages
 
 TO_BUILD = "to build"
 """The state of a target whose recipe names sources that have no wheel yet."""
@@ -79,6 +80,12 @@ def locks_below(factory: Factory, target: Target) -> tuple[Lock, ...]:
     """The locks of all targets that this one is built on, the lowest first."""
     below = factory.target_below(target)
     return (*locks_below(factory, below), require_lock(factory, below)) if below else ()
+
+
+def named_below(factory: Factory, target: Target) -> tuple[frozenset[str], ...]:
+    """The packages from PyPI that the recipe of each target below names, in the order of `locks_below`."""
+    below = factory.target_below(target)
+    return (*named_below(factory, below), named_packages(below)) if below else ()
 
 
 def lock_state(factory: Factory, target: Target) -> str:

@@ -34,7 +34,8 @@ class Expected:
     `framework` is a file of frameworks/, `distribution` its name in the lock, `packages` maps the names
     of locked wheels (PEP 503) to versions, `conda` those of conda's packages to `version build`, empty for
     an environment without them. `cuda` is `12.1`, `12`, `rocm7` or `none`. `uid` is the user the
-    suite must find itself to be, None when that is not looked at.
+    suite must find itself to be, None when that is not looked at. `named` are the packages that the recipe
+    names, of wheels and of conda's.
     """
 
     nonce: str
@@ -48,6 +49,7 @@ class Expected:
     checks: tuple[str, ...]
     uid: int | None
     conda: Mapping[str, str] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
 
     @property
     def rocm(self) -> str:
@@ -90,6 +92,7 @@ def parse_expected(text: str) -> Expected:
         conda=dict(data["conda"]),
         checks=tuple(name for name in table.CHECKS if name in data["checks"]),
         uid=data.get("uid"),
+        named=tuple(data["named"]),
     )
 
 

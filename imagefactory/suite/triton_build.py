@@ -56,32 +56,45 @@ def find_header(folder: str, prefix: str) -> str:
 
 def compile_driver(scratch: str) -> None:
     """Triton compiles a C module against Python.h and imports it."""
-    try:
-        driver = importlib.import_module("triton.backends.nvidia.driver")  # from 3.0 on
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("triton"):
-            raise
-        driver = importlib.import_module("triton.runtime.driver")  # 2.x, which asks torch for a GPU first
+    if driver := find_module("triton.backends.nvidia.driver"):  # from 3.0 on
+        driver.CudaUtils()
+    elif driver := find_module("triton.runtime.driver"):  # 2.1 to 2.3, which ask torch for a GPU first
         # 2.1 knows no variable for the folder of libcuda.
         build: Any = importlib.import_module("triton.common.build")
         build.libcuda_dirs = lambda: [scratch]
         driver.driver._obj = driver.CudaDriver()
-        return
-    driver.CudaUtils()
+    else:  # 2.0 has all of it in one file
+        compiler: Any = importlib.import_module("triton.compiler")
+        compiler.libcuda_dirs = lambda: [scratch]
+        compiler.CudaUtils()
+
+
+def find_module(name: str) -> Any:
+    """A module of Triton's, None where this version has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("triton"):
+            raise
+        return None
 
 
 def compile_kernel(triton: Any) -> int:
     """Compiles the kernel for sm_80; bytes of the GPU code. How it is asked for changed over the versions."""
     kernel = importlib.import_module("imagefactory_suite.triton_kernel").add
-    numbered = {0: "*fp32", 1: "*fp32", 2: "*fp32", 3: "i32"}
+    types = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "count": "i32"}
+    numbered = dict(enumerate(types.values()))
     source = getattr(importlib.import_module("triton.compiler"), "ASTSource", None)
-    if source is None:  # 2.1
+    gpu = target()
+    if source is None:  # 2.0 and 2.1
         made = triton.compile(kernel, signature=numbered, constants={4: 128}, cc=80)
+    elif isinstance(gpu, tuple):  # 2.2 and 2.3
+        made = triton.compile(source(fn=kernel, signature=numbered, constants={4: 128}), target=gpu)
     elif "constexprs" in inspect.signature(source.__init__).parameters:  # from 3.3 on
-        named = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "count": "i32", "BLOCK": "constexpr"}
-        made = triton.compile(source(fn=kernel, signature=named, constexprs={"BLOCK": 128}), target=target())
-    else:
-        made = triton.compile(source(fn=kernel, signature=numbered, constants={4: 128}), target=target())
+        named = {**types, "BLOCK": "constexpr"}
+        made = triton.compile(source(fn=kernel, signature=named, constexprs={"BLOCK": 128}), target=gpu)
+    else:  # 3.0 to 3.2, of which the last takes no numbers
+        made = triton.compile(source(fn=kernel, signature=types, constants={"BLOCK": 128}), target=gpu)
     code = made.asm["cubin"]
     if code[:4] != b"\x7fELF":
         raise RuntimeError("Triton's kernel is no GPU code")
@@ -89,10 +102,8 @@ def compile_kernel(triton: Any) -> int:
 
 
 def target() -> Any:
-    try:
-        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 80, 32)
-    except ModuleNotFoundError:  # 2.x
-        return ("cuda", 80)
+    backends = find_module("triton.backends.compiler")
+    return backends.GPUTarget("cuda", 80, 32) if backends else ("cuda", 80)  # 2.x
 
 
 def main(scratch: str) -> None:

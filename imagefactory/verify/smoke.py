@@ -20,6 +20,7 @@ from imagefactory.progress import Progress, format_seconds
 from imagefactory.runners.protocol import Runner
 from imagefactory.suite import table
 from imagefactory.verify.model import Trial
+from imagefactory.verify.smoke_hints import find_hint
 from imagefactory.verify.smoke_record import read_record, record_name, write_record
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
@@ -73,6 +74,7 @@ def smoke(trial: Trial, runner: Runner, progress: Progress, *, records: Path, sc
         gpu=Outcome.NOT_TESTED,
         checks=verdicts.checks,
         from_record=False,
+        hint=find_hint(trial.definition, verdicts.checks),
     )
     if report.passed:
         write_record(_record_of(trial, records, suite), report)

@@ -83,6 +83,7 @@ def format_report(report: Report) -> dict[str, Any]:
         "passed": report.passed,
         "failure": report.failure.value if report.failure else None,
         "gpu": report.gpu.value,
+        "hint": report.hint,
         "from_record": report.from_record,
         "checks": [format_row(check) for check in report.checks],
     }

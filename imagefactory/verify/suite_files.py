@@ -11,7 +11,9 @@ from typing import Any
 
 from imagefactory import suite
 from imagefactory.errors import UsageError
-from imagefactory.model import Definition
+from imagefactory.model import Definition, Target
+from imagefactory.recipes.match_spec import parse_spec
+from imagefactory.recipes.values import named_packages
 from imagefactory.suite import table
 
 SUITE_FOLDER = Path(suite.__file__).parent
@@ -82,7 +84,14 @@ def expectations(definition: Definition) -> dict[str, Any]:
         "packages": packages,
         "conda": conda,
         "checks": [name for name in table.CHECKS if name in target.checks],
+        "named": sorted(named_names(target)),
     }
+
+
+def named_names(target: Target) -> set[str]:
+    """Return the names of all packages that the recipe names, from PyPI and from conda's channels."""
+    specs = target.requirements if target.source == "conda" else ()
+    return {*named_packages(target), *(parse_spec(text).name for text in specs)}
 
 
 def required_checks(definition: Definition) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import pytest
 
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base.image import BaseImage
-from imagefactory.engines.claims import check_conflicts, describe_claims
+from imagefactory.engines.claims import describe_claims, settle_claims
 from imagefactory.engines.conda import prefix
 from imagefactory.engines.conda.layer import lay_changes, lay_path
 from imagefactory.engines.conda.prefix import (
@@ -514,8 +514,9 @@ def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
     }
     assert [file.path for file in laid] == [f"{top}/m.py", f"{top}/n.txt", f"{top}/gone.py"]
     with pytest.raises(BuildError, match=r"/gone\.py stands in w\.whl and in post-link scripts"):
-        check_conflicts(
-            [("w.whl", "sha256=x", laid[-1].path), *(("post-link scripts", f.content, f.path) for f in laid)]
+        settle_claims(
+            [("w.whl", "sha256=x", laid[-1].path), *(("post-link scripts", f.content, f.path) for f in laid)],
+            {},
         )
 
 

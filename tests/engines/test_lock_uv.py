@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import UnsolvableError
+from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.pip_part import lock_pip
 from imagefactory.lock.download import PackageCache
@@ -81,6 +81,19 @@ def test_a_target_on_another_keeps_its_wheels(uv: UvLocker, lock: Lock) -> None:
     above = uv.lock(LockRequest(target=more, base=BASE, under=lock), Quiet())
     assert [wheel.name for wheel in above.wheels] == ["idna", *(wheel.name for wheel in lock.wheels)]
     assert set(lock.wheels) < set(above.wheels)
+
+
+def test_what_is_excluded_is_left_out_whoever_requires_it(uv: UvLocker, lock: Lock) -> None:
+    """markupsafe is what jinja2 requires; the target below may not lose what it has."""
+    less = replace(SMALL, requirements=("jinja2", "idna==3.7"), framework="idna", cuda="none", version="3")
+    less = replace(less, exclude=("markupsafe",))
+    found = uv.lock(LockRequest(target=less, base=BASE), Quiet())
+    assert [wheel.name for wheel in found.wheels] == ["idna", "jinja2"]
+    mixed = replace(less, source="conda", requirements=(), constraints=(), pip=("jinja2",))
+    assert [one.name for one in lock_pip(LockRequest(target=mixed, base=BASE), (), uv)] == ["jinja2"]
+    above = replace(SMALL, name="more-1-cu121", on=SMALL.name, exclude=("markupsafe",))
+    with pytest.raises(LockError, match=f"excludes 'markupsafe', which {SMALL.name} has"):
+        uv.lock(LockRequest(target=above, base=BASE, under=lock), Quiet())
 
 
 def test_a_pip_part_leaves_out_what_conda_brings(uv: UvLocker, lock: Lock) -> None:

@@ -44,6 +44,7 @@ def outcome(
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "packages": environment.packages,
         "conda": {},
+        "named": [],
         "checks": ["packages", "libraries", "cuda-version", "compute"],
         "uid": None,
     }

@@ -23,7 +23,7 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, check_exclude, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.lock.pypi.wheels_there import NoWheelError
@@ -115,6 +115,7 @@ def _solved(
         update_all=request.update_all,
         fixed=under.wheels if under else (),
         sources=target.sources,
+        exclude=check_exclude(request),
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(

@@ -21,8 +21,9 @@ class WheelQuestion:
     The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
     only files are, of whatever version comes out. `fixed` are in the answer as they are. `given`
     are pins (`numpy==1.26.4+given`) of packages that something else brings: uv finds them as wheels in the
-    folder `stubs`, and they are not in the answer. `sources` are folders and repositories of the recipe that
-    have no wheel yet; in `sdists` uv finds wheels that stand for packages to be built.
+    folder `stubs`, and they are not in the answer. `exclude` are names that are not either, whatever requires
+    them. `sources` are folders and repositories of the recipe that have no wheel yet; in `sdists` uv finds
+    wheels that stand for packages to be built.
     """
 
     lock: Lock
@@ -36,6 +37,7 @@ class WheelQuestion:
     stubs: Path | None = None
     sources: tuple[str, ...] = ()
     sdists: Path | None = None
+    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,18 @@ def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...
     below = {wheel.name for wheel in under.wheels}
     own = (pair for pair in target.origins if pair[0] not in below)
     return tuple(sorted((*own, *under.origins)))
+
+
+def check_exclude(request: LockRequest) -> tuple[str, ...]:
+    """Return the names to leave out. Raises LockError for one that the target below has."""
+    target, under = request.target, request.under
+    for wheel in under.wheels if under else ():
+        if wheel.name in target.exclude:
+            raise LockError(
+                f"{target.name} excludes '{wheel.name}', which {target.on} has, on which it is built",
+                hint=f"write exclude: [{wheel.name}] in the recipe of {target.on}",
+            )
+    return target.exclude
 
 
 def known_updates(request: LockRequest) -> tuple[str, ...]:

@@ -54,6 +54,11 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
+def package_of_library(name: str) -> str:
+    """Return the package of Debian that has a library, by its soname; empty where it is not known."""
+    return str(_table()["library"].get(name) or _table()["other-library"].get(name, ""))
+
+
 def find_lacking(
     wheels: Iterable[LockedWheel], base: Iterable[str], cached: Callable[[LockedWheel], Path | None]
 ) -> tuple[Lacking, ...]:

@@ -40,7 +40,14 @@ from imagefactory.lock.pypi.offers import (
 )
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
+from imagefactory.lock.pypi.question import (
+    Pins,
+    WheelQuestion,
+    check_exclude,
+    known_updates,
+    origins_of,
+    versions_of,
+)
 from imagefactory.lock.pypi.sdist import fetch_sdist
 from imagefactory.lock.pypi.unbuilt import require_wheels, without
 from imagefactory.lock.pypi.wheels_there import NoWheelError, what_works, without_wheel
@@ -161,6 +168,7 @@ class UvLocker:
             update_all=request.update_all,
             fixed=under.wheels if under else (),
             sources=target.sources,
+            exclude=check_exclude(request),
         )
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
@@ -223,6 +231,12 @@ class UvLocker:
                 out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
             more = [f"--upgrade-package={name}" for name in question.update]
             more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
+            if question.exclude:  # a requirement that applies nowhere, in place of those of others
+                overrides = Path(folder) / "overrides.txt"
+                overrides.write_text(
+                    as_lines(f"{name}; sys_platform == 'never'" for name in question.exclude)
+                )
+                more.append(f"--overrides={overrides}")
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
             told = self._compile(asked, arguments, question.lock).stderr
             solution = out.read_text()

@@ -1,18 +1,15 @@
-"""`import`: the framework and its companions load, in their locked versions."""
+"""`import`: the framework, its companions and what else the recipe names load, in the locked versions."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from .. import conda, table
+from .. import table
 from ..context import Context, Failure, Finding, same_release, same_version
-
-NO_PART = {"benchmarks", "doc", "docs", "examples", "test", "tests"}
-"""Folders that some packages leave among the modules by mistake."""
+from . import named
+from .packages import SHOWN, more
 
 
 def check(context: Context) -> Finding:
@@ -21,10 +18,17 @@ def check(context: Context) -> Finding:
     locked = expected.locked
     if expected.distribution not in locked:
         raise Failure(f"the lock holds no {expected.distribution}")
+    answers = named.import_named(context)
+    if faults := named.faults_of(answers):
+        raise Failure("; ".join(faults[:SHOWN]) + more(faults))
+    elsewhere = {answer.module for answer in answers if answer.state == named.NEEDS_GPU}
     pairs = framework.MODULES or tuple((expected.distribution, name) for name in find_modules(context))
     numbers, loaded = {}, {}
     for distribution, module_name in pairs:
         if distribution not in locked or module_name in loaded:
+            continue
+        if expected.framework == table.OTHER and module_name in elsewhere:
+            loaded[module_name] = f"{module_name} of {distribution} {locked[distribution]}, which needs a GPU"
             continue
         began = time.monotonic()
         module = importlib.import_module(module_name)
@@ -36,7 +40,12 @@ def check(context: Context) -> Finding:
         if not agrees(found, version, built=distribution in expected.conda):
             raise Failure(f"{module_name} says it is {found}, locked is {version}")
         loaded[module_name] = f"{module_name} {found}"
-    return Finding(", ".join(loaded.values()), numbers)
+    numbers |= {
+        "named-modules": sum(answer.state == named.LOADS for answer in answers),
+        "gpu-modules": sum(answer.state == named.NEEDS_GPU for answer in answers),
+    }
+    details = [", ".join(loaded.values()), *([describe_named(answers)] if answers else [])]
+    return Finding("; ".join(details), numbers)
 
 
 def agrees(found: str, locked: str, *, built: bool) -> bool:
@@ -49,34 +58,24 @@ def agrees(found: str, locked: str, *, built: bool) -> bool:
 def find_modules(context: Context) -> tuple[str, ...]:
     """What the framework's package is imported as: the module of its name, else all that it brings."""
     name = context.expected.distribution
-    modules = top_modules(_files(context, name))
+    found = named.public_modules(named.files_of(context, name))
     wanted = table.module_of(name)
-    if wanted in modules:
+    if wanted in found:
         return (wanted,)
-    found = tuple(sorted(each for each in modules if not each.startswith("_") and each not in NO_PART))
     if not found:
         raise Failure(f"{name} brings no Python module: leave `import` out of the recipe's checks")
-    return found
+    return tuple(found)
 
 
-def _files(context: Context, name: str) -> Iterable[str]:
-    """The package's files, as seen from the folder of the image's packages."""
-    if name in context.expected.conda:
-        records, _ = conda.read_records(context.prefix)
-        site = os.path.relpath(context.site, context.prefix)
-        files = [path for record in records if record.name == name for path in record.files]
-        return conda.within(files, site)
-    for distribution in importlib.metadata.distributions(name=name, path=[context.site]):
-        return [str(file) for file in distribution.files or ()]
-    raise Failure(f"{name} is not installed")
-
-
-def top_modules(files: Iterable[str]) -> set[str]:
-    """Names that can be imported, of files below a folder of the module search path."""
-    found = set()
-    for file in files:
-        first, _, rest = file.partition("/")
-        name = first if rest else first.partition(".")[0]
-        if file.endswith((".py", ".so")) and name.isidentifier():
-            found.add(name)
-    return found
+def describe_named(answers: Sequence[named.Answer]) -> str:
+    """Return what came of the packages that the recipe names, none of whose failures is a fault."""
+    loaded = [answer for answer in answers if answer.state == named.LOADS]
+    parts = [f"{len(loaded)} modules of {len({answer.package for answer in answers})} named packages load"]
+    for state, words in (
+        (named.NEEDS_GPU, named.NEEDS_GPU),
+        (named.FAILS, "does not load, beside the main module"),
+    ):
+        found = [answer for answer in answers if answer.state == state]
+        shown = ", ".join(f"{answer.module} ({answer.detail})" for answer in found[:SHOWN])
+        parts += [f"{words}: {shown}{more(found)}"] if found else []
+    return "; ".join(parts)

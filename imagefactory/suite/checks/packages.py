@@ -13,7 +13,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,13 @@ SHOWN = 8
 
 @dataclass
 class Tally:
-    """What the records said and what was found on disk."""
+    """What the records said and what was found on disk.
+
+    `overwritten` counts the files of wheels of which another wheel has another one at the same path.
+    """
 
     files: int = 0
+    overwritten: int = 0
     hashed: int = 0
     size: int = 0
     faults: list[str] = field(default_factory=list)
@@ -49,9 +53,11 @@ def check(context: Context) -> Finding:
         faults.append("the lock names no package")
     tally = Tally(faults=faults)
     read_paths(context.prefix, records, tally)
+    claims: dict[str, list[Claim]] = {}
     for name in sorted(os.listdir(context.site)):
         if name.endswith(".dist-info") and name not in owned:
-            read_record(context.site, name, tally)
+            read_record(context.site, name, claims, tally)
+    compare_claims(claims, tally)
     # conda's packages may put a file anywhere in the environment, wheels are looked at where they go.
     strays = find_strays(context.prefix if expected.conda else context.site, tally.known)
     scripted = conda.scripted(records)
@@ -60,12 +66,15 @@ def check(context: Context) -> Finding:
     if tally.faults:
         raise Failure("; ".join(tally.faults[:SHOWN]) + more(tally.faults))
     kinds = f" ({len(records)} of conda)" if records else ""
+    there = f"{tally.files} files in place"
+    over = f", {tally.overwritten} of them differ between packages" if tally.overwritten else ""
     made = f", {len(strays)} more that scripts of {shorten(scripted)} may have made" if strays else ""
     return Finding(
-        f"{len(installed) + len(records)} packages{kinds} as locked, {tally.files} files in place{made}",
+        f"{len(installed) + len(records)} packages{kinds} as locked, {there}{over}{made}",
         {
             "packages": len(installed) + len(records),
             "files": tally.files,
+            "overwritten-files": tally.overwritten,
             "hashed-files": tally.hashed,
             "bytes": tally.size,
         },
@@ -183,8 +192,12 @@ def look_at(path: str, row: Mapping[str, Any], tally: Tally) -> str:
 # --- wheels --------------------------------------------------------------------------------------
 
 
-def read_record(site: str, info: str, tally: Tally) -> None:
-    """Compares the files that `info`/RECORD names with the disk; adds to `tally`."""
+Claim = tuple[str, str, str, str]
+"""A row of a RECORD: its dist-info, the path as written, the digest and the size."""
+
+
+def read_record(site: str, info: str, claims: dict[str, list[Claim]], tally: Tally) -> None:
+    """Adds the rows of `info`/RECORD to `claims`, by the path on disk."""
     record = os.path.join(site, info, "RECORD")
     try:
         with open(record, encoding="utf-8", newline="") as file:
@@ -196,6 +209,17 @@ def read_record(site: str, info: str, tally: Tally) -> None:
         name, digest, size = (*row, "", "")[:3]
         path = os.path.normpath(os.path.join(site, name))
         tally.known.add(path)
+        claims.setdefault(path, []).append((info, name, digest, size))
+
+
+def compare_claims(claims: Mapping[str, list[Claim]], tally: Tally) -> None:
+    """Compares the files that RECORDs name with the disk; adds to `tally`.
+
+    Where several wheels claim one path, it must be as one of them says: the last one that is installed
+    overwrites the others'.
+    """
+    for path, claimed in claims.items():
+        info, name, _, _ = claimed[0]
         try:
             found = os.stat(path).st_size
         except OSError as error:
@@ -205,12 +229,23 @@ def read_record(site: str, info: str, tally: Tally) -> None:
         tally.size += found
         if is_byte_code(name):
             continue  # some wheels carry byte code, and an image's own is compiled anew in its place
-        if size and int(size) != found:
-            tally.faults.append(f"{info}: {name} has {found} bytes, its RECORD says {size}")
-        elif digest and found <= HASHED_BYTES:
-            tally.hashed += 1
-            if not matches(path, digest):
-                tally.faults.append(f"{info}: {name} is not the file that its RECORD names")
+        faults = [look_at_claim(path, found, claim, tally) for claim in claimed]
+        if all(faults):
+            tally.faults.append(faults[0])
+        elif any(faults):
+            tally.overwritten += 1
+
+
+def look_at_claim(path: str, found: int, claim: Claim, tally: Tally) -> str:
+    """What is wrong with a file of `found` bytes, empty if nothing is."""
+    info, name, digest, size = claim
+    if size and int(size) != found:
+        return f"{info}: {name} has {found} bytes, its RECORD says {size}"
+    if digest and found <= HASHED_BYTES:
+        tally.hashed += 1
+        if not matches(path, digest):
+            return f"{info}: {name} is not the file that its RECORD names"
+    return ""
 
 
 def matches(path: str, digest: str) -> bool:
@@ -245,5 +280,5 @@ def shorten(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more(names)
 
 
-def more(items: list[str]) -> str:
+def more(items: Sequence[object]) -> str:
     return f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""

@@ -388,6 +388,50 @@ def test_the_digest_does_not_depend_on_what_the_store_held_before(
     assert build(tmp_path / "used" / "store", wheels).digest == fresh.digest
 
 
+@pytest.mark.parametrize("own_layers", [False, True])
+def test_of_two_wheels_with_one_file_one_is_kept_whatever_its_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_layers: bool
+) -> None:
+    """The file, its byte code too, is in one layer alone; the others are made as without the two."""
+    if own_layers:
+        monkeypatch.setattr(layer_plan, "OWN_LAYER_BYTES", 1)
+    wheels, site = wheels_in(tmp_path / "w"), "opt/env/lib/python" + PYTHON + "/site-packages"
+    plain = build(tmp_path / "plain" / "store", wheels)
+    for name in ("cv", "cv-headless"):  # the first by name is kept, as pip does
+        files = {"cv2/__init__.py": f"NAME = {name!r}\n".encode(), "cv2/same.py": b"x = 1\n"}
+        path = make_wheel(tmp_path / "w", name.replace("-", "_"), {**files, f"only_{name[2:4]}.py": b""})
+        wheels[locked(path)] = path
+    told: list[str] = []
+
+    class Watcher(Quiet):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+    layout = Layout(tmp_path / "store")
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
+    wanted = definition(wheels)
+    image = engine.build(wanted, supplies(base_layer(layout), lambda: wheels), Watcher())
+    found: dict[str, list[bytes]] = {}
+    for layer in image.layers[1:]:
+        data = b"".join(codec("zstd").decompress(layout.blob_path(layer.descriptor.digest)))
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            for entry in tar.getmembers():
+                if entry.isreg() and (file := tar.extractfile(entry)):
+                    found.setdefault(entry.name, []).append(file.read())
+    assert found[f"{site}/cv2/__init__.py"] == [b"NAME = 'cv'\n"]
+    tag = "cpython-" + PYTHON.replace(".", "")
+    assert len(found[f"{site}/cv2/__pycache__/__init__.{tag}.pyc"]) == 1
+    assert set(found[f"{site}/cv2/same.py"]) == {b"x = 1\n"}
+    assert f"{site}/cv_headless-1.0.dist-info/RECORD" in found
+    (line,) = [line for line in told if "cv2/__init__.py" in line]
+    assert "exclude: [cv-headless]" in line
+    if own_layers:
+        assert {one.diff_id for one in plain.layers} <= {one.diff_id for one in image.layers}
+    again = build(tmp_path / "again" / "store", dict(reversed(wheels.items())))
+    assert again.digest == image.digest
+    assert build(tmp_path / "store", wheels).digest == image.digest
+
+
 def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     for number, path in enumerate(("pyvenv.cfg", "lib64/x", "bin/python")):

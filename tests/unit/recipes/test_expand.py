@@ -676,3 +676,36 @@ def test_scaffold_says_when_a_name_is_condas() -> None:
     assert told == "pytorch is what conda calls it: PyPI's is --framework torch, conda's is --source conda"
     assert scaffold.scaffold("lab", bases(), framework="tensorflow").told == ()
     assert scaffold.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()
+
+
+# --- packages left out ----------------------------------------------------------------------------
+
+_EXCLUDE = RECIPE.replace('OMP_NUM_THREADS: "1"', 'OMP_NUM_THREADS: "1"\nexclude: [PyYAML]').replace(
+    'cuda: ["12.8"]', 'cuda: ["12.8"]\n    exclude: [opencv-python]'
+)
+
+
+def test_what_is_excluded_is_the_familys_and_the_rows() -> None:
+    first, second = expand(parse_recipe(_EXCLUDE, FILE), parse_bases(BASES, "b"))
+    assert first.exclude == ("pyyaml",)
+    assert second.exclude == ("pyyaml", "opencv-python")
+    above = parse_recipe(
+        f"family: lab\ndescription: x\non: {first.name}\npackages: [idna]\nexclude: [babel]\n", "lab.yaml"
+    )
+    added = next(
+        one for one in expand_all([parse_recipe(_EXCLUDE, FILE), above], parse_bases(BASES, "b")) if one.on
+    )
+    assert added.exclude == ("pyyaml", "babel")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (RECIPE.replace("checks:", "exclude: [a, torch]\nchecks:"), f"{FILE}:9:14"),
+        (RECIPE.replace("checks:", "exclude: [NumPy]\nchecks:"), f"{FILE}:9:11"),
+    ],
+)
+def test_what_the_recipe_names_is_not_excluded(text: str, place: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        expand(parse_recipe(text, FILE), parse_bases(BASES, "b"))
+    assert all(fault.startswith(place) for fault in caught.value.faults)

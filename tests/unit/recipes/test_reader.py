@@ -100,6 +100,16 @@ def test_named_indexes_of_a_family_and_of_a_row_are_accepted_by_both() -> None:
     assert parser_accepts(text)
 
 
+def test_exclude_of_a_family_and_of_a_row_is_accepted_by_both() -> None:
+    text = RECIPE.replace("{A: b}", "{A: b}\nexclude: [opencv-python]") + "    exclude: [PyYAML]\n"
+    assert schema_accepts(text)
+    assert parser_accepts(text)
+    for bad in ("opencv-python<4", "./wheels/a-1-py3-none-any.whl", "a[b]", ""):
+        text = RECIPE.replace("{A: b}", f"{{A: b}}\nexclude: [{bad!r}]")
+        assert not schema_accepts(text)
+        assert not parser_accepts(text)
+
+
 def test_the_sample_is_accepted_by_both() -> None:
     assert schema_accepts(RECIPE)
     assert parser_accepts(RECIPE)

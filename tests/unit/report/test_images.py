@@ -92,10 +92,14 @@ def test_another_base_than_the_published_one_is_said() -> None:
     assert "not the published digest" in lines(published_base=False)["note"]
 
 
-def test_a_failure_shows_every_check() -> None:
-    failed = CheckResult(name="imports", state=CheckState.FAILED, detail="no torch", seconds=1.0, numbers=())
-    left = CheckResult(name="cuda", state=CheckState.NOT_RUN, detail="", seconds=0.0, numbers=())
-    told = report(passed=False, failure=Outcome.LOAD_FAILED, checks=(failed, left))
+def test_a_failure_shows_a_line_for_each_fault_and_every_check() -> None:
+    faults = "cv2 of opencv-python: no libGL; clip of clip: no pkg_resources"
+    checks = (
+        CheckResult(name="libraries", state=CheckState.PASSED, detail="all", seconds=1.0, numbers=()),
+        CheckResult(name="import", state=CheckState.FAILED, detail=faults, seconds=1.0, numbers=()),
+        CheckResult(name="cuda", state=CheckState.NOT_RUN, detail="", seconds=0.0, numbers=()),
+    )
+    told = report(passed=False, failure=Outcome.LOAD_FAILED, checks=checks)
     text = format_built(
         Built(
             target=make_target(),
@@ -107,11 +111,12 @@ def test_a_failure_shows_every_check() -> None:
         ),
         "/store",
     )
-    assert [
-        line.split(None, 1) for line in text.splitlines() if line.lstrip().startswith(("imp", "cuda"))
-    ] == [
-        ["imports", "FAILED          no torch"],
-        ["cuda", "not run"],
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index("import  FAILED  cv2 of opencv-python: no libGL")
+    assert lines[at + 1 : at + 4] == [
+        "clip of clip: no pkg_resources",
+        "passed: libraries",
+        "not run: cuda",
     ]
 
 

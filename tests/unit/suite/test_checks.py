@@ -129,6 +129,19 @@ def test_damaged_packages(tmp_path: Path, damage: Any, words: str) -> None:
         packages.check(context)
 
 
+def test_a_file_of_several_wheels_is_as_one_of_them_says(tmp_path: Path) -> None:
+    for name, text in (("cv", b"x = 1\n"), ("cv-headless", b"x = 22\n")):
+        add_package(tmp_path, name, "1.0", {"cv2/__init__.py": text, "cv2/same.py": b""})
+    context = make_context(tmp_path, packages={"cv": "1.0", "cv-headless": "1.0"})
+    for kept in (b"x = 22\n", b"x = 1\n"):
+        (tmp_path / "cv2/__init__.py").write_bytes(kept)
+        finding = packages.check(context)
+        assert (finding.numbers["overwritten-files"], finding.numbers["files"]) == (1, 6)
+    (tmp_path / "cv2/__init__.py").write_bytes(b"x = 333\n")
+    with pytest.raises(Failure, match=r"__init__\.py has 8 bytes"):
+        packages.check(context)
+
+
 def test_another_python_than_the_locks(tmp_path: Path) -> None:
     add_package(tmp_path, "pkg", "1.0", {})
     with pytest.raises(Failure, match=r"the image runs Python .*, the lock is for 3.7"):

@@ -195,19 +195,6 @@ def test_what_scripts_made_is_told_and_no_fault(environment: Environment) -> Non
 # --- import ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("files", "modules"),
-    [
-        (["tiny/__init__.py", "tiny/sub.py", "tests/__init__.py"], {"tiny", "tests"}),
-        (["_speed.cpython-311-x86_64-linux-gnu.so", "single.py"], {"_speed", "single"}),
-        (["space/part/__init__.py", "data/notes.txt", "tiny-1.0.dist-info/METADATA"], {"space"}),
-        ([], set()),
-    ],
-)
-def test_modules_of_files(files: list[str], modules: set[str]) -> None:
-    assert imports.top_modules(files) == modules
-
-
 def find(environment: Environment, name: str, **changes: Any) -> tuple[str, ...]:
     return imports.find_modules(environment.context(distribution=name, **changes))
 

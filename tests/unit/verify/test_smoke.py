@@ -407,6 +407,7 @@ def test_expectations_hold_lock_and_recipe() -> None:
         "python": VERSION,
         "packages": {"torch": "1.13.1"},
         "conda": {},
+        "named": ["torch"],
         "checks": ["packages", "compute"],
     }
 

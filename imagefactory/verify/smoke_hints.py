@@ -1,0 +1,73 @@
+"""What to write in a recipe so that a smoke test which failed passes, as far as tables know it. Pure."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from imagefactory.lock.pypi.system_libraries import package_of_library
+from imagefactory.model import CheckResult, CheckState, Definition
+from imagefactory.recipes.values import package_of
+from imagefactory.suite.checks.libraries import DRIVER_LIBRARIES
+
+_LIBRARY = re.compile(r"\blib[A-Za-z0-9_+.-]*?\.so(?:\.[0-9]+)*")
+_MODULE = re.compile(r"No module named '([A-Za-z0-9_.]+)'")
+_NUMPY_1 = "was compiled for NumPy 1"
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def find_hint(definition: Definition, checks: Iterable[CheckResult]) -> str:
+    """Return what to write in the recipe, empty where nothing is known of what the failed checks say."""
+    told = " ".join(check.detail for check in checks if check.state is CheckState.FAILED)
+    system = find_system(told)
+    packages = [text for text in find_packages(told) if may_add(text, definition)]
+    constraints = [text for text in ("numpy<2",) if _NUMPY_1 in told and may_add(text, definition)]
+    lists = {
+        "pip" if definition.target.source == "conda" else "packages": packages,
+        "constraints": constraints,
+    }
+    if not definition.base.image:
+        lists = {"system": system, **lists}
+    parts = [f"{key}: [{', '.join(names)}]" for key, names in lists.items() if names]
+    wanted = [f"add {' and '.join(parts)} to the recipe, then lock and build again"] if parts else []
+    if system and definition.base.image:
+        wanted.append(f"take a base that has {', '.join(system)}, Debian's names")
+    return "; ".join(wanted)
+
+
+def find_system(told: str) -> list[str]:
+    """Return the packages of Debian that have what a text says is missing."""
+    names = (name for name in _LIBRARY.findall(told) if name not in DRIVER_LIBRARIES)
+    found = [package_of_library(name) for name in names]
+    found += [row["system"] for row in _table()["message"] if row["text"] in told]
+    return sorted({name for name in found if name})
+
+
+def find_packages(told: str) -> list[str]:
+    """Return requirements that bring the modules which a text says are missing."""
+    rows = _table()["distribution"] | {row["name"]: row["package"] for row in _table()["module"]}
+    missing = {found for name in _MODULE.findall(told) for found in (name, name.partition(".")[0])}
+    return sorted({rows[name] for name in missing if name in rows})
+
+
+def may_add(requirement: str, definition: Definition) -> bool:
+    """Return whether the recipe's own bounds, and what is locked below, allow a requirement."""
+    name = package_of(requirement)
+    if any(package.name == name for lock in definition.under for package in lock.packages):
+        return False
+    target = definition.target
+    own = (*(target.requirements if target.source == "pypi" else ()), *target.pip)
+    if (sample := _table()["fits"].get(requirement)) is None:  # without a bound: one more package
+        return name not in {package.name for package in definition.lock.packages} | {*target.exclude}
+    bounds = [Requirement(text).specifier for text in own if package_of(text) == name and text[0] != "."]
+    return all(bound.contains(sample) for bound in bounds)
