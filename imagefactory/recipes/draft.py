@@ -213,6 +213,7 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
         lists["pip"] = _with_bounds(lists["pip"], own, lines)
     else:
         lists["constraints"] = own
+        _lose_patch(wish, target.python, lines)
     text = (
         _head(wish, lines)
         + f"family: {family}\ndescription: {_description(f'{wish.file} on {target.name}')}\n"
@@ -234,6 +235,9 @@ def target_conflicts(wish: Wish, target: Target, versions: Mapping[str, str]) ->
     own, framework = f"{target.name} has", target.framework
     if not fits_python(target.python, wish.python):
         found.append(f"Python {wish.python}, and {own} Python {target.python}")
+    row = Row(framework=framework, source=target.source, wish=wish)
+    if (told := row.told_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
+        found.append(f"CUDA {told}, and {own} CUDA {target.cuda}")
     for spec in map(parse_spec, wish.conda):
         if spec.name == framework and not series_within(spec.version, target.version):
             found.append(f"{spec}, and {own} {framework} {target.version}")
@@ -298,6 +302,8 @@ def _python(wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: 
     python = next((python for python in wanted if fits_python(python, wish.python)), "")
     base = next((base for base in fitting if base.python == python), fitting[0])
     if python:
+        if source != "conda":
+            _lose_patch(wish, python, lines)
         if not minor_python(wish.python) and not chosen:
             lines.note(f"Python {python} was written: {wish.file} leaves it open")
         if source != "conda" and base.python != python:
@@ -308,6 +314,14 @@ def _python(wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: 
         f"Python {wish.python} is not known: Python {python} was written", "write bounds, such as >=3.11"
     )
     return base, python
+
+
+def _lose_patch(wish: Wish, python: str, lines: _Lines) -> None:
+    """Images with packages of PyPI have the patch release of Python that their base has."""
+    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", wish.python):
+        lines.lose(
+            f"Python {wish.python}: the image has the release of {python} of its base", f"write {python}"
+        )
 
 
 # --- its packages --------------------------------------------------------------------------------

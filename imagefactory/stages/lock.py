@@ -196,6 +196,8 @@ def solve_target(
     request = LockRequest(target=target, base=base, under=under)
     if target.source == "pypi" and not (under and under.conda):
         pins = uv_locker(package_index(factory)).versions(request, progress, declared=declared)
+        for name, extra in () if declared else pins.lacking:
+            progress.note(f"note: {name} has no extra '{extra}', so it adds nothing")
         solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
     lock = target_locker(factory, target).lock(request, progress)

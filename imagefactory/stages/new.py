@@ -445,7 +445,8 @@ class _Planner:
         """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
         if not self._hints:
             return ""
-        ways = [f"build it on a target that fits: --on {name}" for name in self._fitting(wish, source=source)]
+        fitting = [f"--on {name}" for name in self._fitting(wish, source=source)]
+        ways = [f"build it on a target that fits: {' or '.join(fitting)}"] if fitting else []
         request = self._request
         given = [f"--{name}" for name in ("on", "framework", "cuda") if getattr(request, name)]
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
@@ -453,7 +454,7 @@ class _Planner:
         own = replace(request, on="", framework=framework, version="", cuda="")
         if given and (choice := self._choice(own)):
             what = f"--framework {choice.framework}={choice.version} --cuda {choice.cuda}"
-            ways.append(f"in place of {' and '.join(given)}: {what}")
+            ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(given)}")
         return "; or ".join(ways)
 
     def _choice(self, request: NewRequest) -> Choice | None:
@@ -463,7 +464,7 @@ class _Planner:
             plan.check()
         except FactoryError:
             return None
-        self._reached = self._reached and not plan.unsolved
+        self._reached = self._reached and not (plan.unsolved and request.source != "conda")
         return None if plan.unsolved else plan.draft.choice
 
     def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
@@ -476,7 +477,8 @@ class _Planner:
                 ways.append(f"take PyPI's: --cuda {cuda}")
                 break
         if told != "cpu" and self._hints:
-            ways += [f"build on it: --on {name}" for name in self._fitting(wish, cuda=told)]
+            fitting = [f"--on {name}" for name in self._fitting(wish, cuda=told)]
+            ways += [f"build on a target that has it: {' or '.join(fitting)}"] if fitting else []
             ways += [f"take that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
             other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)

@@ -282,6 +282,9 @@ def test_a_framework_in_the_pip_part_makes_a_recipe_of_pypi() -> None:
     assert (target.name, target.source, target.base) == ("lab-2.9.0-cu128", "pypi", "debian-13")
     assert target.requirements == ("torch==2.9.0.*", "rich")
     assert ["libffi" in line for line in made.lost] == [True]
+    made, target = drafted(text.replace("3.13", "3.13.4"), "environment.yml")
+    assert target.python == "3.13"
+    assert ["3.13.4" in line for line in made.lost] == [True, False]
 
 
 @pytest.mark.parametrize(

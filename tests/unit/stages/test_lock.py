@@ -20,11 +20,12 @@ from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
+from imagefactory.lock.pypi.question import Pins
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.progress import Progress
+from imagefactory.progress import Progress, Quiet
 from imagefactory.report.locks import format_relock
 from imagefactory.stages import lock as stages_lock
-from imagefactory.stages.lock import Relock
+from imagefactory.stages.lock import Relock, solve_target
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
@@ -527,3 +528,25 @@ def test_a_note_below_makes_nothing_stale(stack: Place) -> None:
     stack.call("lock", "more-*", "tiny-*")
     stack.call("lock", "tiny-*", "--note", "tried")
     assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+
+
+def test_a_solve_writes_nothing_and_names_extras_that_are_not_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Solver:
+        def versions(self, *_: object, declared: bool) -> Pins:
+            return Pins(lines=("einops==0.8.0",), lacking=() if declared else (("einops", "nothing"),))
+
+    class Notes(Quiet):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    noted: list[str] = []
+    monkeypatch.setattr(stages_lock, "uv_locker", lambda _: Solver())
+    target = replace(place.factory.targets[0], source="pypi", channels=())
+    base = place.factory.base_of(target)
+    for declared in (True, False):
+        solved = solve_target(place.factory, target, base, Notes(), declared=declared)
+        assert solved == {"einops": "0.8.0"}
+    assert ["nothing" in text for text in noted] == [True]
+    assert not place.factory.lock_folder.exists()

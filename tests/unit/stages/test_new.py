@@ -165,7 +165,14 @@ def test_a_series_within_whose_releases_only_some_are_allowed_is_written_as_one(
 
 
 @pytest.mark.parametrize(
-    "text", ["torch==2.4.1\neinops\n", "torch\nnumpy>=2\n", "einops\n-c bounds.txt\n", "torch<2.3\n"]
+    "text",
+    [
+        "torch==2.4.1\neinops\n",
+        "torch\nnumpy>=2\n",
+        "einops\n-c bounds.txt\n",
+        "torch<2.3\n",
+        "--extra-index-url https://wheels.example.org/whl/cu128\ntorch\n",
+    ],
 )
 def test_a_target_against_the_bounds_of_the_file(bench: Bench, text: str) -> None:
     (bench.root / "bounds.txt").write_text("numpy>=2\n")
