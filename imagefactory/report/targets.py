@@ -110,7 +110,7 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
         told = (now.state, now.why.reason, now.why.hint, f"the solver's whole account: {again} --explain")
         fields = [("lock", "\n".join(line for line in told if line))]
     elif lock is None:
-        fields = [("lock", f"{now.state}: {again}")]
+        fields = [("lock", f"{now.state}: {again}{' --build' if target.sources else ''}")]
     else:
         kinds = ((lock.conda, "conda's archives"), (lock.wheels, "wheels"))
         parts = [

@@ -83,6 +83,7 @@ class CompileAsk:
     `source` is a requirement, a folder, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) are those to
     compile for, empty for the target's. `limits` are a run's, `timeout` is in seconds, None for no end.
     `beside` are wheels that were built here and that building it needs. `label` is what messages call it.
+    `taken` are names of wheels in `folder` that other targets use, and that stay as they are.
     """
 
     source: str
@@ -93,6 +94,12 @@ class CompileAsk:
     timeout: float | None = TIMEOUT
     beside: tuple[Path, ...] = ()
     label: str = ""
+    taken: frozenset[str] = frozenset()
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """Where its wheel may be: the second for another wheel of a name in `taken`."""
+        return self.folder, self.folder / self.target.name
 
     @property
     def title(self) -> str:
@@ -222,7 +229,9 @@ def _build(job: _Job, progress: Progress, *, isolated: bool) -> Compiled:
     asked, source, lock = job.asked, job.source, job.within.lock
     record = _record(asked, source, job.within.image, isolated=isolated)
     fixed = (*job.project.requires, *(LEGACY if "pkg_resources" in job.project.imports else ()))
-    wanted = _recorded_requires(asked.folder, record)
+    wanted = next(
+        (w for folder in asked.folders if (w := _recorded_requires(folder, record)) is not None), None
+    )
     steps = _Steps(job, lock=lock, isolated=isolated)
     tools = _tools(job.factory, asked, lock, (*fixed, *(wanted or ())), progress, isolated=isolated)
     if wanted is None:
@@ -231,19 +240,31 @@ def _build(job: _Job, progress: Progress, *, isolated: bool) -> Compiled:
         if wanted:
             tools = _tools(job.factory, asked, lock, (*fixed, *wanted), progress, isolated=isolated)
     record |= {"requires": list(wanted), "tools": [f"{w.filename} sha256:{w.sha256}" for w in tools]}
-    if there := _made_before(asked.folder, record):
+    if there := next((path for folder in asked.folders if (path := _made_before(folder, record))), None):
         return Compiled(wheel=there, made=False)
     steps.lay(tools)
     steps.run("wheel", f"{asked.title}: compile in {asked.target.name}", progress)
     made = _take_wheel(asked, source, lock, job.scratch, job.most)
-    wheel = asked.folder / made.filename
+    folder = asked.folders[_is_taken(asked, made)]
+    wheel = folder / made.filename
     with explain_full_disk(asked.folder):
-        asked.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with replacing(wheel) as out, open_file(job.scratch / "wheel", made.filename, made.size) as fd:
             out.writelines(read_chunks(fd, made.filename, made.size))
         text = json.dumps({**record, "sha256": made.sha256}, indent=2) + "\n"
         replace_text(_record_path(wheel), text)
     return Compiled(wheel=wheel, made=True)
+
+
+def _is_taken(asked: CompileAsk, made: LockedWheel) -> bool:
+    """Whether another target uses another wheel of this name. Raises BuildError for a link out."""
+    try:
+        taken = made.filename in asked.taken and _sha256(asked.folder, made.filename) != made.sha256
+    except OSError:
+        taken = False
+    if taken and not asked.folders[1].resolve().is_relative_to(asked.folder.resolve()):
+        raise BuildError(f"{asked.folders[1]} is a link out of {asked.folder}", hint="remove it")
+    return taken
 
 
 @dataclass(slots=True)

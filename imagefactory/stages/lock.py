@@ -169,9 +169,9 @@ def solve_request(
     try:
         _refuse_behind(target, behind)
     except BehindError:
-        newest = tuple(f"{one.name}=={one.newest}" for one in behind if one.asked)
+        newest = tuple(f"{one.name}=={one.newest}" for one in behind if one.asked and one.build)
         wanted = replace(target, constraints=(*target.constraints, *newest))
-        if build and target.source == "pypi":
+        if build and newest and target.source == "pypi":
             with suppress(UnsolvableError):
                 locker.lock(replace(request, target=wanted), progress)
         raise

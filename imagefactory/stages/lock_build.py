@@ -17,6 +17,7 @@ from imagefactory.factory import Factory, read_sound, recipes_folder
 from imagefactory.files import replace_text
 from imagefactory.lock import LockRequest
 from imagefactory.lock.pypi.local import local_files
+from imagefactory.lock.pypi.origins import from_files
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image
@@ -202,7 +203,14 @@ def _build_wheel(
     elif not source.startswith("git+"):
         asked = f"{row['name']}=={row['version']}"
     beside = tuple(root / one.path for name, (one, _) in built.items() if name in row["requires"])
+    taken = frozenset(
+        path.rpartition("/")[2]
+        for one in factory.targets
+        if one.name != target.name
+        for path in from_files(one.origins).values()
+    )
     ask = CompileAsk(
+        taken=taken,
         source=asked,
         label=source if asked != source and source.startswith(".") else "",
         target=target,
@@ -211,7 +219,9 @@ def _build_wheel(
     )
     made = compile_in(factory, ask, within, progress)
     name, version, *_ = parse_wheel_filename(made.wheel.name)
-    wheel = BuiltWheel(name=name, version=str(version), path=f"./wheels/{made.wheel.name}", source=source)
+    wheel = BuiltWheel(
+        name=name, version=str(version), path=f"./{made.wheel.relative_to(root)}", source=source
+    )
     return wheel, made.made
 
 

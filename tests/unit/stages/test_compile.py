@@ -512,3 +512,21 @@ def test_a_projects_root_is_built_without_what_imagefactory_has_there(
     first = compiled(factory, target, root)
     assert set(compiler.seen[0]) == {"setup.py"}
     assert compiled(factory, target, root) == Compiled(wheel=first.wheel, made=False)
+
+
+def test_another_targets_wheel_of_the_same_name_stays(
+    factory: Factory, target: Target, compiler: Compiler, source: Path
+) -> None:
+    """An extension is built for one torch: the same name has other bytes for another target."""
+    wheels = factory.settings.root_path / "wheels"
+    wheels.mkdir()
+    (wheels / WHEEL).write_bytes(b"another target's")
+    made = compiled(factory, target, source, taken=frozenset({WHEEL}))
+    assert (made.wheel, (wheels / WHEEL).read_bytes()) == (wheels / target.name / WHEEL, b"another target's")
+    assert compiled(factory, target, source, taken=frozenset({WHEEL})) == Compiled(
+        wheel=made.wheel, made=False
+    )
+    shutil.rmtree(wheels / target.name)
+    (wheels / target.name).symlink_to("/tmp")
+    with pytest.raises(BuildError):
+        compiled(factory, target, source, taken=frozenset({WHEEL}))
