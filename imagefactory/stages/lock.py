@@ -16,6 +16,7 @@ from pathlib import Path
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.documents import format_value, parse_value
@@ -290,17 +291,20 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
         return
     from_pypi = {canonicalize_name(Requirement(text).name) for text in target.pip}
     by_key: dict[str, list[str]] = {}
-    for one in asked:
+    # A release from before the first final one is what is left over, and nobody wants it.
+    final = [one for one in asked if not (one.build and Version(one.locked).is_prerelease)]
+    for one in final:
         by_key.setdefault("pip" if one.name in from_pypi else "constraints", []).append(f'"{one.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
     builds = list(dict.fromkeys(one.build for one in asked if one.build))
     newer = "change what forbids the newer one"
     if builds:
         newer = f"imagefactory lock {target.name} --build makes {' and '.join(builds)} from source"
+    accept = f", or write {bounds} at {target.where} to lock the old one all the same" if bounds else ""
     raise BehindError(
         f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
-        hint=f"{newer}, or write {bounds} at {target.where} to lock the old one all the same",
+        hint=f"{newer}{accept}",
         tree="\n".join(map(str, behind)),
     )
 

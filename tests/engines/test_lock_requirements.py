@@ -126,7 +126,7 @@ def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) 
     [
         ({"requirements": ("torch==9.9",)}, "torch==9.9", "change the recipe"),
         ({"requirements": ("torch==2.3.1", "numpy>=2")}, "numpy>=2 and numpy<2", "numpy==2.0.0"),
-        ({"requirements": ("torch==2.3.1", "source-only")}, "source-only", "wheels only"),
+        ({"requirements": ("torch==2.3.1", "source-only")}, "source-only", "./wheels/"),
         ({"requirements": ("torch==2.3.1", "musl-only")}, "musl-only", "wheel"),
         ({"cuda": "12.4"}, "comes with CUDA 12.1", 'write cuda: ["12.1"]'),
         ({"framework": "numpy", "version": "1.26", "requirements": ("numpy",)}, "no CUDA runtime", "nvidia"),

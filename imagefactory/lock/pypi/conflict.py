@@ -36,15 +36,6 @@ class Conflict:
     account: str
 
 
-def solves_with(solver: Solver, question: WheelQuestion, pin: str) -> bool:
-    """Whether a question has a solution with a pin (`numpy==1.26.4`), and all that it requires besides."""
-    try:
-        solver.solve(replace(question, constraints=(*question.constraints, pin)))
-    except LockError:
-        return False
-    return True
-
-
 def find_conflict(solver: Solver, question: WheelQuestion, account: str) -> Conflict | None:
     """Return the contradiction in a question without a solution, None where the solver finds none.
 

@@ -83,18 +83,17 @@ def choose(
     empty: Lock,
     kept: Mapping[str, LockedWheel],
     there: Callable[[str], tuple[IndexFile, ...]],
-    works: Callable[[str], bool],
 ) -> tuple[LockedWheel, ...]:
     """A wheel a package, sorted by name, without the size of those that are not `kept`.
 
-    `there` gives the files of a project, `works` says whether a pin has a solution. Raises LockError for a
-    package without a fitting wheel, or without its hash.
+    `there` gives the files of a project. Raises LockError for a package without a fitting wheel, or without
+    its hash.
     """
     wheels = []
     for name, offered in sorted(offers.items()):
         best = best_offer(offered, empty)
         if best is None:
-            other = what_works(name, there(name), empty, works)
+            other = what_works(name, there(name), empty)
             raise LockError(
                 f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
                 hint=f"images are made of wheels only, and {other}",

@@ -23,7 +23,7 @@ from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.asked import as_lines, in_plain_words, read_via, write_asked
 from imagefactory.lock.pypi.behind import find_behind
-from imagefactory.lock.pypi.conflict import explain_conflict, solves_with
+from imagefactory.lock.pypi.conflict import explain_conflict
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.index import PackageIndex
@@ -127,7 +127,7 @@ class UvLocker:
             if (asked := without_wheel(error.account)) and (
                 files := self.project(asked.partition("==")[0], question.lock)
             ):
-                works = what_works(asked, files, question.lock, lambda pin: solves_with(self, question, pin))
+                works = what_works(asked, files, question.lock)
                 error.hint = f"images are made of wheels only, and {works}"
             return error
         if isinstance(error, UnsolvableError) and not error.conflict:
@@ -184,13 +184,7 @@ class UvLocker:
         """
         offers = self.offers(pins.lines, question.lock)
         kept = kept_wheels(question.previous, question.lock, question.update)
-        chosen = choose(
-            offers,
-            question.lock,
-            kept,
-            lambda name: self.project(name, question.lock),
-            lambda pin: solves_with(self, question, pin),
-        )
+        chosen = choose(offers, question.lock, kept, lambda name: self.project(name, question.lock))
         chosen = self._sizes(chosen, offers, progress)
         fixed = {wheel.name for wheel in question.fixed}
         local = [one for one in local_wheels(question.lock, self._index.root) if one.name not in fixed]

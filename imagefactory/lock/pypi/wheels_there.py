@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import InvalidVersion
 
 from imagefactory.errors import LockError
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -14,7 +14,7 @@ from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.model import Lock
 from imagefactory.versions import natural
 
-_FEW = 3
+_OTHERWISE = "remove it from the recipe, or write the path of a wheel that you have (./wheels/NAME.whl)"
 _HINTED = re.compile(r"Wheels are required for `([A-Za-z0-9._-]+)`")
 _WANTING = (
     r"Wheels are required for `([A-Za-z0-9._-]+)`",
@@ -47,56 +47,39 @@ def without_wheel(stderr: str) -> str:
     return f"{name}=={version[1]}" if version else name
 
 
-def what_works(asked: str, files: Iterable[IndexFile], lock: Lock, works: Callable[[str], bool]) -> str:
-    """What to write in place of `demo` or `demo==1.0` without a wheel, by the files of its project's page.
+def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
+    """What to do about `demo` or `demo==1.0` without a wheel, by the files of its project's page.
 
-    Named are the versions next to the one that was asked for, and the newest, as far as `works` says that the
-    pin has a solution with all that the recipe requires.
+    No other version is advised: the solver would have taken it if the recipe allowed it.
     """
-    name, _, wanted = asked.partition("==")
-    fitting, pythons, others, platform = set[Version](), set[str](), False, lock.platform
+    name = asked.partition("==")[0]
+    fits, pythons, others, platform = False, set[str](), False, lock.platform
     for file in files:
         try:
-            found, version, _, offered = parse_wheel_filename(file.filename)
+            found, _, _, offered = parse_wheel_filename(file.filename)
         except (InvalidWheelFilename, InvalidVersion):
             continue
         if found != name or file.yanked:
             continue
         others = True
         if offered & fitting_set(lock.python, platform):
-            fitting.add(version)
+            fits = True
         for tag in offered:
             if (python := re.fullmatch(r"cp(3)([0-9]+)", tag.interpreter)) and any(
                 tag in fitting_set(f"{python[1]}.{python[2]}", platform) for tag in offered
             ):
                 pythons.add(f"{python[1]}.{python[2]}")
-    if fitting:
-        newest = sorted(fitting, reverse=True)
-        near = newest[:_FEW]
-        if wanted:
-            below = [one for one in newest if one < Version(wanted)][:1]
-            above = [one for one in newest if one > Version(wanted)][-1:]
-            near = list(dict.fromkeys([*below, *above, newest[0]]))
-        last = [pin for one in near if works(pin := f"{name}=={one}")]
-    if fitting and last:
-        return f"there are wheels of {' or '.join(last)} for Python {lock.python}: ask for one of them"
-    if pythons and not fitting:
+    if fits:
+        return f"the index has no wheel of {asked} that the recipe allows: {_OTHERWISE}"
+    if pythons:
         known = sorted(pythons, key=natural)
         return (
             f"its wheels are for Python {', '.join(known)}, and this image has {lock.python}: "
             "write python: and a base that has it, or leave it out"
-        )
-    if fitting:
-        return (
-            f"no version of {name} with a wheel for Python {lock.python} goes with what the recipe requires: "
-            f"leave it out, or write the path of a wheel that you have under 'packages', ./wheels/..."
         )
     has = (
         f"wheels of {name} for other platforms alone, none for {platform.split('_', 3)[-1]}"
         if others
         else f"no wheel of {name}, its sources alone"
     )
-    return (
-        f"the index has {has}: leave it out, or make one in an image of the target without it (pip wheel "
-        f"--no-deps {name}) and write its path in the factory under 'packages', ./wheels/..."
-    )
+    return f"the index has {has}: {_OTHERWISE}"

@@ -449,6 +449,12 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     assert (code, error["behind"]) == (5, [asdict(old)])
     assert f"the lock would hold {said}" in told
     assert """write "demo<1" under 'constraints' at recipes/tiny.yaml""" in told
+    source = replace(old, locked="0.3.1.dev5", accept="demo==0.3.1.dev5", build="demo==1.3")
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, source))
+    _, _, unlike = place.call("lock", "tiny-*")
+    assert ("--build" in unlike, "demo==0.3.1.dev5" in unlike) == (True, False)
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, old))
+    place.call("lock", "tiny-*")
     assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
     assert said in place.call("show", "tiny-2.3-cu121")[1]
     below = replace(old, asked=False)

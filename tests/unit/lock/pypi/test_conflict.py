@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock.pypi.conflict import explain_conflict, find_conflict, find_fix, solves_with
+from imagefactory.lock.pypi.conflict import explain_conflict, find_conflict, find_fix
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from tests.made.values import make_lock
 
@@ -79,10 +79,3 @@ def test_what_the_solver_cannot_narrow_stays_as_it_was() -> None:
     assert explain_conflict(Away(()), ask(TORCH, VISION), error) is error
     many = [f"torch{n}<1" for n in range(40)]
     assert find_conflict(Solver(()), ask(*many), " ".join(many)) is None
-
-
-def test_a_pin_is_tried_with_all_that_the_question_requires() -> None:
-    solver = Solver((frozenset({TORCH, VISION}),))
-    assert solves_with(solver, ask(TORCH), "torchvision==0.21.0")
-    assert not solves_with(solver, ask(TORCH), VISION)
-    assert solver.asked[0].requirements == (TORCH,)
