@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
+from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.model import Target
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.values import RULES, canonical
@@ -203,10 +204,20 @@ class Row:
         ]
         return tuple(sorted(found, key=lambda one: natural(one.version), reverse=True))
 
+    def _some_cuda(self, version: str) -> str:
+        """The CUDA versions that a version was released for, as an example for a person."""
+        known = [
+            one.cuda
+            for one in knowledge.releases(_pypi(self.framework))
+            if version and (covers(one.version, version) or covers(version, one.version))
+        ]
+        return f"VERSION (such as {' or '.join(dict.fromkeys(known[:_FEW]))})" if known else _CUDA
+
     def ask(self, version: str, cuda: str, targets: Sequence[Target]) -> UsageError:
         """What to say where the file leaves the version or the CUDA open."""
         missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
-        hint = f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda or _CUDA}"
+        cuda = cuda or self._some_cuda(version)
+        hint = f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}"
         if fitting := [f"--on {one.name}" for one in self.fitting(targets, cuda)[:_FEW]]:
             hint += f"; or build on a target that fits: {' or '.join(fitting)}"
         return UsageError(

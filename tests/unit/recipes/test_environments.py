@@ -320,6 +320,13 @@ def test_what_the_file_leaves_open_is_asked(dependencies: str, message: str, hin
     assert hint in caught.value.hint
 
 
+def test_the_cuda_that_is_proposed_is_one_that_the_version_was_released_for() -> None:
+    with pytest.raises(UsageError) as caught:
+        drafted("dependencies: ['pytorch::pytorch=1.12.*']\n", "environment.yml")
+    assert "11.3" in caught.value.hint
+    assert "12." not in caught.value.hint
+
+
 def test_the_person_may_say_it() -> None:
     asked = DraftAsk(family="lab", framework="NumPy", version="2.0", cuda="12.4")
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
