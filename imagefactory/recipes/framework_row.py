@@ -216,8 +216,8 @@ class Row:
     def ask(self, version: str, cuda: str, targets: Sequence[Target]) -> UsageError:
         """What to say where the file leaves the version or the CUDA open."""
         missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
-        cuda = cuda or self._some_cuda(version)
-        hint = f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}"
+        said = cuda or self._some_cuda(version)
+        hint = f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {said}"
         if fitting := [f"--on {one.name}" for one in self.fitting(targets, cuda)[:_FEW]]:
             hint += f"; or build on a target that fits: {' or '.join(fitting)}"
         return UsageError(

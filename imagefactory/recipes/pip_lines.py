@@ -122,6 +122,11 @@ def _option(wish: Wish, text: str, where: Where, beside: Beside) -> None:
         take_project(wish, value, where, beside)
     elif option in ("-e", "--editable"):
         take_pip_line(wish, value, where, beside)
+    elif option.endswith("index-url") and knowledge.known_index(value):
+        wish.indexes += [value] if value not in wish.indexes else []
+        wish.note(
+            where, f"{show(text, limit=100)}: what PyPI lacks is taken from there, by `index` of the recipe"
+        )
     else:
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", value)
         do = f"{_INDEX}; CUDA {cuda[1]}.{cuda[2]} was read from it" if cuda else _OPTIONS.get(option, _INDEX)

@@ -675,6 +675,20 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "lab.yaml exists" in capsys.readouterr().err
 
 
+def test_new_writes_the_index_that_the_settings_have(
+    factory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (factory / "requirements.txt").write_text("torch==2.1.2+cu118\nnumpy<2\n")
+    source = str(factory / "requirements.txt")
+    assert call(factory, "new", "lab", "--from", source) == 2
+    address = "https://download.pytorch.org/whl/cu118"
+    assert f'pytorch-cu118 = "{address}"' in capsys.readouterr().err
+    monkeypatch.setenv("IMAGEFACTORY_INDEXES", f"pytorch-cu118={address}")
+    assert call(factory, "new", "lab", "--from", source) == 0
+    recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
+    assert [(row.origins, row.cuda) for row in recipe.matrix] == [((("torch", "pytorch-cu118"),), ("11.8",))]
+
+
 def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "requirements.txt").write_text("einops\n")
     source = str(factory / "requirements.txt")
