@@ -52,7 +52,8 @@ def package_index(access: Access) -> PackageIndex:
     from imagefactory.lock.pypi.index import find_index, trusting
 
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
-    found = replace(found, named=access.settings.index_map, root=access.settings.root_path)
+    sdists = access.settings.cache_path / "sdists"
+    found = replace(found, named=access.settings.index_map, root=access.settings.root_path, sdists=sdists)
     return trusting(found, access.settings.certificates_path)
 
 

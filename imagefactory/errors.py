@@ -150,6 +150,10 @@ class UnsolvableError(LockError):
         self.tree = tree
 
 
+class UnreachableError(LockError):
+    """An index or channel that does not answer: nothing is known of what can be solved."""
+
+
 class BehindError(UnsolvableError):
     """What a recipe names would be locked far behind its newest release.
 
@@ -159,6 +163,26 @@ class BehindError(UnsolvableError):
     def __init__(self, message: str, *, behind: tuple[dict[str, object], ...], hint: str, tree: str) -> None:
         super().__init__(message, hint=hint, tree=tree)
         self.behind = behind
+
+
+class UnbuiltError(LockError):
+    """Packages that have no wheel yet and must be built from source first.
+
+    `packages` are rows for JSON: name, version, source (a file of the index, or the recipe's entry), needs,
+    requires (names of packages), and named (whether the recipe names it). `pins` (`name==version`) are the
+    other packages of the solution.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        packages: tuple[dict[str, object], ...],
+        hint: str = "",
+        pins: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.packages, self.pins = packages, pins
 
 
 class ToolError(FactoryError):

@@ -89,7 +89,9 @@ class Target:
     `waive` are checks of the GPU suite that need not run for the image to be verified; none may fail.
 
     `origins` are (normalised name, name of an index or path of a wheel) of what does not come from the
-    machine's own package index, sorted; paths go from the factory's root on and begin with `./`.
+    machine's own package index, sorted; paths go from the factory's root on and begin with `./`. `sources`
+    are folders (`./src/lab`) and repositories (`git+https://...@COMMIT`) that have no wheel yet: a target
+    with some has no lock.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Target:
     files: tuple[FilesWanted, ...] = ()
     start: Start = Start()
     origins: tuple[tuple[str, str], ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> bool:

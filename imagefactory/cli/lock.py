@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,19 +14,22 @@ from imagefactory.cli.output import (
     Call,
     choose_targets,
     collecting,
+    confirm,
     json_option,
     say,
     say_json,
     say_next,
     targets_argument,
 )
-from imagefactory.errors import StaleError, UnsolvableError, UsageError
+from imagefactory.errors import StaleError, UnbuiltError, UnsolvableError, UsageError
 from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
     from imagefactory.model import Base, Target
+    from imagefactory.recipes.built import BuiltWheel
+    from imagefactory.stages.lock import LockOptions, Relock
 
 
 @click.command()
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Build, and lock the layers too; with --check, make each anew and compare.",
 )
+@click.option("--build", is_flag=True, help="Build what has no wheel, and name the wheels in the recipe.")
 @click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
 @click.option(
     "--render",
@@ -56,7 +61,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.layers import layers_state
-    from imagefactory.stages.lock import LockOptions, below_first, lock_base, lock_target
+    from imagefactory.stages.lock import LockOptions, below_first, lock_base
     from imagefactory.stages.locked import base_state, holding, lock_state
 
     asked = _LockAsk(**given)
@@ -99,7 +104,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
             with failures.of(target.name), _explaining(factory, target, asked):
                 if lacking := left_out(target):
                     progress.note(lacking)
-                done = lock_target(factory, target, options, progress)
+                done, wheels = _lock(call, factory, target, options, asked)
                 deep = lock_target_layers(factory, target, progress) if asked.deep else None
                 results.append(
                     {
@@ -107,6 +112,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
                         "changed": done.before != done.after,
                         "behind": [asdict(one) for one in done.behind],
                         "left_out": lacking,
+                        "built": [asdict(wheel) for wheel in wheels],
                         **({"layers_changed": deep} if asked.deep else {}),
                     }
                 )
@@ -141,11 +147,14 @@ class _LockAsk:
     render: str | None
     explain: bool
     deep: bool
+    build: bool
     as_json: bool
 
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
         if self.check and (self.update or self.update_all):
             raise UsageError("--check changes nothing, so it cannot update", hint="drop --check or --update")
+        if self.build and (self.check or self.render):
+            raise UsageError("--build locks, so it goes with neither --check nor --render", hint="drop one")
         if self.check and self.note is not None:
             raise UsageError("--check changes nothing, so it writes no note", hint="drop --check or --note")
         if self.render and (self.check or self.update or self.update_all or self.note is not None):
@@ -157,6 +166,28 @@ class _LockAsk:
         if (self.explain or self.note is not None) and not _no_bases(names):
             option = "--explain" if self.explain else "--note"
             raise UsageError(f"{option} is about a target", hint=f"imagefactory lock TARGET {option}")
+
+
+def _lock(
+    call: Call, factory: Factory, target: Target, options: LockOptions, asked: _LockAsk
+) -> tuple[Relock, list[BuiltWheel]]:
+    """Locks a target. What has no wheel is built where that is asked for, or where a person says so."""
+    from imagefactory.stages.lock import lock_target
+    from imagefactory.stages.lock_build import build_and_lock
+
+    if not asked.build:
+        try:
+            return lock_target(factory, target, options, call.progress), []
+        except UnbuiltError as error:
+            possible = all(row["possible"] for row in error.packages)
+            if asked.as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise
+            if not confirm(f"{error.message}\nBuild them now?"):
+                raise
+    done = build_and_lock(
+        factory, target, options, call.progress, lambda line: say(line, unless=asked.as_json)
+    )
+    return done.relock, [wheel for wheel, _ in done.wheels]
 
 
 def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
@@ -214,6 +245,8 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
     if checked.deep:
         from imagefactory.stages.lock_layers import check_target_layers
 
+    from imagefactory.stages.locked import TO_BUILD
+
     states = checked.locks
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
@@ -224,6 +257,7 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
         if bad:
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
             hint = "imagefactory lock " + " ".join(bad)
+            hint += " --build" if TO_BUILD in bad.values() else ""
             failures.of("lockfiles").add(StaleError(f"locks to make anew: {listing}", hint=hint))
         old = {name: state for name, state in checked.layers.items() if state != "ok"}
         if old:

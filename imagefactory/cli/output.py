@@ -22,6 +22,7 @@ from imagefactory.errors import (
     FactoryError,
     NothingSelectedError,
     RecipeError,
+    UnbuiltError,
     UnsolvableError,
     UsageError,
     printable,
@@ -303,6 +304,7 @@ def target_json(target: Target) -> dict[str, object]:
         "virtual": dict(target.virtual),
         "pip": target.pip,
         "origins": dict(target.origins),
+        "sources": target.sources,
         "recipe": str(target.where),
     }
 
@@ -394,6 +396,7 @@ class Failures:
             {"target": without_logins(name), "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
             | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
             | ({"behind": e.behind} if isinstance(e, BehindError) else {})
+            | ({"packages": e.packages} if isinstance(e, UnbuiltError) else {})
             for name, e in every
         ]
 

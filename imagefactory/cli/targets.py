@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.recipes.draft import Draft
+    from imagefactory.stages.new import Plan
 
 
 @click.command("list")
@@ -182,13 +182,15 @@ def show(call: Call, name: str, as_json: bool) -> None:
     shell_complete=complete_targets,
     help="Add packages to TARGET, all of it as locked. A shipped family is copied first.",
 )
+@click.option("--partial", is_flag=True, help="Write the recipe without what it cannot keep of FILE.")
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
 @click.pass_obj
 def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: Any) -> None:
     """Write a recipe: a new one, or from an environment that exists.
 
-    It becomes recipes/FAMILY.yaml."""
+    It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. What a recipe cannot keep of
+    FILE stops the command, unless --partial is given."""
     from imagefactory.factory import recipes_folder, require_own
     from imagefactory.files import create_bytes
 
@@ -200,24 +202,50 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
         raise exists
     if asked["on"] and not call.settings.shipped:
         _bring_family(call, asked["on"], only_print=only_print)
-    drafted, check = _draft(call, family, asked)
-    _say_notes(call, drafted.told)
+    plan = _plan(call, family, asked)
+    drafted = plan.draft
+    for line in drafted.notes:
+        call.progress.note(f"note: {line}")
+    stopped = bool(drafted.lost) and not asked["partial"]
+    for line in () if stopped else drafted.lost:
+        call.progress.note(f"lost: {line}")
     if only_print and not as_json:
         say(drafted.text.rstrip("\n"))
-    check()
-    written = "" if only_print else str(path)
-    told = {"family": family, "path": written, "recipe": drafted.text, "notes": list(drafted.told)}
-    if only_print:
-        return say_json("recipe", told) if as_json else None
+    plan.check()
+    told = {
+        "family": family,
+        "path": "" if only_print or stopped else str(path),
+        "recipe": drafted.text,
+        "chosen": {**asdict(drafted.choice), "why": list(plan.why)} if drafted.choice else None,
+        "notes": list(drafted.notes),
+        "lost": list(drafted.lost),
+        "unsolved": plan.unsolved,
+        "without_wheel": list(plan.without_wheel),
+    }
+    if only_print or stopped:
+        with collecting() as failures:
+            if stopped:
+                failures.add(_lost(asked["source"].name, drafted.lost))
+            if as_json:
+                say_json("recipe", {**told, "errors": failures.as_json()})
+        return None
     try:
         if not create_bytes(path, drafted.text.encode()):
             raise exists
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
     if as_json:
-        return say_json("recipe", told)
+        return say_json("recipe", {**told, "errors": []})
     say(f"wrote {path}: look it over before it is locked")
-    return say_next("lock", family)
+    return say_next("lock", family, *(("--build",) if plan.without_wheel else ()))
+
+
+def _lost(file: str, lost: Sequence[str]) -> UsageError:
+    lines = "\n  ".join((f"{file} asks for what a recipe cannot keep:", *lost))
+    return UsageError(
+        lines,
+        hint="change the file as the brackets say, or write the recipe without these: --partial",
+    )
 
 
 def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
@@ -248,29 +276,19 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
     )
 
 
-def _say_notes(call: Call, notes: Iterable[str]) -> None:
-    for line in notes:
-        call.progress.note(f"note: {line}")
-
-
-def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Callable[[], None]]:
-    """The text to write, by what was asked, and what raises RecipeError where it does not fit.
-
-    Only what is taken over, or built on others, needs the others.
-    """
-    from imagefactory.recipes.bases import all_bases
-    from imagefactory.recipes.draft import DraftAsk, check_draft, draft, draft_on
-    from imagefactory.recipes.environments import Reading, read_wish
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.recipes.read import read_bases, read_recipes
+def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
+    """The recipe to write. Only what is taken over, or built on others, needs the other recipes."""
+    from imagefactory.recipes.read import read_bases
     from imagefactory.recipes.scaffold import check_name, scaffold
+    from imagefactory.stages.new import IndexSolver, NewRequest, Plan, plan_recipe
 
-    folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
+    source, on = asked["source"], asked["on"]
     framework, _, version = asked["framework"].partition("=")
     for option, value, needs in (
         ("--cuda", asked["cuda"], source and not on),
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
+        ("--partial", asked["partial"], source),
         ("--framework", framework, not on),
         ("--source", asked["kind"], not on),
     ):
@@ -279,39 +297,26 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
             if option == "--source":
                 hint = f"leave it out: it comes from {on}"
             raise UsageError(f"{option} says nothing here", hint=hint)
-    bases = read_bases(folder)
     if not source and not on:
-        return scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi"), lambda: None
+        bases = read_bases(call.settings.root_path / "recipes")
+        drafted = scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi")
+        return Plan(draft=drafted, check=lambda: None)
     check_name(family, "family")
     if asked["cuda"] == "none":
         raise UsageError("--cuda none: new recipes are for GPUs", hint="write a row with cuda: [none] then")
-    for value, rule in ((framework, "framework"), (version.lstrip("="), "version"), (asked["cuda"], "cuda")):
+    version = version.lstrip("=")
+    for value, rule in ((framework, "framework"), (version, "version"), (asked["cuda"], "cuda")):
         if value:
             check_name(value, rule)
-    recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
-    target = select_one(call.factory.targets, on) if on else None
-    pythons = [target.python] if target else [base.python for base in bases if base.python]
-    reading = Reading(pythons=tuple(pythons) or ("3.12",), environment=asked["environment"])
-    wish = read_wish(source, reading) if source else None
-    if target:
-        drafted = draft_on(wish, family, target)
-    else:
-        assert wish is not None
-        said = DraftAsk(
-            family=family,
-            framework=framework,
-            version=version.lstrip("="),
-            cuda=asked["cuda"],
-            source=asked["kind"] or "",
-            indexes=call.settings.index_map,
-        )
-        try:
-            drafted = draft(wish, said, bases, call.factory.targets)
-        except UsageError:  # often for want of a line that could not be read
-            _say_notes(call, [*wish.notes, *wish.left])
-            raise
-
-    def check() -> None:
-        check_draft(drafted.text, family, recipes, all_bases(bases, recipes))
-
-    return drafted, check
+    factory = call.factory
+    request = NewRequest(
+        family=family,
+        file=source,
+        on=on,
+        framework=framework,
+        version=version,
+        cuda=asked["cuda"],
+        source=asked["kind"] or "",
+        environment=asked["environment"],
+    )
+    return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

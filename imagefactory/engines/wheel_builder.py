@@ -1,21 +1,33 @@
-"""Runs inside an image: compiles a package into a wheel, with the tools that are shown beside it.
+"""Runs inside an image: builds a package into a wheel, with the tools that are shown beside it.
 
-    python wheel_builder.py SOURCE OUT TOOLS CUDA
+    python wheel_builder.py STEP SOURCE OUT TOOLS CUDA
 
-TOOLS/site holds pip, setuptools and what else the package builds with; nvcc too, as NVIDIA's wheels lay it,
-where the image's CUDA has wheels of it. Those wheels and the image's own, which have the libraries' headers,
-become one folder of links, CUDA, as a toolkit's installer lays it. Nothing is fetched. Standard library only.
+STEP is `requires` (write OUT/requires.json: what the build backend asks for besides pyproject.toml, PEP 517)
+or `wheel`. With `-isolated` at its end the image's own packages are hidden, as pip does it: only the tools
+are seen. TOOLS/site holds pip, setuptools and what else the package builds with; nvcc too, as NVIDIA's wheels
+lay it, where the image's CUDA has wheels of it. Those wheels and the image's own, which have the libraries'
+headers, become one folder of links, CUDA, as a toolkit's installer lays it. Nothing is fetched. Standard
+library only.
 """
 
+import importlib
+import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 PARTS = ("bin", "include", "lib", "nvvm")
 OPTIONS = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--disable-pip-version-check")
+ISOLATED = "-isolated"
 
 
-def main(source: str, out: str, tools: str, cuda: str) -> None:
+def main(step: str, source: str, out: str, tools: str, cuda: str) -> None:
+    if step == "backend":
+        write_requires(Path(source), Path(out))
+        return
     site = Path(tools, "site")
     os.environ["PYTHONPATH"] = str(site)
     os.environ["PATH"] = f"{tools}/bin:{os.environ['PATH']}"
@@ -27,8 +39,49 @@ def main(source: str, out: str, tools: str, cuda: str) -> None:
         Path(cuda, "lib64").symlink_to("lib")
         os.environ |= {"CUDA_HOME": cuda, "CUDACXX": f"{cuda}/bin/nvcc", "LIBRARY_PATH": f"{cuda}/lib"}
         os.environ["PATH"] = f"{cuda}/bin:{os.environ['PATH']}"
-    argv = [sys.executable, "-m", "pip", "wheel", "-v", *OPTIONS, "--wheel-dir", out, source]
-    os.execv(sys.executable, argv)  # noqa: S606 - no shell: these are its words
+    python = make_environment(Path(cuda).with_name("env")) if step.endswith(ISOLATED) else sys.executable
+    if step.removesuffix(ISOLATED) == "requires":
+        argv = [python, __file__, "backend", source, out, tools, cuda]
+    else:
+        argv = [python, "-m", "pip", "wheel", "-v", *OPTIONS, "--wheel-dir", out, source]
+    os.execv(python, argv)  # noqa: S606 - no shell: these are its words
+
+
+def make_environment(folder: Path) -> str:
+    """A virtual environment without a package, and its Python."""
+    argv = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+    os.environ["VIRTUAL_ENV"] = str(folder)
+    os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
+    return f"{folder}/bin/python"
+
+
+def write_requires(source: Path, out: Path) -> None:
+    """Ask the build backend in a copy of the source, as asking may write files."""
+    copy = out.with_name("copy")
+    if source.is_dir():
+        shutil.copytree(source, copy, symlinks=True)
+    else:
+        shutil.unpack_archive(source, copy)
+        inside = [path for path in copy.iterdir() if path.is_dir()]
+        copy = inside[0] if len(inside) == 1 else copy
+    os.chdir(copy)
+    build = read_build_system(Path("pyproject.toml"))
+    module, _, attribute = build.get("build-backend", "setuptools.build_meta:__legacy__").partition(":")
+    sys.path[:0] = [str(copy / path) for path in build.get("backend-path", ())]
+    backend = importlib.import_module(module)
+    for name in attribute.split(".") if attribute else ():
+        backend = getattr(backend, name)
+    ask = getattr(backend, "get_requires_for_build_wheel", list)
+    (out / "requires.json").write_text(json.dumps([str(one) for one in ask()]))
+
+
+def read_build_system(path: Path) -> "dict[str, Any]":
+    if not path.exists():
+        return {}
+    module = "tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"
+    document: dict[str, Any] = importlib.import_module(module).loads(path.read_text(encoding="utf-8"))
+    return dict(document.get("build-system", {}))
 
 
 def link_tree(root: Path, place: Path) -> None:

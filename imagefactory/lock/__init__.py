@@ -20,7 +20,8 @@ class LockRequest:
 
     `previous` is the lock as it stands, if there is one. While nothing that decides it has changed it
     is kept; `update` names packages that may move all the same, `update_all` lets every one move. `under`
-    is the lock of the target that this one is built on, of which every package stays.
+    is the lock of the target that this one is built on, of which every package stays. `absent` are pins
+    (`name==version`) of wheels that others may require and that are left out.
     """
 
     target: Target
@@ -29,6 +30,7 @@ class LockRequest:
     update: tuple[str, ...] = ()
     update_all: bool = False
     under: Lock | None = None
+    absent: tuple[str, ...] = ()
 
 
 def asked_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -40,9 +42,11 @@ def asked_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """A package locked far behind the newest release that the recipe's own bounds allow, and why.
+    """A package locked behind the newest release that the recipe's own bounds allow, and why.
 
-    `asked` says that the recipe names it, `accept` is the bound that it then writes to want no newer one.
+    With `asked` the recipe names it and the lock is refused; `accept` is the bound that the recipe then
+    writes to want no newer one. `build` is the requirement that has no wheel and could be built, empty for
+    none.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Behind:
     reason: str
     accept: str
     asked: bool
+    build: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.locked}, where {self.newest} is the newest: {self.reason}"

@@ -38,5 +38,7 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
         }
     if target.origins:
         decides["origins"] = [list(pair) for pair in target.origins]
+    if target.sources:
+        decides["sources"] = sorted(target.sources)
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

@@ -136,7 +136,7 @@ def _fields(
     lists = {
         "extras": () if tuple(extras) == tuple(_texts(root, "extras")) else extras,
         "packages": _packages(recipe, node, version, near.python),
-        "constraints": _texts(node, "constraints"),
+        "constraints": _constraints(recipe, node, near.version),
         "capabilities": () if sorted(family) == sorted(capabilities) else capabilities,
     }
     own = (recipe.base, recipe.python) != (near.base, near.python)
@@ -156,6 +156,17 @@ def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tupl
     wanted = {*promised, *(name for name, _ in theirs)}
     beside = [f"{name}=={one.series}.*" for name, one in known.items() if name in wanted]
     return (*beside, *(text for name, text in theirs if name not in ours))
+
+
+def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
+    """The nearest row's, without what its version is known to need: a solve adds that for each version."""
+    releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
+    known = {
+        str(one.needs)
+        for one in knowledge.bounds()
+        if one.package == recipe.framework and any(release in one.versions for release in releases)
+    }
+    return tuple(text for text in _texts(node, "constraints") if text.replace(" ", "") not in known)
 
 
 def _capabilities(recipe: Recipe, near: tuple[str, ...], version: str, cuda: str) -> tuple[str, ...]:

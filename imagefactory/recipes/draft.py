@@ -1,7 +1,8 @@
 """From what an environment asks for to the text of a recipe that parses and expands.
 
-Pure. What the file leaves open and a recipe must say (which framework, which version, which CUDA) is asked
-of the person, never guessed; what is decided here instead is told with all that was left out.
+Pure. A recipe must say which framework, version, CUDA and Python it is for. Where the file leaves them open,
+the solver or the person decides (stages/new.py). Each request of the file that the recipe does not keep is a
+loss; each decision that the file leaves open is a note.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target
 from imagefactory.recipes.expand import expand_all
-from imagefactory.recipes.framework_row import FRAMEWORKS, Row, find_framework, fits_python, pypi_name
+from imagefactory.recipes.framework_row import (
+    FRAMEWORKS,
+    Row,
+    bounds_in,
+    find_framework,
+    fits_python,
+    pypi_name,
+    series_within,
+    within,
+)
 from imagefactory.recipes.index_rows import index_rows
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.model import Recipe
@@ -26,60 +36,104 @@ from imagefactory.recipes.yaml_tree import show
 from imagefactory.suite import table
 from imagefactory.versions import natural
 
-_NEWEST_PYTHON = 14
+_NEWEST_PYTHON, _OLDEST_PYTHON = 14, 9
+# What wheels of a framework bring themselves, by the names of conda's packages.
+_BROUGHT = re.compile(
+    r"pip|python|cudatoolkit|cuda-(version|runtime|cudart|libraries|nvrtc|nvtx)|pytorch-(cuda|mutex)|cudnn|nccl"
+    r"|lib(cublas|cufft|curand|cusolver|cusparse|nvjitlink)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAsk:
-    """What the person says beside the file, empty where the file is to say it; and the settings' indexes."""
+    """What the person says beside the file, or what was chosen; empty where the file is to say it.
+
+    `indexes` are those of the settings, by name.
+    """
 
     family: str
     framework: str = ""
     version: str = ""
     cuda: str = ""
     source: str = ""
+    python: str = ""
     indexes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What an image is for: all of it is written into the recipe."""
+
+    framework: str
+    version: str
+    cuda: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A recipe's text, and what a person must know of it: what was left out, decided or rewritten."""
+    """A recipe's text. `lost` is what the file asks for and the recipe does not keep, `notes` is what else a
+    person must know of it; both are lines. `choice` is None for a recipe that no file decided."""
 
     text: str
-    told: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    choice: Choice | None = None
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """All that is written into the recipe's head."""
+        return (*self.lost, *self.notes)
 
 
-def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[Target] = ()) -> Draft:
-    """A recipe for the environment of `wish`. `targets` are those that it could be built on as well.
+@dataclass(slots=True)
+class _Lines:
+    """The notes and losses of a draft while it is made."""
 
-    Raises UsageError with the options to add where neither file nor person says what a recipe must.
+    file: str
+    notes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        self.notes.append(what)
+
+    def lose(self, what: str, do: str) -> None:
+        self.lost.append(f"{self.file}: {what} ({do})")
+
+
+def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[str] = ()) -> Draft:
+    """A recipe for the environment of `wish`. `notes` say why what `asked` holds was chosen.
+
+    Raises UsageError with the options to add where neither file nor person says what a recipe must, and
+    where the person says what the file forbids.
     """
     framework, source = find_framework(wish, asked.framework, asked.source)
-    told = [*wish.notes, *wish.left]
+    lines = _Lines(wish.file, [*wish.notes, *notes], [*wish.left])
     if wish.locked:
-        told.append("every package was written at its locked version (loosen what may be newer)")
+        lines.note("every package was written at its locked version (loosen what may be newer)")
     row = Row(framework=framework, source=source, wish=wish)
     if source == "conda":
-        row = _from_conda(row, told)
+        row = _from_conda(row, lines)
         wish = row.wish
     version = asked.version or row.version
     elsewhere = index_rows(wish, dict(asked.indexes))
     if not asked.cuda:
         row.refuse_rocm()
         if framework not in elsewhere.rows:
-            row.refuse_other_build(version, targets, index=elsewhere.missing.get(framework, ""))
+            row.refuse_other_build(version, index=elsewhere.missing.get(framework, ""))
     cuda = asked.cuda or (row.told_cuda() if framework in elsewhere.rows else row.cuda(version))
-    told += elsewhere.notes
+    lines.notes += elsewhere.notes
     for package, write in elsewhere.missing.items():
         if package != framework:
-            told.append(
+            lines.note(
                 f"{package}: PyPI has no wheel of what is asked for ({write}, and run this command again)"
             )
     if not version or not cuda:
-        raise row.ask(version, cuda, targets)
+        raise row.ask(version, cuda)
+    row.refuse_version(version)
     if row.other_below(cuda):
-        told.append(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
-    base, python = _python(wish, source, bases, told)
+        lines.note(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+    base, python = _python(wish, asked.python, source, bases, lines)
     common = {
         "family": asked.family,
         "description": _description(f"{framework} and what {wish.file} asks for"),
@@ -90,18 +144,18 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         channels = [*wish.channels]
         if INSTEAD not in channels and (wish.defaults or not channels):
             after = "asked last, where conda asks its defaults" if channels else "no other channel is named"
-            told.append(f"the channel {INSTEAD} was written: {after}")
+            lines.note(f"the channel {INSTEAD} was written: {after}")
             channels.append(INSTEAD)
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
-    lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, cuda, told)
+    lists = _conda_lists(row, version, lines) if source == "conda" else _pypi_lists(row, cuda, lines)
     if source == "conda" and asked.cuda and not row.told_cuda() and framework in FRAMEWORKS:
         packages, constraint = _builds_for(row, version, cuda)
         lists["packages"] = [*lists["packages"], packages]
         lists["constraints"] = [*lists.get("constraints", ()), constraint]
-        told.append(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
+        lines.note(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
     capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
     parts = [
-        _head(wish, told),
+        _head(wish, lines),
         *(f"{key}: {value}\n" for key, value in common.items()),
         f'platform: linux/amd64\nbase: {base.name}\npython: "{python}"\n',
         "\n# The compute capabilities that every image of this family must support.\n",
@@ -117,53 +171,86 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
         parts.append(f"    extras: [{', '.join(extras)}]\n")
-    return Draft(text="".join(parts), told=tuple(told))
+    choice = Choice(framework=framework, version=version, cuda=cuda, python=python)
+    return Draft(text="".join(parts), notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
 
 
 def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
-    """A recipe that adds what `wish` asks for to `target`; with no wish one to fill in."""
-    told = [*wish.notes, *wish.left] if wish else []
+    """A recipe that adds what `wish` asks for to `target`; with no wish one to fill in.
+
+    `target_conflicts` says before whether the target has what the file bounds.
+    """
+    lines = _Lines(wish.file, [*wish.notes], [*wish.left]) if wish else _Lines("more")
     wish = wish or Wish(file="more")
     conda = target.source == "conda"
-    lists: dict[str, list[str]] = {"packages": [], "pip": []}
+    lists: dict[str, list[str]] = {"packages": [], "constraints": [], "pip": []}
     for text in wish.conda:
         spec, channels = parse_spec(text), target.channels
         if spec.name == target.framework:
-            told.append(_comes_from(text, target))
+            lines.note(_comes_from(text, target))
+        elif not conda and _BROUGHT.fullmatch(spec.name):
+            lines.note(f"{text} of conda: wheels bring their own")
         elif not conda:
-            told.append(
-                f"{text}: {target.name} takes its packages from PyPI (add PyPI's name of it, if it is needed)"
-            )
+            lines.lose(f"{text}: {target.name} takes its packages from PyPI", "write PyPI's name of it")
         elif spec.channel and spec.channel not in channels:
-            told.append(
-                f"{text}: {target.name} has no channel {channel_name(spec.channel)} (take it from another)"
-            )
+            channel = channel_name(spec.channel)
+            lines.lose(f"{text}: {target.name} has no channel {channel}", "take it from another")
         else:
             lists["packages"].append(text)
     for text in wish.pip:
         if pypi_name(text) in (target.framework, FRAMEWORKS.get(target.framework)):
-            told.append(_comes_from(text, target))
+            lines.note(_comes_from(text, target))
         else:
             lists["pip" if conda else "packages"].append(text)
     more = [name for name in wish.channels if channel_address(name) not in target.channels]
     if conda and more:
-        told.append(f"the channels {', '.join(more)}: those of {target.name} are asked alone")
-    if wish.constraints:
-        told.append(f"{', '.join(wish.constraints)}: {target.name} keeps its own (write what must hold)")
-    if not fits_python(target.python, wish.python):
-        told.append(f"Python {wish.python}: {target.name} has Python {target.python}")
-    if not lists["pip"]:
-        del lists["pip"]
+        lines.lose(
+            f"the channels {', '.join(more)}: those of {target.name} are asked alone",
+            "build on a target with these channels",
+        )
+    own = [one for one in wish.constraints if pypi_name(one) != target.framework]
+    if conda:
+        lists["pip"] = _with_bounds(lists["pip"], own, lines)
+    else:
+        lists["constraints"] = own
     text = (
-        _head(wish, told)
+        _head(wish, lines)
         + f"family: {family}\ndescription: {_description(f'{wish.file} on {target.name}')}\n"
         + f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
-        + "".join(_list(key, values) for key, values in lists.items())
+        + "".join(_list(key, values) for key, values in lists.items() if values or key == "packages")
         + _labels(wish)
         + _environment(wish)
         + _parts(wish)
     )
-    return Draft(text=text, told=tuple(told))
+    choice = Choice(
+        framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
+    )
+    return Draft(text=text, notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
+
+
+def target_conflicts(wish: Wish, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
+    """What the file bounds and `target` has otherwise; `versions` are those of its locked wheels by name."""
+    found = []
+    own, framework = f"{target.name} has", target.framework
+    if not fits_python(target.python, wish.python):
+        found.append(f"Python {wish.python}, and {own} Python {target.python}")
+    row = Row(framework=framework, source=target.source, wish=wish)
+    if (told := row.told_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
+        found.append(f"CUDA {told}, and {own} CUDA {target.cuda}")
+    for spec in map(parse_spec, wish.conda):
+        if spec.name == framework and not series_within(spec.version, target.version):
+            found.append(f"{spec}, and {own} {framework} {target.version}")
+    for text in dict.fromkeys((*wish.pip, *wish.constraints)):
+        name, bounds = pypi_name(text), bounds_in(text)
+        if version := versions.get(name, ""):
+            allowed = not bounds or within(bounds, version)
+        elif name in (framework, FRAMEWORKS.get(framework)):
+            version, allowed = target.version, series_within(bounds, target.version)
+        else:
+            continue
+        if not allowed:
+            found.append(f"{text}, and {own} {name} {version}")
+    return tuple(found)
 
 
 def check_draft(
@@ -183,68 +270,110 @@ def check_draft(
 # --- its Python ---------------------------------------------------------------------------------
 
 
-def _python(wish: Wish, source: str, bases: Sequence[Base], told: list[str]) -> tuple[Base, str]:
-    """A base, and the environment's Python: the file's where it can be, else the base's."""
+def python_candidates(bounds: str, bases: Sequence[Base]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The Pythons to try for packages of PyPI: those that bases carry, then others; each the newest first.
+
+    A base's own Python needs no channel of conda. Pythons outside of `bounds` are not among them.
+    """
+    carried = sorted({base.python for base in bases if base.python}, key=natural, reverse=True)
+    others = [f"3.{minor}" for minor in range(_NEWEST_PYTHON, _OLDEST_PYTHON - 1, -1)]
+    return (
+        tuple(one for one in carried if fits_python(one, bounds)),
+        tuple(one for one in others if one not in carried and fits_python(one, bounds)),
+    )
+
+
+def base_for(python: str, bases: Sequence[Base]) -> Base:
+    """The base that carries a Python, else the first that carries one. Raises UsageError for none."""
+    fitting = [base for base in bases if base.python]
+    if not fitting:
+        raise UsageError("there is no base to build on", hint="add one to recipes/bases.yaml")
+    return next((base for base in fitting if base.python == python), fitting[0])
+
+
+def _python(wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: _Lines) -> tuple[Base, str]:
+    """A base, and the environment's Python: what was chosen, or the file's where it can be."""
     fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
         raise UsageError("there is no base to build on", hint="add one to recipes/bases.yaml")
-    wanted = [base.python for base in fitting if base.python]
+    wanted = [chosen] if chosen else [base.python for base in fitting if base.python]
     wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
     python = next((python for python in wanted if fits_python(python, wish.python)), "")
     base = next((base for base in fitting if base.python == python), fitting[0])
     if python:
-        if not minor_python(wish.python):
-            told.append(f"Python {python} was written: {wish.file} leaves it open")
+        if not minor_python(wish.python) and not chosen:
+            lines.note(f"Python {python} was written: {wish.file} leaves it open")
         if source != "conda" and base.python != python:
-            told.append(f"Python {python} comes from conda-forge: no base carries it")
+            lines.note(f"Python {python} comes from conda-forge: no base carries it")
         return base, python
-    told.append(f"Python {base.python} was written: {wish.file} asks for {wish.python}, which is not known")
-    return base, base.python or "3.12"
+    python = base.python or "3.12"
+    lines.lose(
+        f"Python {wish.python} is not known: Python {python} was written", "write bounds, such as >=3.11"
+    )
+    return base, python
 
 
 # --- its packages --------------------------------------------------------------------------------
 
 
-def _from_conda(row: Row, told: list[str]) -> Row:
+def _from_conda(row: Row, lines: _Lines) -> Row:
     """The same where the file is one of pip's: what goes with the framework comes from conda as well."""
     own = FRAMEWORKS.get(row.framework, "")
     wish, beside = row.wish, knowledge.companion_names(own)
     named = {spec.name: spec for spec in map(parse_spec, wish.conda)}
     if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
-        told.append(f"jaxlib was written beside {jax}: it has the code for GPUs")
+        lines.note(f"jaxlib was written beside {jax}: it has the code for GPUs")
         wish = replace(wish, conda=[*wish.conda, str(replace(jax, name="jaxlib"))])
     if wish.conda or wish.channels:
         return replace(row, wish=wish)
     pinned = next((text for text in wish.pip if pypi_name(text) == own), "")
-    bounds = pinned.rpartition("]")[2].removeprefix(own) if pinned else ""
     moved = [text for text in wish.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
     if moved:
-        told.append(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
-    conda = [str(parse_spec(text)) for text in (f"{row.framework}{bounds}", *moved)]
+        lines.note(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
+    conda = [str(parse_spec(text)) for text in (f"{row.framework}{bounds_in(pinned)}", *moved)]
     return replace(row, wish=replace(wish, conda=conda, pip=[one for one in wish.pip if one not in moved]))
 
 
-def _conda_lists(row: Row, told: list[str]) -> dict[str, list[str]]:
+def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
     wish, specs = row.wish, row.specs
     constraints = [str(replace(spec, version="")) for spec in specs if spec.build or spec.channel]
-    if more := [str(spec) for spec in specs if spec.version not in ("", specs[0].version)]:
-        told.append(f"{', '.join(more)}: the row's version says it")
+    for spec in specs:
+        if spec.version not in ("", specs[0].version):
+            own = replace(row, wish=replace(wish, conda=[str(spec)]))
+            if own.covers(version):
+                lines.note(f"{spec}: the row's version says it")
+            else:
+                lines.lose(f"{spec}: the row has version {version}", "name one release with --framework")
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", wish.python):
         constraints.append(f"python {wish.python}")
     constraints += wish.conda_bounds
     same = FRAMEWORKS.get(row.framework, "")
+    pypi = Row(framework=same, source="pypi", wish=wish)
     for text in wish.pip:
-        if same and pypi_name(text) == same:
-            told.append(f"{text} of PyPI: the framework comes from conda, as {row.framework}")
-    if wish.constraints:
-        what = ", ".join(wish.constraints)
-        told.append(f"{what}: these bound what comes from PyPI alone (write them under pip)")
+        if same and pypi_name(text) == same and pypi.allows(version):
+            lines.note(f"{text} of PyPI: the framework comes from conda, as {row.framework}")
+        elif same and pypi_name(text) == same:
+            lines.lose(f"{text} of PyPI: conda's is {row.framework} {version}", "take one of them out")
+    pip = [text for text in wish.pip if not same or pypi_name(text) != same]
     lists = {
         "packages": [text for text in wish.conda if parse_spec(text).name != row.framework],
         "constraints": constraints,
-        "pip": [text for text in wish.pip if not same or pypi_name(text) != same],
+        "pip": _with_bounds(pip, [one for one in wish.constraints if pypi_name(one) != same], lines),
     }
     return {key: values for key, values in lists.items() if values or key == "packages"}
+
+
+def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _Lines) -> list[str]:
+    """Packages of PyPI in a conda environment, bounded themselves: constraints there are conda's."""
+    found = list(pip)
+    for one in constraints:
+        same = [index for index, text in enumerate(found) if pypi_name(text) == pypi_name(one)]
+        for index in same:
+            more = bounds_in(one)
+            found[index] += f",{more}" if bounds_in(found[index]) else more
+        if not same:
+            lines.lose(f"the bound {one} of what others need", "write it under pip, or as conda has it")
+    return found
 
 
 def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
@@ -261,19 +390,23 @@ def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
     return f"{name} {cuda}.*", f"{row.framework} * *cuda*"
 
 
-def _pypi_lists(row: Row, cuda: str, told: list[str]) -> dict[str, list[str]]:
-    specs = (*row.wish.conda, *row.wish.conda_bounds)
-    if left := [text for text in specs if parse_spec(text).name != "pip"]:
-        told.append(
-            f"{row.framework} comes from PyPI, so these of conda were left out: {', '.join(left)} "
-            "(write PyPI's names of those that are needed, or take a framework of conda: --framework NAME)"
-        )
+def _pypi_lists(row: Row, cuda: str, lines: _Lines) -> dict[str, list[str]]:
+    for text in (*row.wish.conda, *row.wish.conda_bounds):
+        if _BROUGHT.fullmatch(parse_spec(text).name):
+            if parse_spec(text).name != "pip":
+                lines.note(f"{text} of conda: the wheels of {row.framework} bring their own")
+        else:
+            lines.lose(
+                f"{text} is conda's, and {row.framework} comes from PyPI",
+                "write PyPI's name of it under pip, or take a framework of conda: --framework NAME",
+            )
     bounds = [text for text in row.wish.constraints if pypi_name(text) != row.framework]
     packages = [text for text in row.wish.pip if pypi_name(text) != row.framework]
     if row.other_cuda(cuda):
         own = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
         packages = [text for text in packages if text not in own]
-        told += [f"{', '.join(own)}: libraries of another CUDA (the framework brings its own)"] if own else []
+        for text in own:
+            lines.lose(f"{text} is a library of another CUDA", f"{row.framework} brings its own")
     lists = {"packages": packages}
     return {**lists, **({"constraints": bounds} if bounds else {})}
 
@@ -285,12 +418,13 @@ def _comes_from(text: str, target: Target) -> str:
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _head(wish: Wish, told: Sequence[str]) -> str:
-    lines = ["# yaml-language-server: $schema=recipe.schema.json"]
-    if told:
-        lines.append(f"# From {show(wish.file)[1:-1]}. What was left out or decided on the way:")
-        lines += [f"#   {re.sub('[^ -~]', '?', line)}" for line in told]
-    return "\n".join(lines) + "\n"
+def _head(wish: Wish, lines: _Lines) -> str:
+    text = ["# yaml-language-server: $schema=recipe.schema.json"]
+    for title, some in (("What was left out", lines.lost), ("What was decided on the way", lines.notes)):
+        if some:
+            text.append(f"# From {show(wish.file)[1:-1]}. {title}:")
+            text += [f"#   {re.sub('[^ -~]', '?', line)}" for line in some]
+    return "\n".join(text) + "\n"
 
 
 def _description(text: str) -> str:

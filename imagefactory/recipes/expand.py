@@ -171,6 +171,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         files=recipe.files,
         start=recipe.start,
         origins=row.origins,
+        sources=tuple(text for _, text in row.sources),
     )
 
 
@@ -297,6 +298,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         files=(*under.files, *recipe.files),
         start=_start_on(recipe.start, under.start),
         origins=tuple(sorted((dict(row.origins) | dict(under.origins)).items())),
+        sources=tuple(text for _, text in row.sources),
     )
 
 

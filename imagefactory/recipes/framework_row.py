@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -12,7 +12,6 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.model import Target
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.values import RULES, canonical
 from imagefactory.recipes.wish import CPU_ONLY, Wish, minor_python
@@ -39,6 +38,7 @@ _CUDA_PACKAGES = (
 _CUDA = "VERSION (such as 12.4)"
 _FIRST = ("torch", "tensorflow", "jax")
 """Frameworks that an image is for where a file names others of PyPI too."""
+_OTHERS = tuple(name for name in knowledge.families().values() if name not in (*_FIRST, "numba"))
 _FEW = 3
 
 
@@ -57,9 +57,10 @@ class Row:
         return tuple(sorted(found, key=lambda spec: not spec.version)) or (Spec(name=self.framework),)
 
     @property
-    def requirement(self) -> str:
-        """Its requirement among PyPI's."""
-        return next((text for text in self.wish.pip if pypi_name(text) == self.framework), self.framework)
+    def requirements(self) -> tuple[str, ...]:
+        """Its requirements among PyPI's; a bare one where the file needs it only through others."""
+        found = tuple(text for text in self.wish.pip if pypi_name(text) == self.framework)
+        return found or (self.framework,)
 
     @property
     def bounds(self) -> str:
@@ -67,19 +68,48 @@ class Row:
         if self.source == "conda":
             return self.specs[0].version
         more = (one for one in self.wish.constraints if pypi_name(one) == self.framework)
-        lines = (self.requirement, *more)
-        return ",".join(filter(None, (re.sub(r"^[^\[<>=!~]*(\[[^\]]*\])?", "", one) for one in lines)))
+        return ",".join(filter(None, map(bounds_in, (*self.requirements, *more))))
 
     @property
     def version(self) -> str:
         """`2.3` or `2.3.1`; empty where the file leaves it open."""
         return next(filter(None, map(_release, self.bounds.split(","))), "")
 
+    def allows(self, version: str) -> bool:
+        """Whether some release of a version or series is within the file's bounds."""
+        return version == self.version or series_within(self.bounds, version)
+
+    def covers(self, version: str) -> bool:
+        """Whether a row of that version stays within the file's bounds, whatever release is locked."""
+        if not self.bounds or (version == self.version and version.count(".") > 1):
+            return True
+        return all(_within(self.bounds, (one,)) for one in _releases(version))
+
+    def known(self) -> tuple[str, ...]:
+        """The versions in the knowledge table that the file's bounds allow, the oldest first."""
+        found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
+        return tuple(sorted((one for one in found if self.allows(one)), key=natural))
+
+    def range_with(self, cuda: str) -> str:
+        """The bounds within which PyPI's wheels come with `cuda`; empty where no known version does."""
+        found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
+        series = sorted(found, key=natural)
+        fitting = [one for one in series if self._as_offered(cuda, self.offers(one)) in self.offers(one)]
+        if not fitting:
+            return ""
+        first = last = series.index(fitting[-1])
+        while first and series[first - 1] in fitting:
+            first -= 1
+        above = f",<{series[last + 1]}" if last + 1 < len(series) else ""
+        return f">={series[first]}{above}"
+
     def cuda(self, version: str) -> str:
         """The CUDA that packages beside it, its build, its channels or its wheels tell; empty for none."""
         offers = self.offers(version)
         if self.source == "pypi" and version and len(offers) == 1:
             return offers[0]
+        if own := self._named_cuda(version):
+            return own
         if told := self.told_cuda():
             return self._as_offered(told, offers)
         below = self._as_offered(self.wish.below, offers)
@@ -113,7 +143,12 @@ class Row:
 
     def refuse_rocm(self) -> None:
         """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""
-        names = (self.requirement, self.wish.builds.get(self.framework, ""), *self.wish.pip, *self.wish.hints)
+        names = (
+            *self.requirements,
+            self.wish.builds.get(self.framework, ""),
+            *self.wish.pip,
+            *self.wish.hints,
+        )
         found = next(filter(None, (re.search(r"\brocm-?([0-9][0-9.]*)?", name) for name in names)), None)
         if found and self.source == "pypi":
             rocm = f" {found[1]}" if found[1] else ""
@@ -122,6 +157,19 @@ class Row:
                 hint="write its row by hand, with rocm in place of cuda (docs/recipes.md), or take another: "
                 "--cuda VERSION",
             )
+
+    def _named_cuda(self, version: str) -> str:
+        """The CUDA that its extras (`jax[cuda12_local]`) or its name (`cupy-cuda12x`) say; empty for none."""
+        if self.source != "pypi" or not version:
+            return ""
+        words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
+        majors = {found[1] for one in words if (found := re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", one))}
+        offers = self.offers(version) or tuple(majors)
+        return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
+
+    def _written_extras(self) -> set[str]:
+        written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))
+        return {canonical(extra.strip()) for extra in written.split(",") if extra.strip()}
 
     def _own_build(self) -> str:
         """What its own build tag or build string says."""
@@ -151,58 +199,63 @@ class Row:
         """Whether the image below has another CUDA than the framework will."""
         return bool(self.wish.below) and self._as_offered(self.wish.below, (cuda,)) != cuda
 
-    def refuse_other_build(self, version: str, targets: Sequence[Target], *, index: str = "") -> None:
+    def other_build(self, version: str) -> str:
+        """What is wrong with a file that means a build for the CPU, or one that its source has not."""
+        told, offers = self.told_cuda(), self.offers(version)
+        what = f"{self.wish.file} means {'a build of ' if told == 'cpu' else ''}{self.framework} {version}"
+        if told == "cpu":
+            return f"{what.strip()} without CUDA"
+        if self.source != "pypi" or not told:
+            return ""
+        if not version and not self.range_with(told) and self.known():
+            return f"{what.strip()} for CUDA {told}, and PyPI has no such build that is known"
+        if not offers or self._as_offered(told, offers) in offers:
+            return ""
+        return f"{what.strip()} for CUDA {told}, and PyPI has it for CUDA {' and '.join(offers)}"
+
+    def conda_name(self) -> str:
+        """Its name on conda's channels; empty where none is known."""
+        others = any(pypi == self.framework for pypi in FRAMEWORKS.values())
+        return _of_source(self.framework, "conda", set()) if others else ""
+
+    def refuse_other_build(self, version: str, *, index: str = "") -> None:
         """Raises UsageError where the file means a build for the CPU, or one that its source has not.
 
         `index` is how to name another index that has it.
         """
-        told, offers = self.told_cuda(), self.offers(version)
-        what = f"{self.framework} {version}".strip()
-        if told == "cpu":
+        if message := self.other_build(version):
+            told, offers = self.told_cuda(), self.offers(version)
+            ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
+            if told != "cpu" and index:
+                ways.append(f"take that build: {index}, and run this command again")
+            if told != "cpu" and version and (conda := self.conda_name()):
+                ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {told}")
+            raise UsageError(message, hint="; or ".join(ways))
+
+    def refuse_version(self, version: str) -> None:
+        """Raises UsageError for a version that the file's own bounds forbid, or do not allow as a whole."""
+        asks = f"{self.wish.file} asks for {self.framework}{self.bounds}"
+        if not self.allows(version):
+            known = " or ".join(self.known()[-_FEW:])
+            allowed = f", such as {known}," if known else ""
             raise UsageError(
-                f"{self.wish.file} means a build of {what} without CUDA",
-                hint=f"say which CUDA the image shall have: --cuda {offers[-1] if offers else _CUDA}",
+                f"{asks}, which {version} is not",
+                hint=f"leave VERSION out of --framework, or name one{allowed} that the file allows",
             )
-        if self.source != "pypi" or not told or not offers or self._as_offered(told, offers) in offers:
-            return
-        others = [conda for conda, pypi in FRAMEWORKS.items() if pypi == self.framework]
-        named = [one for one in targets if one.framework in (self.framework, *others) and one.cuda == told]
-        ways = [
-            f"take PyPI's: --cuda {offers[-1]}",
-            *(f"build on it: --on {one.name}" for one in named[:_FEW]),
-        ]
-        if index:
-            ways.append(f"take that build: {index}, and run this command again")
-        if others:
-            conda = _of_source(self.framework, "conda", set())
-            ways.append(f"ask conda-forge: --source conda --framework {conda}={version} --cuda {told}")
-        raise UsageError(
-            f"{self.wish.file} means {what} for CUDA {told}, and PyPI has it for CUDA {' and '.join(offers)}",
-            hint="; or ".join(ways),
-        )
+        if not self.covers(version):
+            raise UsageError(
+                f"{asks}, and not every release of {version} is within that",
+                hint=f"name one release: --framework {self.framework}={version}.N",
+            )
 
     def extras(self, version: str, cuda: str) -> tuple[str, ...]:
         """Its own extras, and those without which its CUDA libraries do not come."""
         if self.source == "conda":
             return ()
-        written = re.findall(r"\[([^\]]*)\]", self.requirement)
-        own = {canonical(extra.strip()) for extra in (written[0].split(",") if written else ())}
+        own = self._written_extras()
         for wheel in knowledge.offered(self.framework, version):
             own |= {*wheel.extras} if wheel.cuda == cuda else set()
         return tuple(sorted(own))
-
-    def fitting(self, targets: Sequence[Target], cuda: str) -> tuple[Target, ...]:
-        """The targets that have what the file asks for, the newest version first."""
-        found = [
-            one
-            for one in targets
-            if (_pypi(one.framework), one.source) == (_pypi(self.framework), self.source)
-            and not one.on
-            and cuda in ("", one.cuda, one.cuda.partition(".")[0])
-            and _allows(self.bounds, one.version)
-            and fits_python(one.python, self.wish.python)
-        ]
-        return tuple(sorted(found, key=lambda one: natural(one.version), reverse=True))
 
     def _some_cuda(self, version: str) -> str:
         """The CUDA versions that a version was released for, as an example for a person."""
@@ -213,21 +266,32 @@ class Row:
         ]
         return f"VERSION (such as {' or '.join(dict.fromkeys(known[:_FEW]))})" if known else _CUDA
 
-    def ask(self, version: str, cuda: str, targets: Sequence[Target]) -> UsageError:
-        """What to say where the file leaves the version or the CUDA open."""
+    def ask(self, version: str, cuda: str) -> UsageError:
+        """What to say where the file leaves the version or the CUDA open and nothing can be solved."""
         missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
-        said = cuda or self._some_cuda(version)
-        hint = f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {said}"
-        if fitting := [f"--on {one.name}" for one in self.fitting(targets, cuda)[:_FEW]]:
-            hint += f"; or build on a target that fits: {' or '.join(fitting)}"
+        cuda = cuda or self._some_cuda(version)
         return UsageError(
             f"{self.wish.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
-            hint=hint,
+            hint=f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
 
 
 def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
-    """The framework's name and its source, by the file and by what the person says; `source` may be empty."""
+    """The framework's name and its source, by the file and by what the person says; `source` may be empty.
+
+    Raises UsageError where the file names none itself.
+    """
+    found = named_framework(wish, named, source)
+    if not found[0]:
+        raise UsageError(
+            f"{wish.file} names no framework that the smoke test knows",
+            hint="say which of its packages the image is for: --framework NAME, or build it --on TARGET",
+        )
+    return found
+
+
+def named_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
+    """The same; the framework is empty where neither names one."""
     conda, pip = {parse_spec(text).name for text in wish.conda}, {pypi_name(text) for text in wish.pip}
     if named:
         if not source:
@@ -239,16 +303,21 @@ def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
             return name, "conda"
     if "jax" in conda and source != "pypi":  # it brings jaxlib, which has the code for GPUs
         return "jaxlib", "conda"
-    others = (name for name in knowledge.families().values() if name not in _FIRST)
-    for name in (*_FIRST, *others) if source != "conda" else ():
-        if name in pip:
-            return name, "pypi"
-    if source == "conda" and (name := next((conda for conda, own in FRAMEWORKS.items() if own in pip), "")):
-        return _of_source(name, source, conda), source
-    raise UsageError(
-        f"{wish.file} names no framework that the smoke test knows",
-        hint="say which of its packages the image is for: --framework NAME, or build it --on TARGET",
-    )
+    if source == "conda":
+        name = next((conda for conda, own in FRAMEWORKS.items() if own in pip), "")
+        return (_of_source(name, source, conda) if name else ""), source
+    return first_framework(pip), "pypi" if pip else source
+
+
+def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
+    """The framework that an image is for, among the names that a file has and `others` that these need.
+
+    numba counts where numba-cuda goes with it: else it makes code for CPUs. Empty for none.
+    """
+    for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):
+        if found := next((name for name in ranked if name in some), ""):
+            return found
+    return "numba" if "numba-cuda" in {*names, *others} else ""
 
 
 def _of_source(named: str, source: str, conda: set[str]) -> str:
@@ -278,10 +347,24 @@ def fits_python(python: str, bounds: str) -> bool:
     return _within(bounds, (f"{python}.5",))
 
 
-def _allows(bounds: str, version: str) -> bool:
-    """Whether some release of a series is within bounds."""
-    releases = (version,) if version.count(".") > 1 else (f"{version}.0", f"{version}.1", f"{version}.99")
-    return not bounds or _within(bounds, releases)
+def bounds_in(requirement: str) -> str:
+    """The bounds of a requirement of PyPI, empty for none."""
+    return re.sub(r"^[^\[<>=!~]*(\[[^\]]*\])?", "", requirement)
+
+
+def series_within(bounds: str, version: str) -> bool:
+    """Whether bounds allow some release of a version or series (`2.3`)."""
+    return not bounds or _within(bounds, _releases(version))
+
+
+def _releases(version: str) -> tuple[str, ...]:
+    """A release as it is; of a series some that it may have."""
+    return (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in (*range(10), 99))
+
+
+def within(bounds: str, version: str) -> bool:
+    """Whether bounds allow one release."""
+    return _within(bounds, (version,))
 
 
 def _within(bounds: str, releases: Sequence[str]) -> bool:
@@ -290,10 +373,15 @@ def _within(bounds: str, releases: Sequence[str]) -> bool:
         allowed = SpecifierSet(",".join(parts))
     except InvalidSpecifier:
         return False
-    return any(allowed.contains(one) for one in releases)
+    return any(allowed.contains(one, prereleases=True) for one in releases)
 
 
 def _release(bounds: str) -> str:
-    """The version that one pin names, as a recipe's row writes it; empty for a range."""
-    found = re.fullmatch(r"(?:==)?([0-9]+(?:\.[0-9]+){1,3})(?:\.\*|[._]?[a-z].*)?", bounds)
-    return found[1] if found and RULES["version"].allows(found[1]) else ""
+    """The version that one pin names, as a recipe's row writes it; empty for a range and a pre-release.
+
+    A row of `2.3` means any release of that series, and `==2.3` means 2.3.0 alone.
+    """
+    found = re.fullmatch(r"(==)?([0-9]+(?:\.[0-9]+){1,3})(\.\*|[._]?post.*)?", bounds)
+    if not found or not RULES["version"].allows(found[2]):
+        return ""
+    return f"{found[2]}.0" if found[1] and not found[3] and found[2].count(".") == 1 else found[2]

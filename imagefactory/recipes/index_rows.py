@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from packaging.requirements import Requirement
 
 from imagefactory.gpu import knowledge
-from imagefactory.recipes.values import canonical
+from imagefactory.recipes.values import canonical, is_source
 from imagefactory.recipes.wish import Wish
 
 
@@ -33,6 +33,8 @@ def index_rows(wish: Wish, known: Mapping[str, str]) -> IndexRows:
     names = {url.rstrip("/"): name for name, url in known.items()}
     asked = {}
     for text in wish.pip:
+        if is_source(text):
+            continue
         requirement = Requirement(text)
         asked[canonical(requirement.name)] = str(requirement.specifier)
     torch = _tag_of_torch(wish, asked)

@@ -18,7 +18,8 @@ class MatrixRow:
     `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
 
-    `origins` are as a target's, of packages that it asks for.
+    `origins` are as a target's, of packages that it asks for. `sources` are (`packages` or `pip`, entry) of
+    folders and repositories without a wheel.
 
     `channels` (addresses), `priority`, `virtual` (as far as it is written) and `pip` are conda's alone. A
     row that is built `on` a target has no values of its own but what it adds, as it was written: that
@@ -50,6 +51,7 @@ class MatrixRow:
     waive: tuple[str, ...] = ()
     origins: tuple[tuple[str, str], ...] = ()
     rocm: tuple[str, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
 
     @property
     def builds(self) -> tuple[str, ...]:

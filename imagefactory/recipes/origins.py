@@ -2,11 +2,12 @@
 
 `index` names the index of a package, which then comes from no other; a wheel of the factory stands under
 `packages` or `pip` by its path, and becomes its exact version here, with the path as where it comes from.
+Folders and repositories that have no wheel yet are set apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -15,7 +16,7 @@ from packaging.utils import parse_wheel_filename
 from imagefactory.model import Target, Where
 from imagefactory.recipes.model import MatrixRow
 from imagefactory.recipes.reader import Reader
-from imagefactory.recipes.values import canonical, package_of
+from imagefactory.recipes.values import canonical, is_source, package_of
 from imagefactory.recipes.yaml_tree import YamlNode, show
 
 
@@ -47,8 +48,9 @@ def with_origins(
         made.append(
             replace(
                 row,
-                packages=tuple(dict.fromkeys(map(_exact, row.packages))),
-                pip=tuple(dict.fromkeys(map(_exact, row.pip))),
+                packages=tuple(dict.fromkeys(map(_exact, _without_sources(row.packages)))),
+                pip=tuple(dict.fromkeys(map(_exact, _without_sources(row.pip)))),
+                sources=tuple(_sources(row)),
                 origins=tuple(sorted((named | files).items())),
             )
         )
@@ -58,6 +60,12 @@ def with_origins(
 def origin_faults(row: MatrixRow, under: Target) -> Iterator[str]:
     """What is not PyPI's where the target below is of conda, whose `packages` are its channels'."""
     pip = set(map(package_of, row.pip))
+    for key, text in row.sources if under.source == "conda" else ():
+        if key == "packages":
+            yield (
+                f"{row.where}: {show(text)} under 'packages' is not a package of {under.name}'s channels "
+                "(write it under 'pip')"
+            )
     for name, _ in row.origins if under.source == "conda" else ():
         if name not in pip:
             yield (
@@ -66,12 +74,21 @@ def origin_faults(row: MatrixRow, under: Target) -> Iterator[str]:
             )
 
 
+def _sources(row: MatrixRow) -> Iterator[tuple[str, str]]:
+    for key, texts in (("packages", row.packages), ("pip", row.pip)):
+        yield from ((key, text) for text in dict.fromkeys(texts) if is_source(text))
+
+
+def _without_sources(texts: Iterable[str]) -> list[str]:
+    return [text for text in texts if not is_source(text)]
+
+
 def _files(
     reader: Reader, sections: Sequence[YamlNode], row: MatrixRow, named: Mapping[str, str]
 ) -> dict[str, str]:
     """The wheels of the factory that a row names, by package."""
     found: dict[str, str] = {}
-    for text in (one for one in (*row.packages, *row.pip) if one.startswith("./")):
+    for text in (one for one in (*row.packages, *row.pip) if one.startswith("./") and not is_source(one)):
         name = package_of(text)
         if name in named or name in found:
             where = _item(sections, text) or row.where
@@ -96,8 +113,8 @@ def _exact(text: str) -> str:
 
 def _asked_of_pypi(row: MatrixRow, kind: str, framework: str) -> frozenset[str]:
     """What a row itself asks of PyPI by name; of a row that is built on a target all that may be."""
-    own = () if kind == "conda" else row.packages
-    return frozenset({*map(package_of, (*own, *row.pip)), *((framework,) if kind == "pypi" else ())})
+    own = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
+    return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
 
 
 def _refuse_unasked(reader: Reader, node: YamlNode | None, asked: Collection[str], kind: str) -> None:

@@ -233,8 +233,8 @@ def _take(wish: Wish, requirement: Requirement, text: str, where: Where) -> None
     bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
     if tag := re.search(_BUILD_TAG, bounds):
         wish.builds[canonical(requirement.name)] = tag[1]
-        do = "it was taken over without: PyPI has no builds by such names"
-        wish.leave(where, f"the build tag {show(tag[0])} in {show(text)}", do)
+        what = f"the build tag {show(tag[0])} in {show(text)}"
+        wish.note(where, f"{what}: it says the CUDA or the index, the version is kept")
         bounds = re.sub(_BUILD_TAG, "", bounds)
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     found = f"{requirement.name}{extras}{bounds}"

@@ -32,11 +32,11 @@ def scaffold(family: str, bases: Sequence[Base], *, framework: str = "", source:
     check_name(family, "family")
     check_name(framework, "framework")
     if source == "conda":
-        return Draft(text=_conda_scaffold(family, framework, bases), told=())
+        return Draft(text=_conda_scaffold(family, framework, bases))
     there = FRAMEWORKS.get(framework, framework)
     told = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
     text = _pypi_scaffold(family, framework, bases)
-    return Draft(text=text, told=() if there == framework else (told,))
+    return Draft(text=text, notes=() if there == framework else (told,))
 
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:

@@ -95,6 +95,10 @@ _WHEEL = (
     rf"\./([A-Za-z0-9_+-][A-Za-z0-9._+-]*/)*[A-Za-z0-9]+([._][A-Za-z0-9]+)*-{_VERSION}{_LOCAL}?"
     r"(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl"
 )
+# What is built into a wheel first: a folder from the root on, `.` for the root, or a commit of a repository.
+_STEP = r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*"
+_FOLDER = rf"(?!.*\.whl$)\.(/{_STEP})*"
+_GIT = rf"git\+https://{_HOST}(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+@[0-9a-f]{{40}}(#subdirectory={_STEP}(/{_STEP})*)?"
 _PACKAGE = rf"{_NAME}(\[{_NAME}(, ?{_NAME})*\])?( ?{_BOUNDS})?"
 
 RULES: Mapping[str, Rule] = {
@@ -144,10 +148,11 @@ RULES: Mapping[str, Rule] = {
         "|".join(map(re.escape, WAIVABLE)), 40, f"a check of the GPU suite: {', '.join(WAIVABLE)}"
     ),
     "package": Rule(
-        rf"{_PACKAGE}|{_WHEEL}",
-        200,
-        'a package with bounds, such as "numpy<2", or a wheel of the factory, such as '
-        '"./wheels/mylib-1.0-py3-none-any.whl"; no addresses, markers or options',
+        rf"{_PACKAGE}|{_WHEEL}|{_FOLDER}|{_GIT}",
+        300,
+        'a package with bounds, such as "numpy<2", a wheel of the project, such as '
+        '"./wheels/mylib-1.0-py3-none-any.whl", a folder that is built first, such as "./src/mylib", or '
+        '"git+https://HOST/REPOSITORY@" and the 40 digits of a commit; no markers or options',
     ),
     "wheel": Rule(_WHEEL, 200, 'a wheel of the factory, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
     "match spec": Rule(
@@ -157,8 +162,8 @@ RULES: Mapping[str, Rule] = {
         '"jaxlib * *cuda12*"; no brackets, no | and no star after >= or ==',
     ),
     "added package": Rule(
-        f"{_PACKAGE}|{_WHEEL}|{_SPEC}",
-        200,
+        f"{_PACKAGE}|{_WHEEL}|{_FOLDER}|{_GIT}|{_SPEC}",
+        300,
         'a package with bounds, such as "numpy<2"; no addresses, markers or options',
     ),
     "constraint": Rule(
@@ -244,8 +249,8 @@ def normal_requirement(requirement: str, kind: str) -> str:
 
 
 def _normal_pypi(requirement: str) -> str:
-    """Name as PEP 503 has it, no spaces, sorted bounds; the path of a wheel as it is."""
-    if requirement.startswith("./"):
+    """Name as PEP 503 has it, no spaces, sorted bounds; the path of a wheel and a source as they are."""
+    if requirement.startswith((".", "git+")):
         return requirement
     name = re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0]
     extras = requirement.partition("[")[2].partition("]")[0]
@@ -275,7 +280,7 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str] | 
     The framework's own requirement is made from the row's version, and Python's from `python`.
     """
     conda = source.kind == "conda"
-    if not RULES["match spec" if conda else "package"].allows(text):
+    if not RULES["match spec" if conda else "package"].allows(text) or is_source(text):
         return None
     spec = parse_spec(text) if conda else None
     name = spec.name if spec else package_of(text)
@@ -329,6 +334,11 @@ def what_to_write(text: str, rule: str) -> str:
 def without_secrets(text: str) -> str:
     """An address without the user and the token that it may hold."""
     return re.sub(r"/t/[^/]+", "/t/...", re.sub(r"(?<=://)[^/@\s]*@", "...@", text))
+
+
+def is_source(text: str) -> bool:
+    """Whether an entry is a folder or a repository that must be built into a wheel first."""
+    return text.startswith("git+") or (text.startswith(".") and not text.endswith(".whl"))
 
 
 def package_of(requirement: str) -> str:

@@ -77,6 +77,8 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         fields.append(("from PyPI", "\n".join(target.pip)))
     if target.origins:
         fields.append(("from", "\n".join(f"{name} from {origin}" for name, origin in target.origins)))
+    if target.sources:
+        fields.append(("to build", "\n".join(target.sources)))
     if target.constraints:
         fields.append(("constraints", "\n".join(target.constraints)))
     if target.environment:

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,36 +20,48 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 
 from imagefactory import __version__
 from imagefactory.access import Access, package_index, uv_locker
 from imagefactory.documents import parse_json
+from imagefactory.engines.wheel_builder import ISOLATED
 from imagefactory.engines.wheel_layer import check_wheel, unpack_wheel
 from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import explain_full_disk, locked_folder, replace_text, replacing
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.source_builds import source_build
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.local import wheel_says
 from imagefactory.lock.pypi.question import WheelQuestion
 from imagefactory.lock.pypi.requirements import misfit
 from imagefactory.lock.pypi.sdist import choose_sdist, fetch_sdist
-from imagefactory.lock.pypi.sources import copy_source, read_project
+from imagefactory.lock.pypi.sources import MOST_REQUIRES, Project, copy_source, read_project
+from imagefactory.lock.pypi.unbuilt import has_nvcc
 from imagefactory.model import Completed, Lock, LockedWheel, Mount, RunSpec, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import Progress
 from imagefactory.runners.limits import decide_limits, read_room
+from imagefactory.runners.protocol import Runner
 from imagefactory.stages.locked import require_lock
 from imagefactory.stages.runner import make_runner
 from imagefactory.stages.stored import stored_image
 from imagefactory.trees import list_names, open_file, printable, read_chunks, read_file, remove_tree
 
 BUILDER = Path(__file__).parents[1] / "engines" / "wheel_builder.py"
+OF_PROJECTS = ("recipes", "lockfiles", "definitions", "wheels", "imagefactory.toml")
+"""What imagefactory has in a project's root, which is no part of a package there."""
+FOLDERS = ("/build/out", "/build/tools", "/build/cuda")
+LEGACY = ("setuptools<81",)
+"""The last setuptools with pkg_resources, as its own warning says."""
 OWN_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
 NVCC = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 """From CUDA 13 on NVIDIA's wheels hold the whole compiler; those before hold its last step alone."""
-_GIT = re.compile(r"git\+(?P<url>(https|ssh|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})")
+_GIT = re.compile(
+    r"git\+(?P<url>(https|ssh|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})"
+    r"(#subdirectory=(?P<folder>[A-Za-z0-9_+-][A-Za-z0-9._+/-]*))?"
+)
 FIRST_TIME = "315532800"
 """1980, the first time that a wheel can say of its files."""
 TIMEOUT = 86400
@@ -58,6 +70,7 @@ UNBOUNDED = 1 << 62
 MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
 LOOK_AGAIN = 0.2
 """Seconds between looks at the disk while git fills it."""
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z0-9_.]+)'")
 _TAIL, _LAST = 30, 10
 _ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc fatal|ld: (?!warning)")
 """How gcc, nvcc and ld tell of what stops them."""
@@ -69,6 +82,7 @@ class CompileAsk:
 
     `source` is a requirement, a folder, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) are those to
     compile for, empty for the target's. `limits` are a run's, `timeout` is in seconds, None for no end.
+    `beside` are wheels that were built here and that building it needs. `label` is what messages call it.
     """
 
     source: str
@@ -77,6 +91,13 @@ class CompileAsk:
     capabilities: tuple[str, ...] = ()
     limits: tuple[tuple[str, int | None], ...] = ()
     timeout: float | None = TIMEOUT
+    beside: tuple[Path, ...] = ()
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """What messages call the source."""
+        return self.label or self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,42 +125,183 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
     """Raises UsageError for a source that is none, BuildError for a target that is not built and for a
     package that does not compile, and what locking and fetching raise."""
     target = asked.target
+    refuse_amd(target)
+    lock, image = require_lock(factory, target), stored_image(factory, target)
+    if image is None:
+        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+    return compile_in(factory, asked, BuildImage(lock=lock, image=image), progress)
+
+
+def refuse_amd(target: Target) -> None:
+    """Raises UsageError for a target whose GPUs no compiler here is for."""
     if rocm_of(target.cuda):
         raise UsageError(
             f"{target.name} is for AMD's GPUs: nothing here compiles for them",
             hint="compile it where ROCm's compiler is, and name the wheel in the recipe: ./wheels/NAME.whl",
         )
-    lock, image = require_lock(factory, target), stored_image(factory, target)
-    if image is None:
-        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-    runner = make_runner(factory, "unshare", target.name, progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildImage:
+    """The image that a package is built in, and what is locked of it."""
+
+    lock: Lock
+    image: Image
+
+
+def compile_in(factory: Factory, asked: CompileAsk, within: BuildImage, progress: Progress) -> Compiled:
+    """Compiles in an image of the store. Raises as `compile_wheel`.
+
+    The image's packages are hidden where the package neither names nor imports one of them to be built, and
+    shown to it where its build misses a module.
+    """
+    runner = make_runner(factory, "unshare", asked.target.name, progress)
     runner.require()
     layout = factory.layout
     bounds = decide_limits(dict(asked.limits), read_room(layout.scratch))
     most = UNBOUNDED if bounds.scratch is None else bounds.scratch
     with layout.in_use(progress), locked_folder("compile-", layout.scratch) as scratch:
-        source = _take_source(factory, asked.source, lock, scratch / "source", most)
+        source = _take_source(factory, asked.source, within.lock, scratch / "source", most)
         project = read_project(source.path)
-        source = replace(source, name=source.name or project.name)
-        tools = _tools(factory, target, lock, project.requires, progress)
-        record = _record(asked, source, image, tools)
-        if there := _made_before(asked.folder, record):
-            return Compiled(wheel=there, made=False)
-        _lay_tools(tools, scratch / "tools", most)
-        (scratch / "out").mkdir()
-        runner.prepare(image, checked=False)
-        spec = _spec(asked, source, scratch, factory.settings.worker_count)
-        with progress.stage(f"{asked.source}: compile in {target.name}"):
-            _refuse_failed(asked, runner.run(image, spec))
-        made = _take_wheel(asked, source, lock, scratch, most)
-        wheel = asked.folder / made.filename
-        with explain_full_disk(asked.folder):
-            asked.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(wheel) as out, open_file(scratch / "wheel", made.filename, made.size) as fd:
-                out.writelines(read_chunks(fd, made.filename, made.size))
-            text = json.dumps({**record, "sha256": made.sha256}, indent=2) + "\n"
-            replace_text(_record_path(wheel), text)
+        source = replace(source, name=source.name or project.name, version=source.version or project.version)
+        job = _Job(
+            factory=factory,
+            asked=asked,
+            within=within,
+            source=source,
+            project=project,
+            most=most,
+            scratch=scratch,
+            runner=runner,
+        )
+        if needs_packages(project, within.lock):
+            return _build(job, progress, isolated=False)
+        try:
+            return _build(job, progress, isolated=True)
+        except _MissingModuleError as error:
+            progress.note(
+                f"{asked.title}: {error.message}: the packages of {asked.target.name} are shown to it"
+            )
+            return _build(job, progress, isolated=False)
+
+
+class _MissingModuleError(BuildError):
+    """A build that did not find a module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One package on its way to a wheel; `most` are the bytes that it may take of the disk."""
+
+    factory: Factory
+    asked: CompileAsk
+    within: BuildImage
+    source: _Source
+    project: Project
+    most: int
+    scratch: Path
+    runner: Runner
+
+
+def needs_packages(project: Project, lock: Lock) -> bool:
+    """Whether a package names or imports what the target has, as extensions of torch do, to be built."""
+    there = {package.name: package.version for package in lock.packages if package.name not in OWN_TOOLS}
+    named = any(_satisfied(Requirement(text), there) for text in project.requires)
+    return named or any(canonicalize_name(module) in there for module in project.imports)
+
+
+def _satisfied(requirement: Requirement, there: Mapping[str, str]) -> bool:
+    version = there.get(canonicalize_name(requirement.name))
+    try:
+        return version is not None and requirement.specifier.contains(version, prereleases=True)
+    except InvalidVersion:  # conda's may be none
+        return True
+
+
+def _build(job: _Job, progress: Progress, *, isolated: bool) -> Compiled:
+    asked, source, lock = job.asked, job.source, job.within.lock
+    record = _record(asked, source, job.within.image, isolated=isolated)
+    fixed = (*job.project.requires, *(LEGACY if "pkg_resources" in job.project.imports else ()))
+    wanted = _recorded_requires(asked.folder, record)
+    steps = _Steps(job, lock=lock, isolated=isolated)
+    tools = _tools(job.factory, asked, lock, (*fixed, *(wanted or ())), progress, isolated=isolated)
+    if wanted is None:
+        steps.lay(tools)
+        wanted = steps.ask(progress)
+        if wanted:
+            tools = _tools(job.factory, asked, lock, (*fixed, *wanted), progress, isolated=isolated)
+    record |= {"requires": list(wanted), "tools": [f"{w.filename} sha256:{w.sha256}" for w in tools]}
+    if there := _made_before(asked.folder, record):
+        return Compiled(wheel=there, made=False)
+    steps.lay(tools)
+    steps.run("wheel", f"{asked.title}: compile in {asked.target.name}", progress)
+    made = _take_wheel(asked, source, lock, job.scratch, job.most)
+    wheel = asked.folder / made.filename
+    with explain_full_disk(asked.folder):
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(wheel) as out, open_file(job.scratch / "wheel", made.filename, made.size) as fd:
+            out.writelines(read_chunks(fd, made.filename, made.size))
+        text = json.dumps({**record, "sha256": made.sha256}, indent=2) + "\n"
+        replace_text(_record_path(wheel), text)
     return Compiled(wheel=wheel, made=True)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What runs in the image, with the tools that were laid last."""
+
+    job: _Job
+    lock: Lock
+    isolated: bool
+    prepared: bool = False
+    laid: Mapping[LockedWheel, Path] | None = None
+
+    def lay(self, tools: Mapping[LockedWheel, Path]) -> None:
+        if tools == self.laid:
+            return
+        folder = self.job.scratch / "tools"
+        if folder.exists():
+            remove_tree(folder)
+        _lay_tools(tools, folder, self.job.most)
+        self.laid = tools
+
+    def ask(self, progress: Progress) -> tuple[str, ...]:
+        """What the build backend asks for beyond pyproject.toml. Raises BuildError for what is no list."""
+        asked = self.job.asked
+        self.run("requires", f"{asked.title}: what it is built with", progress)
+        try:
+            listed = parse_json(read_file(self.job.scratch / "out", "requires.json", LONGEST_RECORD))
+            return check_requires(listed)
+        except (OSError, ValueError, TypeError) as error:
+            raise BuildError(
+                f"{asked.title}: what it is built with cannot be read: {printable(str(error))}"
+            ) from error
+
+    def run(self, step: str, title: str, progress: Progress) -> None:
+        job, out = self.job, self.job.scratch / "out"
+        if out.exists():
+            remove_tree(out)
+        out.mkdir()
+        if not self.prepared:
+            job.runner.prepare(job.within.image, checked=False)
+            self.prepared = True
+        spec = _spec(job, f"{step}{ISOLATED}" if self.isolated else step)
+        with progress.stage(title):
+            done = job.runner.run(job.within.image, spec)
+        missing = _MISSING.search(done.stdout + done.stderr) if done.returncode and self.isolated else None
+        if missing:
+            raise _MissingModuleError(f"its build imports {missing[1]}")
+        _refuse_failed(job.asked, done)
+
+
+def check_requires(listed: object) -> tuple[str, ...]:
+    """Requirements that an untrusted build wrote. Raises ValueError or TypeError for anything else."""
+    if not isinstance(listed, list) or len(listed) > MOST_REQUIRES:
+        raise ValueError(f"it is not a list of up to {MOST_REQUIRES} packages")
+    found = [Requirement(one) for one in listed]
+    if elsewhere := next((one for one in found if one.url), None):
+        raise ValueError(f"it requires {elsewhere.name} from an address, not from the index")
+    return tuple(sorted(map(str, found)))
 
 
 def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, most: int) -> LockedWheel:
@@ -153,7 +315,7 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
     try:
         names = [name for name in list_names(out, MOST_NAMES) if name.endswith(".whl")]
         if len(names) != 1:
-            raise BuildError(f"{asked.source}: compiling left {len(names)} wheels")
+            raise BuildError(f"{asked.title}: compiling left {len(names)} wheels")
         name = printable(names[0])
         with open_file(out, names[0], most) as fd, (kept / name).open("xb") as file:
             for data in read_chunks(fd, name, most):
@@ -162,30 +324,34 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
                 size += len(data)
     except OSError as error:
         raise BuildError(
-            f"{asked.source}: what compiling left cannot be taken: {error.filename}: {error.strerror}"
+            f"{asked.title}: what compiling left cannot be taken: {error.filename}: {error.strerror}"
         ) from error
     try:
         project, version, *_ = parse_wheel_filename(name)
     except (InvalidWheelFilename, InvalidVersion) as error:
-        raise BuildError(f"{asked.source}: compiling left no wheel: {error}") from error
-    if project != (source.name or project) or str(version) != (source.version or str(version)):
+        raise BuildError(f"{asked.title}: compiling left no wheel: {error}") from error
+    # A label of its own (`+cu130`) may say what it was built for; the release is its source's.
+    if project != (source.name or project) or (
+        source.version and Version(version.public) != Version(Version(source.version).public)
+    ):
         raise BuildError(
-            f"{asked.source}: compiling left {name}, which is not {source.name} {source.version}".rstrip()
+            f"{asked.title}: compiling left {name}, which is not {source.name} {source.version}".rstrip()
         )
     wheel = LockedWheel(
         name=project, version=str(version), filename=name, sha256=whole.hexdigest(), size=size
     )
     if fault := misfit(wheel, lock.python, lock.platform):
-        raise BuildError(f"{asked.source}: {fault}")
+        raise BuildError(f"{asked.title}: {fault}")
     check_wheel(kept / name, wheel.sha256)
     if (said := wheel_says(kept / name)) != (project, version):
         raise BuildError(
-            f"{asked.source}: {name} says to be {said[0]} {said[1]}" if said else f"{name} says no name"
+            f"{asked.title}: {name} says to be {said[0]} {said[1]}" if said else f"{name} says no name"
         )
     return wheel
 
 
-def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> RunSpec:
+def _spec(job: _Job, step: str) -> RunSpec:
+    asked, source, scratch = job.asked, job.source, job.scratch
     mounts = (
         Mount(source=scratch / "source", target="/build/source", writable=True, scratch=True),
         Mount(source=scratch / "tools", target="/build/tools", bind=True),
@@ -195,12 +361,14 @@ def _spec(asked: CompileAsk, source: _Source, scratch: Path, workers: int) -> Ru
     variables = {
         "SOURCE_DATE_EPOCH": FIRST_TIME,
         "PYTHONHASHSEED": "0",
-        "MAX_JOBS": str(workers),
+        "MAX_JOBS": str(job.factory.settings.worker_count),
         "TORCH_CUDA_ARCH_LIST": ";".join(asked.capabilities or asked.target.capabilities),
-        "FORCE_CUDA": "1" if _has_nvcc(asked.target) else "0",
+        "FORCE_CUDA": "1" if has_nvcc(asked.target) else "0",
     }
+    if known := source_build(source.name):
+        variables |= dict(known.environment)
     return RunSpec(
-        argv=("python", f"/build/tools/{BUILDER.name}", inside, "/build/out", "/build/tools", "/build/cuda"),
+        argv=("python", f"/build/tools/{BUILDER.name}", step, inside, *FOLDERS),
         environment=tuple(variables.items()),
         mounts=mounts,
         limits=asked.limits,
@@ -225,26 +393,24 @@ def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
         message = f"the run was ended: it reached the limit time={asked.timeout:.0f}"
         hint = "`--limit time=...` with more, or time=none"
     if message:
-        raise LimitError(f"{asked.source}: {message}", hint=hint)
+        raise LimitError(f"{asked.title}: {message}", hint=hint)
     if done.returncode == 0:
         return
     said = what_failed(done.stdout + done.stderr)
     hint = "packages and Debian's libraries (system: in a recipe) that it needs must be in the target"
-    if not _has_nvcc(asked.target):
+    if not has_nvcc(asked.target):
         hint = f"PyPI has CUDA's compiler from CUDA 13 on, not of {asked.target.cuda}, if it is that"
-    raise BuildError(f"{asked.source} does not compile in {asked.target.name}:\n{said}", hint=hint)
-
-
-def _has_nvcc(target: Target) -> bool:
-    major = target.cuda.partition(".")[0]
-    return target.source == "pypi" and major.isdigit() and int(major) >= 13
+    raise BuildError(f"{asked.title} does not compile in {asked.target.name}:\n{said}", hint=hint)
 
 
 def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _Source:
     if found := _GIT.fullmatch(text):
         clone = folder.with_name("clone")
         _clone(found["url"], found["commit"], clone, min(most, shutil.disk_usage(clone.parent).free // 2))
-        copy_source(clone, folder, most)
+        inside = clone / (found["folder"] or ".")
+        if not inside.is_dir() or not inside.resolve().is_relative_to(clone.resolve()):
+            raise UsageError(f"{text}: there is no folder {found['folder']}", hint="correct its subdirectory")
+        copy_source(inside, folder, most)
         remove_tree(clone)
         return _Source(path=folder, told=text)
     if text.startswith(("git+", "http")):
@@ -255,7 +421,8 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
     path = Path(text)
     if text.startswith((".", "/")) or path.exists():
         if path.is_dir():
-            content = copy_source(path.resolve(), folder, most)
+            root = path.resolve() == access.settings.root_path.resolve()
+            content = copy_source(path.resolve(), folder, most, skipped=OF_PROJECTS if root else ())
             return _Source(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
         if not path.is_file():
             raise UsageError(f"{path} does not exist", hint="name a folder, an archive or a package")
@@ -333,13 +500,25 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
 
 
 def _tools(
-    access: Access, target: Target, lock: Lock, requires: Iterable[str], progress: Progress
+    access: Access,
+    asked: CompileAsk,
+    lock: Lock,
+    requires: Iterable[str],
+    progress: Progress,
+    *,
+    isolated: bool,
 ) -> dict[LockedWheel, Path]:
-    """What it is built with and the image has not, in the cache."""
-    there = {package.name for package in lock.packages}
-    wanted = {one for one in (*OWN_TOOLS, *requires) if canonicalize_name(Requirement(one).name) not in there}
+    """What it is built with and is not shown to it otherwise, in the cache; with the wheels beside it."""
+    target = asked.target
+    beside = {wheel: path for path in asked.beside if (wheel := _own_wheel(path))}
+    shown = {} if isolated else {package.name: package.version for package in lock.packages}
+    there = shown | {wheel.name: wheel.version for wheel in beside}
+    wanted = {one for one in (*OWN_TOOLS, *requires) if not _satisfied(Requirement(one), there)}
+    named = {canonicalize_name(Requirement(one).name) for one in wanted}
     runtime = next((package.version for package in lock.wheels if package.name == "nvidia-cuda-runtime"), "")
     bounds = tuple(f"{name}=={'.'.join(runtime.split('.')[:2])}.*" for name in NVCC) if runtime else ()
+    # What the image has is taken in its version: the libraries' headers must be those of the compiler.
+    kept = (w for w in lock.wheels if w.name not in named and (not isolated or w.name.startswith("nvidia-")))
     index = package_index(access)
     locker = uv_locker(index)
     question = WheelQuestion(
@@ -351,14 +530,25 @@ def _tools(
             solver="",
             wheels=(),
         ),
-        requirements=(*sorted(wanted), *(NVCC[:1] if runtime and _has_nvcc(target) else ())),
-        # What the image has is taken in its version: the libraries' headers must be those of the compiler.
-        constraints=(*bounds, *(f"{wheel.name}=={wheel.version}" for wheel in lock.wheels)),
+        requirements=(*sorted(wanted), *(NVCC[:1] if runtime and has_nvcc(target) else ())),
+        constraints=(*bounds, *(f"{wheel.name}=={wheel.version}" for wheel in kept)),
     )
     wheels = locker.wheels(question, locker.solve(question), progress)
     cache = PackageCache(access.settings.cache_path, index)
-    return cache.fetch(
+    fetched = cache.fetch(
         wheels, lambda missing: locker.addresses(replace(question.lock, wheels=missing)), progress
+    )
+    return fetched | beside
+
+
+def _own_wheel(path: Path) -> LockedWheel:
+    name, version, *_ = parse_wheel_filename(path.name)
+    return LockedWheel(
+        name=name,
+        version=str(version),
+        filename=path.name,
+        sha256=_sha256(path.parent, path.name),
+        size=path.stat().st_size,
     )
 
 
@@ -376,28 +566,45 @@ def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> N
     shutil.copyfile(BUILDER, folder / BUILDER.name)
 
 
-def _record(
-    asked: CompileAsk, source: _Source, image: Image, tools: dict[LockedWheel, Path]
-) -> dict[str, object]:
+def _record(asked: CompileAsk, source: _Source, image: Image, *, isolated: bool) -> dict[str, object]:
     return {
         "source": source.told,
         "target": asked.target.name,
         "image": image.manifest,
+        "isolated": isolated,
         "capabilities": list(asked.capabilities or asked.target.capabilities),
-        "tools": [f"{wheel.filename} sha256:{wheel.sha256}" for wheel in tools],
         "builder": f"imagefactory {__version__}",
     }
 
 
-def _made_before(folder: Path, record: dict[str, object]) -> Path | None:
-    """The wheel of an equal record; the folder may have come with an untrusted project."""
+def _recorded_requires(folder: Path, record: Mapping[str, object]) -> tuple[str, ...] | None:
+    """What the backend asked for when the same source was built in the same image; None if it was not."""
+    for _, held in _records(folder):
+        try:
+            if {**held, **record} == held:
+                return check_requires(held["requires"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _records(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The wheels' names and records; the folder may have come with an untrusted project."""
     try:
         names = list_names(folder.resolve(), MOST_NAMES)
     except OSError:
-        return None
+        return
     for name in (name.removesuffix(".json") for name in names if name.endswith(".whl.json")):
         try:
-            held: Any = parse_json(read_file(folder, f"{name}.json", LONGEST_RECORD))
+            yield name, parse_json(read_file(folder, f"{name}.json", LONGEST_RECORD))
+        except (OSError, ValueError):
+            continue
+
+
+def _made_before(folder: Path, record: Mapping[str, object]) -> Path | None:
+    """The wheel of an equal record."""
+    for name, held in _records(folder):
+        try:
             if {**record, "sha256": held["sha256"]} == held and _sha256(folder, name) == held["sha256"]:
                 return folder / name
         except (OSError, ValueError, KeyError, TypeError):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -33,6 +35,7 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.match_spec import channel_name
@@ -115,10 +118,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
             under=under,
         )
         try:
-            locker = _target_locker(factory, target)
-            solved = locker.lock(request, progress)
-            behind = locker.behind(request, solved, progress)
-            _refuse_behind(target, behind)
+            solved, behind = solve_request(factory, request, progress)
         except UnsolvableError as error:
             if not current:
                 why = files.Unsolvable(
@@ -147,6 +147,79 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         files.remove_unsolvable(folder, target.name)
     _keep_behind(factory, after, behind)
     return Relock(target=target, before=before, after=after, behind=behind)
+
+
+def solve_request(
+    access: Access, request: LockRequest, progress: Progress, *, build: bool = False
+) -> tuple[Lock, tuple[Behind, ...]]:
+    """A solution, and what of it is far behind. Nothing is written.
+
+    Raises UnbuiltError where packages have no wheel, and with `build` where the newest releases of what the
+    recipe names have none; BehindError for an old release of what it names, and what the solver's adapter
+    raises.
+    """
+    target, locker = request.target, target_locker(access, request.target)
+    solved = locker.lock(request, progress)
+    behind = locker.behind(request, solved, progress)
+    try:
+        _refuse_behind(target, behind)
+    except BehindError:
+        newest = tuple(f"{one.name}=={one.newest}" for one in behind if one.asked)
+        wanted = replace(target, constraints=(*target.constraints, *newest))
+        if build and target.source == "pypi":
+            with suppress(UnsolvableError):
+                locker.lock(replace(request, target=wanted), progress)
+        raise
+    return solved, behind
+
+
+def solve_target(
+    factory: Factory,
+    target: Target,
+    base: Base,
+    progress: Progress,
+    *,
+    under: Lock | None = None,
+    declared: bool = False,
+) -> Mapping[str, str]:
+    """The versions that a lock of `target` would have, by name. Nothing is written.
+
+    `under` is the lock of the target that it is built on. With `declared` packages of PyPI are solved by what
+    they declare alone, which is quick. Raises UnsolvableError, UnreachableError, UnbuiltError (NoWheelError
+    with `declared`), or what else the solver's adapter raises.
+    """
+    request = LockRequest(target=target, base=base, under=under)
+    if target.source == "pypi" and not (under and under.conda):
+        pins = uv_locker(package_index(factory)).versions(request, progress, declared=declared)
+        solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
+        return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
+    lock = target_locker(factory, target).lock(request, progress)
+    return {package.name: package.version for package in lock.packages}
+
+
+def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[str, ...]:
+    """Requires-Dist of a release (`torch==2.7.1`) for a target's Python. Raises LockError."""
+    locker = uv_locker(package_index(access))
+    text = locker.metadata(pin, _empty_lock(locker, target, base))
+    return tuple(parse_email(text)[0].get("requires_dist", []))
+
+
+def has_wheels(access: Access, target: Target, base: Base, name: str) -> bool:
+    """Whether the index has a wheel of a package, of any release and for any Python."""
+    locker = uv_locker(package_index(access))
+    files = locker.project(name, _empty_lock(locker, target, base))
+    return any(file.filename.endswith(".whl") for file in files)
+
+
+def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:
+    return Lock(
+        target=target.name,
+        content_hash="",
+        python=target.python,
+        platform=locker.platform(target, base.glibc),
+        solver="",
+        wheels=(),
+    )
 
 
 def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
@@ -201,11 +274,14 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
     for one in asked:
         by_key.setdefault("pip" if one.name in from_pypi else "constraints", []).append(f'"{one.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
+    builds = list(dict.fromkeys(one.build for one in asked if one.build))
+    newer = "change what forbids the newer one"
+    if builds:
+        newer = f"imagefactory lock {target.name} --build makes {' and '.join(builds)} from source"
     raise BehindError(
         f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
-        hint=f"change what forbids the newer one, or write {bounds} at {target.where} "
-        f"to lock the old one all the same",
+        hint=f"{newer}, or write {bounds} at {target.where} to lock the old one all the same",
         tree="\n".join(map(str, behind)),
     )
 
@@ -263,7 +339,7 @@ def conda_locker(access: Access) -> CondaLocker:
     return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
-def _target_locker(access: Access, target: Target) -> Locker:
+def target_locker(access: Access, target: Target) -> Locker:
     """What solves the target's packages, and knows where they are."""
     index = package_index(access)
     if not target.conda:

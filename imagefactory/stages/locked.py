@@ -27,6 +27,9 @@ from imagefactory.lock.layers import LAYERS
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 
+TO_BUILD = "to build"
+"""The state of a target whose recipe names sources that have no wheel yet."""
+
 
 def read_target_lock(factory: Factory, target: Target) -> Lock | None:
     """The committed lock of a target, or None. Raises LockError when it is malformed."""
@@ -37,9 +40,15 @@ def require_lock(factory: Factory, target: Target) -> Lock:
     """The committed lock.
 
     Raises LockError when there is none or it does not hold the framework and CUDA that the target
-    names, StaleError when the recipe has moved on or the lock of the target that it is built on has.
+    names, StaleError when the recipe has moved on or the lock of the target that it is built on has, and
+    for a target whose recipe names sources that have no wheel yet.
     """
     lock, hint = read_target_lock(factory, target), f"imagefactory lock {target.name}"
+    if target.sources:
+        raise StaleError(
+            f"{target.name} names sources without a wheel: {', '.join(target.sources)}",
+            hint=f"{hint} --build",
+        )
     wanted = wanted_hash(factory, target)
     if lock is not None and lock.content_hash == wanted:
         check_facts(lock, target)
@@ -73,7 +82,10 @@ def locks_below(factory: Factory, target: Target) -> tuple[Lock, ...]:
 
 
 def lock_state(factory: Factory, target: Target) -> str:
-    """`ok`, `stale`, `none`, `malformed`, or `unsolvable` where that is what locking said, for tables."""
+    """`ok`, `stale`, `none`, `malformed`, `to build` while its recipe names sources without a wheel, or
+    `unsolvable` where that is what locking said, for tables."""
+    if target.sources:
+        return TO_BUILD
     try:
         lock = read_target_lock(factory, target)
     except LockError:

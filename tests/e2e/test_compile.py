@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import EXIT_BUILD, EXIT_LIMIT, EXIT_USAGE
+from imagefactory.errors import EXIT_BUILD, EXIT_LIMIT, EXIT_LOCK, EXIT_STALE, EXIT_USAGE
+from imagefactory.oci.layout import Layout
 from tests.services.factory import TINY_RECIPE, Factory, lend, make_root
 
 TARGET = "tiny-12.1-cu121"
@@ -101,3 +102,63 @@ def test_a_link_out_of_a_folder_stops_it(mine: Factory, tmp_path: Path) -> None:
     (tmp_path / "key").symlink_to("/etc/passwd")
     done = mine.run("compile", str(tmp_path), "--in", TARGET, code=EXIT_USAGE)
     assert "key" in done.stderr
+
+
+# --- a recipe whose packages have no wheels ----------------------------------------------------------
+
+OWN = """\
+[build-system]
+requires = ["setuptools>=61"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "mylab"
+version = "0.3"
+dependencies = ["docopt==0.6.2", "idna"]
+[project.scripts]
+mylab = "mylab:main"
+"""
+MAIN = """\
+import docopt, ffmpy, idna
+def main():
+    print(docopt.__version__, idna.__version__)
+"""
+
+
+def test_lock_builds_what_has_no_wheel_and_the_image_runs_it(mine: Factory) -> None:
+    """An sdist of the index, one that only the project's own code requires, and that code itself."""
+    package = mine.root / "src" / "mylab"
+    (package / "mylab").mkdir(parents=True)
+    (package / "pyproject.toml").write_text(OWN)
+    (package / "mylab" / "__init__.py").write_text(MAIN)
+    recipe = mine.root / "recipes" / "lab.yaml"
+    text = TINY_RECIPE.replace("family: tiny", "family: lab").replace(
+        'packages: ["idna==3.7", "markupsafe==2.1.5"]',
+        "packages:\n  - idna==3.7   # as the paper\n  - ffmpy==0.3.1\n  - ./src/mylab",
+    )
+    recipe.write_text(text)
+    lab = "lab-12.1-cu121"
+    (row,) = json.loads(mine.run("list", "--json", lab).stdout)["targets"]
+    assert row["lock"] == "to build"
+    (error,) = json.loads(mine.run("lock", "--json", lab, code=EXIT_LOCK).stdout)["errors"]
+    assert {one["name"]: one["version"] for one in error["packages"]} == {
+        "docopt": "0.6.2",
+        "ffmpy": "0.3.1",
+        "mylab": "0.3",
+    }
+    assert error["hint"] == f"imagefactory lock {lab} --build"
+    assert recipe.read_text() == text
+    assert mine.run("build", lab, code=EXIT_STALE).returncode == EXIT_STALE
+
+    (result,) = json.loads(mine.run("lock", "--build", "--json", lab).stdout)["results"]
+    assert {one["name"] for one in result["built"]} == {"docopt", "ffmpy", "mylab"}
+    assert all((mine.root / one["path"]).is_file() for one in result["built"])
+    assert "# as the paper" in recipe.read_text()
+    mine.run("lock", "--check", lab)
+    assert not any("-build" in tag for tag in Layout(mine.store).tags())
+    mine.build(lab, "--no-smoke")
+    assert mine.run("run", lab, "--", "mylab").stdout == "0.6.2 3.7\n"
+
+    made = {path: path.stat().st_mtime_ns for path in (mine.root / "wheels").glob("*.whl")}
+    recipe.write_text(text)  # as after a command that was interrupted
+    (result,) = json.loads(mine.run("lock", "--build", "--json", lab).stdout)["results"]
+    assert {path: path.stat().st_mtime_ns for path in made} == made

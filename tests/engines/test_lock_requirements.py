@@ -393,3 +393,72 @@ def with_package(name: str, *constraints: str) -> Target:
         requirements=(*TARGET.requirements, name),
         constraints=(*TARGET.constraints, *constraints),
     )
+
+
+def test_the_order_of_the_recipe_decides_as_it_does_for_uv(index: Index, tmp_path: Path) -> None:
+    """Of two packages that exclude each other's newest release, the first one gets it."""
+    for one, other in (("zeta", "alpha"), ("alpha", "zeta")):
+        index.add(one, "1.0")
+        index.add(one, "2.0", needs=(f"{other}<2",))
+    uv = locker(index, tmp_path)
+    for first, second in (("zeta", "alpha"), ("alpha", "zeta")):
+        target = replace(TARGET, requirements=(*TARGET.requirements, first, second))
+        found = versions(uv.lock(replace(REQUEST, target=target), Quiet()))
+        assert (found[first], found[second]) == ("2.0", "1.0")
+
+
+def test_what_a_release_needs_and_does_not_declare_is_locked(index: Index, tmp_path: Path) -> None:
+    """The real solver, on known rows: a bound, a companion, and a requirement that nothing else has."""
+    index.add("torch", "2.2.2", needs=("numpy", "triton==2.2.0", "nvidia-cuda-runtime-cu12==12.1.105"))
+    index.add("triton", "2.2.0")
+    for name, version in (("setuptools", "80.0"), ("torchaudio", "2.2.2"), ("torchaudio", "2.11.0")):
+        index.add(name, version)
+    target = replace(
+        TARGET, version="2.2", requirements=("torch==2.2.*", "torchaudio", "numpy"), constraints=()
+    )
+    uv, request = locker(index, tmp_path), replace(REQUEST, target=target)
+    lock = uv.lock(request, Quiet())
+    found = versions(lock)
+    assert (found["numpy"], found["torchaudio"], found["setuptools"]) == ("1.26.3", "2.2.2", "80.0")
+    assert lock.content_hash == content_hash(target, BASE, None)
+    assert uv.behind(request, lock, Quiet()) == ()
+    with pytest.raises(UnsolvableError) as caught:
+        uv.lock(replace(request, target=replace(target, constraints=("numpy>=2",))), Quiet())
+    assert "torch 2.2.2 needs numpy<2" in caught.value.message
+    assert "numpy>=2" in caught.value.message
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
+def test_a_near_release_that_is_a_source_alone_is_told_and_can_be_accepted(
+    index: Index, tmp_path: Path, as_json: bool
+) -> None:
+    """As rouge-score, for a package that the recipe names and for one below."""
+    index.json = as_json
+    index.add("rouge", "0.0.4")
+    (index.folder / "rouge-0.1.2.tar.gz").write_bytes(b"")
+    index.publish("rouge", "rouge-0.1.2.tar.gz")
+    index.add("evaluate", "1.0", needs=("rouge",))
+    uv = locker(index, tmp_path)
+    for name, asked in (("rouge", True), ("evaluate", False)):
+        request = replace(REQUEST, target=with_package(name))
+        (behind,) = uv.behind(request, uv.lock(request, Quiet()), Quiet())
+        assert (behind.name, behind.locked, behind.newest) == ("rouge", "0.0.4", "0.1.2")
+        assert (behind.asked, behind.build, behind.accept) == (asked, "rouge==0.1.2", "rouge<0.1.2")
+    accepted = replace(REQUEST, target=with_package("rouge", "rouge<0.1.2"))
+    assert uv.behind(accepted, uv.lock(accepted, Quiet()), Quiet()) == ()
+
+
+def test_what_a_locked_package_bounds_needs_no_question(index: Index, tmp_path: Path) -> None:
+    index.add("numpy", "3.0.0")
+    index.add("numba", "1.0", needs=("numpy<2; extra == 'x'", "llvm"), extras=("x",))
+    index.add("llvm", "1.0", needs=("numpy<2",))
+    uv = locker(index, tmp_path)
+    for names, told in ((("numba[x]",), []), (("llvm",), []), (("numba",), ["numpy"])):
+        target = replace(TARGET, requirements=(*TARGET.requirements, *names), constraints=())
+        request = replace(REQUEST, target=target)
+        lock = uv.lock(request, Quiet())
+        assert versions(lock)["numpy"] == "1.26.3"
+        index.requests.clear()
+        behind = uv.behind(request, lock, Quiet())
+        assert [one.name for one in behind] == told
+        assert [one for one in behind if one.asked] == []

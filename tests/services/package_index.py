@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -63,6 +65,20 @@ class Index:
             for path, text in texts.items():
                 archive.writestr(zipfile.ZipInfo(path), text)
         self.publish(name, filename)
+
+    def add_sdist(self, name: str, version: str, *, needs: tuple[str, ...] = (), **files: str) -> None:
+        """A source distribution that says what it requires; `__` in the name of a file is `.`."""
+        stem = f"{name.replace('-', '_')}-{version}"
+        metadata = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n"
+        metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
+        texts = {"PKG-INFO": metadata, "setup.py": "raise SystemExit('it was run')\n"}
+        texts |= {file.replace("__", "."): text for file, text in files.items()}
+        with tarfile.open(self.folder / f"{stem}.tar.gz", "w:gz") as tar:
+            for path, text in texts.items():
+                info = tarfile.TarInfo(f"{stem}/{path}")
+                info.size = len(text)
+                tar.addfile(info, io.BytesIO(text.encode()))
+        self.publish(name, f"{stem}.tar.gz")
 
     def metadata(self, filename: str) -> bytes:
         """METADATA of a wheel, as PEP 658 has it beside the file."""

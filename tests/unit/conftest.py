@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from imagefactory.cli import cancel, status, sweeps
-from imagefactory.errors import BuildError
+from imagefactory.errors import BuildError, UnreachableError
 from imagefactory.factory import Factory, read_factory
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
@@ -21,7 +22,7 @@ from imagefactory.pools.htcondor.pool import HTCondor
 from imagefactory.pools.inventory import write_inventory
 from imagefactory.settings import files
 from imagefactory.settings.load import ENVIRONMENT_PREFIX, load_settings
-from imagefactory.stages import build, plan, sweep_images
+from imagefactory.stages import build, new, plan, sweep_images
 from imagefactory.stages import push as pushing
 from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.trust import Grant, add_key
@@ -73,6 +74,16 @@ def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
 
     return lambda *arguments, root=ROOT: say(capsys, *(("-C", str(root)) if root else ()), *arguments)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index and no channel answers `new`."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise UnreachableError("the index cannot be reached", hint="is the network up?")
+
+    monkeypatch.setattr(new, "solve_target", refuse)
 
 
 @pytest.fixture

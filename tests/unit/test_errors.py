@@ -18,6 +18,7 @@ from imagefactory.errors import (
     FactoryError,
     RecipeError,
     ToolError,
+    UnbuiltError,
     UnsolvableError,
     extra_hint,
 )
@@ -31,6 +32,7 @@ from imagefactory.errors import (
         ToolError("there is no uv", hint="apt-get install uv"),
         RecipeError(["a.yaml:1:2: one", "a.yaml:3:4: two"], hint="mend both"),
         UnsolvableError("no solution", hint="ask for less", tree="a\n b"),
+        UnbuiltError("no wheel", packages=({"name": "filterpy"},), pins=("numpy==1.26.4",)),
     ],
     ids=lambda error: type(error).__name__,
 )

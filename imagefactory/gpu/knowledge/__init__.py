@@ -1,6 +1,7 @@
 """What is known about the world, as data with sources: tables that decisions look things up in.
 
-    wheels.py     pypi_cuda, companions, conda_pypi     CUDA that wheels come with; what goes beside; names
+    wheels.py     pypi_cuda, companions, bounds,         CUDA that wheels come with; what goes with them;
+                  conda_pypi                             names
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
     gpu_names.py  gpus                                  GPUs by name
@@ -40,18 +41,23 @@ from imagefactory.gpu.knowledge.toolkits import (
     targets_of,
 )
 from imagefactory.gpu.knowledge.wheels import (
+    Bound,
     Companion,
     CudaWheel,
+    bounds,
     companion_names,
     companions,
+    companions_for,
     cuda_wheels,
     families,
+    last_with,
     newest_cuda,
     offered,
     pypi_names,
 )
 
 __all__ = [
+    "Bound",
     "Companion",
     "CudaWheel",
     "DataSheet",
@@ -62,9 +68,11 @@ __all__ = [
     "ScannedWheel",
     "all_documented",
     "amd_gpus",
+    "bounds",
     "capabilities",
     "companion_names",
     "companions",
+    "companions_for",
     "cuda_drivers",
     "cuda_targets",
     "cuda_wheels",
@@ -78,6 +86,7 @@ __all__ = [
     "gpus",
     "known_index",
     "known_processors",
+    "last_with",
     "minor_floors",
     "native_driver",
     "newest_cuda",

@@ -1,11 +1,15 @@
-"""Wheels on PyPI: the CUDA they come with, their companions, and what conda's packages are called there."""
+"""Wheels on PyPI: the CUDA they come with, what goes with them, what conda's packages are called there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 
-from imagefactory.gpu.knowledge.tables import covers, read_table
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,58 @@ def companions(framework: str, version: str, python: str) -> tuple[Companion, ..
 def companion_names(framework: str) -> frozenset[str]:
     """The packages that some version of a framework has beside it."""
     return frozenset(one.package for one in _companions() if one.framework == framework)
+
+
+def companions_for(framework: str, version: str) -> dict[str, str]:
+    """Return the series (`0.21`) of each companion for a framework version, by name.
+
+    A companion without a release for that version has an empty one. Nothing is returned for a version that
+    no row covers, of which nothing is known.
+    """
+    known = {
+        one.package: one.series
+        for one in _companions()
+        if one.framework == framework and covers(one.version, version)
+    }
+    return dict.fromkeys(sorted(companion_names(framework)), "") | known if known else {}
+
+
+def last_with(companion: str, framework: str) -> str:
+    """Return the newest framework version that has a companion, empty for none."""
+    versions = [
+        one.version for one in _companions() if (one.package, one.framework) == (companion, framework)
+    ]
+    return max(versions, key=numbers, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What `versions` of a package need and do not declare: `needs`, another one's name and versions.
+
+    With `add` it is needed even where nothing else asks for it.
+    """
+
+    package: str
+    versions: SpecifierSet
+    needs: Requirement
+    add: bool
+    source: str
+
+
+@cache
+def bounds() -> tuple[Bound, ...]:
+    """Return all rows of bounds.toml, in its order. Raises TypeError or ValueError for a malformed one."""
+    return tuple(parse_bound(**row) for row in read_table("bounds")["bound"])
+
+
+def parse_bound(*, package: str, versions: str, needs: str, source: str, add: bool = False) -> Bound:
+    """Return a row of bounds.toml. Raises ValueError for a malformed one."""
+    needed = Requirement(needs)
+    if package != canonicalize_name(package) or needed.name != canonicalize_name(needed.name):
+        raise ValueError(f"'{package}' or '{needed.name}' is not a normalised name")
+    if needed.extras or needed.marker or needed.url or not (add or needed.specifier):
+        raise ValueError(f"'{needs}' is not a name with versions")
+    return Bound(package=package, versions=SpecifierSet(versions), needs=needed, add=add, source=source)
 
 
 def newest_cuda() -> int:

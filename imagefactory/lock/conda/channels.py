@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
+from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.web import Login, Patience, Web, on_loopback, redact, sends_openly, without_login
 
@@ -176,7 +176,7 @@ class ChannelAccess:
                 f"{name} cannot be trusted: {reason}",
                 hint="set `certificates` to your site's CA bundle (imagefactory settings)",
             )
-        return LockError(
+        return UnreachableError(
             f"{name} cannot be read: {reason}",
             hint="run the same command again later, or name a mirror in the setting 'channels'",
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
+from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -69,8 +69,9 @@ def lock_pip(
     if not asked_of(request.target, "pypi")[0]:
         return request.under.wheels if request.under else ()
     _refuse_contradictions(request, given)
-    with _solved(request, given, locker) as (question, pins):
-        return locker.wheels(question, pins, progress or Quiet())
+    progress = progress or Quiet()
+    with _solved(request, given, locker, progress) as (question, pins):
+        return locker.wheels(question, pins, progress)
 
 
 def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress) -> tuple[Behind, ...]:
@@ -78,15 +79,18 @@ def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Pro
 
     Raises like `lock_pip`.
     """
-    with _solved(request, given_packages(lock.conda), locker) as (question, _):
+    with _solved(request, given_packages(lock.conda), locker, Quiet()) as (question, _):
         return find_behind(locker, question, lock.wheels, request.target.framework, progress)
 
 
 @contextmanager
 def _solved(
-    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker
+    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelQuestion, Pins]]:
-    """The question of the pip part and its solution, while the given packages are there as wheels."""
+    """The question of the pip part and its solution, while the given packages are there as wheels.
+
+    Both have what is known to be needed and is not declared.
+    """
     target, previous, under = request.target, request.previous, request.under
     requirements, constraints = asked_of(target, "pypi")
     glibc = dict(target.virtual).get("__glibc", request.base.glibc)
@@ -109,6 +113,7 @@ def _solved(
         update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
         fixed=under.wheels if under else (),
+        sources=target.sources,
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
@@ -117,12 +122,13 @@ def _solved(
             stubs=_write_stubs(Path(folder), given),
         )
         try:
-            pins = locker.solve(question)
+            with without(request.absent, question) as given_without:
+                question, pins = require_wheels(locker, given_without, target, progress)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                pins = locker.solve(question)
+                question, pins = require_wheels(locker, question, target, progress)
         except UnsolvableError as error:
             raise _explain(error, given) from error
         yield question, pins
@@ -210,17 +216,9 @@ def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, 
 def _write_stubs(folder: Path, given: Mapping[str, GivenPackage]) -> Path:
     """One wheel a package, with metadata alone."""
     for one in given.values():
-        stem = f"{one.name.replace('-', '_')}-{one.version}{_LOCAL}"
-        lines = [f"Metadata-Version: 2.1\nName: {one.name}\nVersion: {one.version}{_LOCAL}"]
-        lines += [f"Provides-Extra: {extra}" for extra in one.provides]
+        lines = [f"Provides-Extra: {extra}" for extra in one.provides]
         lines += [f"Requires-Dist: {need}" for need in one.extras]
-        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
-            for name, text in (
-                ("METADATA", "\n".join(lines) + "\n"),
-                ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
-                ("RECORD", ""),
-            ):
-                archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{name}"), text)
+        write_stub(folder, one.name, f"{one.version}{_LOCAL}", lines)
     return folder
 
 

@@ -295,7 +295,7 @@ class Solver:
 
     def _fault(self, text: str) -> LockError:
         fault = self._channels.fault(text, self._target.channels)
-        return LockError(f"{self._target.name}: {fault.message}", hint=fault.hint)
+        return type(fault)(f"{self._target.name}: {fault.message}", hint=fault.hint)
 
 
 def split_spec(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ machine gets into what it says.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,13 @@ _LOCAL = "factory.wheels"  # unlike any name of the settings
 
 
 def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
-    """The file in `folder` that asks for `wanted` (PEP 508), those of `lock.origins` from where they say.
+    """Write the file in `folder` that requires `wanted` (PEP 508), those of `lock.origins` from there.
 
+    Their order is kept: of two packages that compete, uv gives the newest release to the first one.
     Raises UsageError for an index whose address this machine does not know, LockError for a wheel as
     `local_wheels` does.
     """
-    lines = sorted(set(wanted))
+    lines = list(dict.fromkeys(wanted))
     names = set(map(package_of, lines))
     origins = [pair for pair in lock.origins if pair[0] in names]
     if not origins:
@@ -59,6 +61,18 @@ def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageI
         )
     path.write_text(as_lines(text))
     return path
+
+
+def read_via(solution: str) -> dict[str, tuple[str, ...]]:
+    """Return the packages that require each one, by uv's comments in a file that it compiled."""
+    found: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for line in solution.splitlines():
+        if "==" in line and not line.startswith(" "):
+            name = package_of(line)
+        elif by := re.fullmatch(r" +# +(?:via +)?([A-Za-z0-9][A-Za-z0-9._-]*)", line):
+            found[name] = (*found.get(name, ()), package_of(by[1]))
+    return {name: tuple(one for one in by if one not in ("via", _PROJECT)) for name, by in found.items()}
 
 
 def as_lines(entries: Iterable[str]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.errors import LockError, UnreachableError, UnsolvableError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.wheels_there import what_works, without_wheel
+from imagefactory.lock.pypi.wheels_there import NoWheelError, all_without_wheel, what_works, without_wheel
 from imagefactory.model import Lock, Target
 from imagefactory.web import redact
 
@@ -43,16 +43,16 @@ def _with_cuda(target: Target) -> str:
     return f" --cuda {target.cuda}" if target.gpu and not rocm_of(target.cuda) else ""
 
 
-def unreached(stderr: str, index: PackageIndex) -> LockError:
+def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
     for name, url in index.named:
         if url.rstrip("/") in stderr:
-            return LockError(
+            return UnreachableError(
                 _one_line(stderr),
                 hint=f"is the network up, is the index '{name}' at {redact(url)} (setting indexes), and does "
                 "~/.netrc have its password, if it wants one?",
             )
     where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
-    return LockError(
+    return UnreachableError(
         _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
     )
 
@@ -74,6 +74,8 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
         hint = "images are made of wheels only: constrain that package to a version that has one"
         if (asked := without_wheel(stderr)) and (files := there(asked.partition("==")[0])):
             hint = f"images are made of wheels only, and {what_works(asked, files, lock)}"
+        names = all_without_wheel(stderr)
+        return NoWheelError(f"{lock.target}: {text}", hint=hint, names=names, account=stderr)
     elif "No solution found" in text and lock.wheels:
         text = f"the index no longer has what is locked: {text}"
         hint = f"imagefactory lock {lock.target} --update PACKAGE"
@@ -83,4 +85,5 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
         return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
     else:
         hint = unreached(stderr, index).hint
+        return UnreachableError(f"{lock.target}: {text}", hint=hint)
     return LockError(f"{lock.target}: {text}", hint=hint)

@@ -41,7 +41,7 @@ class PackageIndex:
     which setting named it. `named` are others by the names that recipes use (name, address).
     `certificates` is a file or folder of CA certificates (empty: those of the libraries), `proxy` a URL or
     empty. `environment` is all that uv is started with. `root` is the factory's folder, in which wheels may
-    lie.
+    lie. `sdists` is the folder that keeps source distributions.
     """
 
     url: str
@@ -51,6 +51,7 @@ class PackageIndex:
     environment: tuple[tuple[str, str], ...]
     named: tuple[tuple[str, str], ...] = ()
     root: Path = Path("/")
+    sdists: Path | None = None
 
     def address(self, name: str, asked: str) -> str:
         """Where the index of a name is. Raises UsageError beginning with `asked` for an unknown one."""

@@ -7,7 +7,7 @@ old release fits, one of pure Python from before its GPU code or one from before
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -23,7 +23,8 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.model import Lock
+from imagefactory.lock.pypi.tags import fitting_set
+from imagefactory.model import Lock, LockedWheel
 
 _DAYS, _RELEASES = 365, 5
 _FUTURE = "3.99"  # of Python, which only a release that ends below it excludes
@@ -92,19 +93,58 @@ def bounds_of(name: str, written: Iterable[str]) -> SpecifierSet:
     return bounds
 
 
-def needs_with(needs: Iterable[str], extras: Collection[str], python: str) -> Iterator[str]:
-    """Of a distribution's Requires-Dist what holds for its `extras` and a Python, without markers."""
+def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Iterator[Requirement]:
+    """Yield what holds of a distribution's Requires-Dist for its `extras` and a lock's Python and machine."""
     for text in needs:
         try:
             need = Requirement(text)
         except InvalidRequirement:  # of another time: uv reads more of them
             continue
         worlds = [
-            {"python_version": python, "python_full_version": f"{python}.0", "extra": e}
-            for e in ("", *extras)
+            {
+                "python_version": lock.python,
+                "python_full_version": f"{lock.python}.0",
+                "platform_machine": lock.platform.split("_", 3)[-1],
+                "sys_platform": "linux",
+                "extra": extra,
+            }
+            for extra in ("", *extras)
         ]
         if need.marker is None or any(need.marker.evaluate(world) for world in worlds):
-            yield f"{need.name}{need.specifier}"
+            yield need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What the locked package `by` requires of another one."""
+
+    by: str
+    name: str
+    bounds: SpecifierSet
+
+    def __str__(self) -> str:
+        return f"{self.by} needs {self.name}{self.bounds}"
+
+
+def needs_of(
+    required: Mapping[str, Sequence[str]], via: Mapping[str, Collection[str]], lock: Lock
+) -> tuple[Need, ...]:
+    """Return what the packages of a lock require of one another.
+
+    `required` is their Requires-Dist by name, `via` the packages that require each one: an extra counts only
+    where the requirement is not among the plain ones.
+    """
+    found = list[Need]()
+    for by, texts in required.items():
+        plain = list(needs_with(texts, (), lock))
+        extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)""", "\n".join(texts)))
+        for name in (name for name, some in via.items() if by in some):
+            needs = [one for one in plain if canonicalize_name(one.name) == name]
+            needs = needs or [
+                one for one in needs_with(texts, extras, lock) if canonicalize_name(one.name) == name
+            ]
+            found += [Need(by=by, name=name, bounds=need.specifier) for need in needs]
+    return tuple(found)
 
 
 def far_newer(locked: str, known: Iterable[Release], bounds: SpecifierSet) -> Version | None:
@@ -124,6 +164,40 @@ def far_newer(locked: str, known: Iterable[Release], bounds: SpecifierSet) -> Ve
     return newest.version if old and len(newer) > _RELEASES else None
 
 
+def newest_source(
+    wheel: LockedWheel, files: Iterable[IndexFile], bounds: SpecifierSet, lock: Lock
+) -> Version | None:
+    """Return the newest release within `bounds` if it is newer and has a source, but no wheel that fits.
+
+    It is what an installer would build. Releases for other Pythons do not count.
+    """
+    fits, held = fitting_set(lock.python, lock.platform), Version(wheel.version)
+    sources, wheels = set[Version](), set[Version]()
+    for file in files:
+        version = _version(wheel.name, file.filename)
+        if version is None or version.is_prerelease or file.yanked or not _is_for(file.python, lock.python):
+            continue
+        if not file.filename.endswith(".whl"):
+            sources.add(version)
+        elif parse_wheel_filename(file.filename)[3] & fits:
+            wheels.add(version)
+    newest = max((one for one in (sources | wheels) if one > held and one in bounds), default=None)
+    return newest if newest in sources - wheels else None
+
+
+def _is_for(bounds: str, python: str) -> bool:
+    try:
+        return f"{python}.0" in SpecifierSet(bounds)
+    except InvalidSpecifier:
+        return True
+
+
+def no_wheel(name: str, version: str, lock: Lock) -> str:
+    """Say for a person that a release has no wheel for a lock's Python and platform."""
+    what = f"{name} {version}".strip()
+    return f"no wheel of {what} for Python {lock.python} on {lock.platform}"
+
+
 def to_accept(name: str, locked: str, known: Iterable[Release]) -> str:
     """The bound by which a recipe says that it wants no newer release than the locked one."""
     held = Version(locked)
@@ -133,29 +207,34 @@ def to_accept(name: str, locked: str, known: Iterable[Release]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Why a release could not be locked: `reason` for a person, `by` what bounds it, empty for none."""
+    """Why a release could not be locked: `reason` for a person, `by` what bounds it, empty for none.
+
+    `build` is what lacks a wheel and could be built (`rouge-score==0.1.2`).
+    """
 
     reason: str
     by: str = ""
+    build: str = ""
 
 
-def read_account(text: str, name: str, asked: Mapping[str, str], lock: Lock) -> Account:
-    """uv's account of why the newest release of `name` could not be locked, in short.
+def read_account(text: str, pin: str, asked: Mapping[str, str], lock: Lock) -> Account:
+    """uv's account of why the newest release, `pin` (`demo==2.0`), could not be locked, in short.
 
     `asked` says by package what the question wants (`the recipe asks for torch==2.3.*`).
     """
+    name, _, newest = pin.partition("==")
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", text).split())
     flat = re.sub(r",(?=[<>=!~])", ";", flat)  # of bounds, unlike a comma between sentences
     needs = [
-        _Need(of=canonicalize_name(m[1]), name=canonicalize_name(m[3]), bounds=_plain(m[4]))
+        _Clause(of=canonicalize_name(m[1]), name=canonicalize_name(m[3]), bounds=_plain(m[4]))
         for m in _NEEDS.finditer(flat)
     ]
     if found := _NO_WHEEL.search(flat):
         lacking = canonicalize_name(found[1])
         bounds = next((need.bounds for need in needs if need.name == lacking), _plain(found[2] or ""))
-        what = f"{lacking} {bounds.removeprefix('==')}".strip()
-        return Account(reason=f"no wheel of {what} for Python {lock.python} on {lock.platform}")
-    if by := next((need for need in needs if need.name == name and need.of != name), None):
+        return Account(reason=no_wheel(lacking, bounds.removeprefix("=="), lock), build=f"{lacking}{bounds}")
+    others = (need for need in needs if need.name == name and need.of != name)
+    if by := next((need for need in others if need.excludes(newest)), None):
         return Account(reason=f"{by.of} needs {by}", by=by.of)
     if found := _PYTHON.search(flat):
         return Account(reason=f"it needs {_plain(found[1])}, the recipe has Python {lock.python}")
@@ -168,7 +247,7 @@ def read_account(text: str, name: str, asked: Mapping[str, str], lock: Lock) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Need:
+class _Clause:
     """`of` depends on `name` within `bounds`, as an account says it."""
 
     of: str
@@ -177,6 +256,12 @@ class _Need:
 
     def __str__(self) -> str:
         return f"{self.name}{self.bounds}"
+
+    def excludes(self, version: str) -> bool:
+        try:
+            return not SpecifierSet(self.bounds).contains(version, prereleases=True)
+        except InvalidSpecifier:
+            return False
 
 
 def _plain(bounds: str) -> str:

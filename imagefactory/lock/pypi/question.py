@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -20,7 +21,8 @@ class WheelQuestion:
     The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
     only files are, of whatever version comes out. `fixed` are in the answer as they are. `given`
     are pins (`numpy==1.26.4+given`) of packages that something else brings: uv finds them as wheels in the
-    folder `stubs`, and they are not in the answer.
+    folder `stubs`, and they are not in the answer. `sources` are folders and repositories of the recipe that
+    have no wheel yet; in `sdists` uv finds wheels that stand for packages to be built.
     """
 
     lock: Lock
@@ -32,15 +34,26 @@ class WheelQuestion:
     fixed: tuple[LockedWheel, ...] = ()
     given: tuple[str, ...] = ()
     stubs: Path | None = None
+    sources: tuple[str, ...] = ()
+    sdists: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """uv's solution: `lines` as `name==version`, and in `lacking` extras that were asked (package, extra)
-    and that the package's metadata does not have."""
+    """uv's solution: `lines` as `name==version`.
+
+    `lacking` are extras that were requested (package, extra) and that the package's metadata does not have.
+    `via` are the packages that require each one.
+    """
 
     lines: tuple[str, ...]
-    lacking: tuple[tuple[str, str], ...]
+    lacking: tuple[tuple[str, str], ...] = ()
+    via: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
+    """Return the version of each wheel by its name."""
+    return {wheel.name: wheel.version for wheel in wheels}
 
 
 def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:

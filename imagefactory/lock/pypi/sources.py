@@ -1,14 +1,16 @@
-"""The source of a package that an untrusted author wrote: copied, and read for what it is built with."""
+"""The source of a package that an untrusted author wrote: copied, and read for what it says of itself."""
 
 from __future__ import annotations
 
 import bz2
+import configparser
 import fnmatch
 import gzip
 import hashlib
 import json
 import lzma
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -16,13 +18,15 @@ import tomllib
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import Version
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.tar_header import CappedInfo
@@ -31,44 +35,86 @@ from imagefactory.trees import TreeLimits, open_file, printable, read_chunks, re
 
 DEFAULT_REQUIRES = ("setuptools>=40.8", "wheel")
 """What PEP 518 says a project without its own list builds with."""
-SKIPPED = (".git", "build", "*.egg-info")
-"""What is no source: git's own folder, and what builds leave."""
+SKIPPED = (".git", "build", "*.egg-info", ".venv", "__pycache__", "node_modules")
+"""What is no source: git's own folder, environments, and what builds and runs leave."""
 TREE = TreeLimits(entries=1_000_000, depth=100)
 PYPROJECT = "pyproject.toml"
 TEXT = 1 << 20  # bytes of a pyproject.toml
 MOST_REQUIRES = 200
+CODE: Mapping[str, str] = {
+    **dict.fromkeys((".cu", ".cuh"), "CUDA"),
+    **dict.fromkeys((".c", ".cc", ".cpp", ".cxx", ".pyx"), "C++"),
+    **dict.fromkeys((".f", ".f90", ".f95"), "Fortran"),
+    "Cargo.toml": "Rust",
+}
+"""The languages of files that need a compiler."""
 MEMBERS, INFLATED, RATIO = 200_000, 8 << 30, 200
 """Of an archive: members, bytes of all of them, and these for each packed byte."""
 _LEAST = 64 << 20  # bytes that any archive may unpack to
+_EGG_INFO = re.compile(r"^(?:[^/]+/){0,2}[^/]+\.egg-info/[^/]+$")
 _MOST_LINKS = 40  # as Linux follows
 _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What a source says of itself: what it is built with, and its name, empty where it names none."""
+    """What a source says of itself without running it.
+
+    `requires` is what it is built with (PEP 518). `name` and `version` are empty where it names none.
+    `dependencies` are its Requires-Dist, None where only building it says them. `code` are the languages
+    that need a compiler (a key of CODE), and `imports` are the packages that its setup.py imports.
+    """
 
     requires: tuple[str, ...]
     name: str
+    version: str = ""
+    dependencies: tuple[str, ...] | None = None
+    python: str = ""
+    code: frozenset[str] = frozenset()
+    imports: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Contents:
+    """The files of a source that say what it is, by their path below its folder, and its languages."""
+
+    texts: dict[str, bytes]
+    code: set[str]
+
+    def text(self, path: str) -> str:
+        return self.texts.get(path, b"").decode(errors="replace")
+
+    def in_egg_info(self, name: str) -> str | None:
+        """The text of a file in the egg-info folder, None where there is no such folder."""
+        folders = sorted({path.rpartition("/")[0] for path in self.texts if _EGG_INFO.search(path)})
+        return self.text(f"{folders[0]}/{name}") if folders else None
 
 
 def read_project(source: Path) -> Project:
-    """Return what a source archive or folder says (PEP 518, PEP 621). Raises UsageError for anything else."""
+    """Return what a source archive or folder says of itself. Raises UsageError for anything else."""
     try:
-        document = tomllib.loads(_pyproject(source).decode())
-        told = document.get("build-system", {}).get("requires", DEFAULT_REQUIRES)
-        if len(told) > MOST_REQUIRES:
-            raise ValueError(f"it requires {len(told)} packages to be built")
-        requires = tuple(Requirement(one) for one in told)
+        contents = _contents(source)
+        document = tomllib.loads(contents.texts.get(PYPROJECT, b"").decode())
+        build = document.get("build-system", {}).get("requires", DEFAULT_REQUIRES)
+        if len(build) > MOST_REQUIRES:
+            raise ValueError(f"it requires {len(build)} packages to be built")
+        requires = tuple(Requirement(one) for one in build)
         if elsewhere := next((one for one in requires if one.url), None):
             raise ValueError(f"to be built it requires {elsewhere.name} from an address, not from the index")
-        name = document.get("project", {}).get("name", "")
+        known = _read_metadata(contents, document)
         return Project(
-            requires=tuple(map(str, requires)), name=canonicalize_name(name, validate=True) if name else ""
+            requires=tuple(map(str, requires)),
+            name=canonicalize_name(known.name, validate=True) if known.name else "",
+            version=str(Version(known.version)) if known.version else "",
+            dependencies=known.dependencies,
+            python=known.python,
+            code=frozenset(contents.code),
+            imports=_imports(contents.text("setup.py")),
         )
     except (
         *(OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
         *(ValueError, TypeError, AttributeError, RuntimeError, struct.error, InvalidName),
+        configparser.Error,
     ) as error:
         raise UsageError(
             f"{printable(str(source))} cannot be read as a package's source: {printable(str(error))}",
@@ -76,31 +122,142 @@ def read_project(source: Path) -> Project:
         ) from error
 
 
-def _pyproject(source: Path) -> bytes:
-    """The bytes of its pyproject.toml, none where it has a setup.py alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Metadata:
+    name: str = ""
+    version: str = ""
+    dependencies: tuple[str, ...] | None = None
+    python: str = ""
+
+
+def _read_metadata(contents: _Contents, document: Mapping[str, Any]) -> _Metadata:
+    """The core metadata as far as files say it: PKG-INFO, pyproject.toml, egg-info, setup.cfg, in this order.
+
+    PKG-INFO is final from version 2.2 on, for each field that is not Dynamic; older ones of setuptools lack
+    Requires-Dist, which is in egg-info/requires.txt then.
+    """
+    project = document.get("project", {})
+    info, _ = parse_email(contents.text("PKG-INFO") or contents.in_egg_info("PKG-INFO") or "")
+    options = _setup_cfg(contents.text("setup.cfg"))
+    dynamic = {one.lower() for one in info.get("dynamic", [])}
+    final = Version(info.get("metadata_version") or "1.0") >= Version("2.2")
+    dependencies: tuple[str, ...] | None = None
+    told = info.get("requires_dist", [])
+    if told or (final and "requires-dist" not in dynamic):
+        dependencies = tuple(told)
+    elif project and "dependencies" not in project.get("dynamic", ()):
+        dependencies = (*project.get("dependencies", ()), *_with_extras(project))
+    elif (listed := contents.in_egg_info("requires.txt")) is not None:
+        dependencies = tuple(_egg_requires(listed))
+    elif "install_requires" in options or (options and "setup.py" not in contents.texts):
+        dependencies = tuple(_lines(options.get("install_requires", "")))
+    if dependencies is not None:
+        for one in dependencies[:MOST_REQUIRES]:
+            Requirement(one)
+        if len(dependencies) > MOST_REQUIRES:
+            raise ValueError(f"it requires {len(dependencies)} packages")
+    version = info.get("version") or project.get("version", "") or options.get("version", "")
+    return _Metadata(
+        name=project.get("name", "") or info.get("name") or options.get("name", ""),
+        version="" if version.startswith(("attr:", "file:")) else version,
+        dependencies=dependencies,
+        python=info.get("requires_python") or project.get("requires-python", ""),
+    )
+
+
+def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:
+    for extra, wanted in project.get("optional-dependencies", {}).items():
+        for one in wanted:
+            yield _under(one, f'extra == "{canonicalize_name(extra)}"')
+
+
+def _under(requirement: str, condition: str) -> str:
+    """A requirement under one more marker."""
+    plain, _, marker = requirement.partition(";")
+    return (
+        f"{plain.strip()}; ({marker.strip()}) and {condition}"
+        if marker.strip()
+        else f"{plain.strip()}; {condition}"
+    )
+
+
+def _egg_requires(text: str) -> Iterator[str]:
+    """Requires-Dist of setuptools' requires.txt: sections are `[extra]`, `[:marker]` or `[extra:marker]`."""
+    extra = marker = ""
+    for line in _lines(text):
+        if line.startswith("[") and line.endswith("]"):
+            extra, _, marker = line[1:-1].partition(":")
+            continue
+        for condition in (
+            f"({marker})" if marker else "",
+            f'extra == "{canonicalize_name(extra)}"' if extra else "",
+        ):
+            line = _under(line, condition) if condition else line
+        yield line
+
+
+def _setup_cfg(text: str) -> dict[str, str]:
+    """The options of setup.cfg that say name, version and requirements."""
+    parser = configparser.RawConfigParser()
+    parser.read_string(text)
+    found: dict[str, str] = {}
+    for section in ("metadata", "options"):
+        found |= dict(parser.items(section)) if parser.has_section(section) else {}
+    return {key: value for key, value in found.items() if key in ("name", "version", "install_requires")}
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _imports(text: str) -> frozenset[str]:
+    """The packages that a program imports by name, also below `try:`."""
+    return frozenset(re.findall(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][A-Za-z0-9_]*)", text, re.MULTILINE))
+
+
+def _contents(source: Path) -> _Contents:
+    contents = _Contents({}, set())
     if source.is_dir():
-        path = source / PYPROJECT
-        if os.path.lexists(path):
-            # A link of `copy_source`, which leads to a file inside.
-            return read_file(source, str(path.resolve().relative_to(source.resolve())), TEXT)
-        if not (source / "setup.py").exists():
+        _read_folder(source, contents)
+        if not contents.texts.keys() & {PYPROJECT, "setup.py", "setup.cfg"}:
             raise ValueError(f"it has neither {PYPROJECT} nor setup.py")
-        return b""
+        return contents
     with open_file(source.parent, source.name, 1 << 62) as fd, os.fdopen(os.dup(fd), "rb") as file:
-        return _in_zip(file) if source.suffix == ".zip" else _in_tar(file)
+        (_read_zip if source.suffix == ".zip" else _read_tar)(file, contents)
+    return contents
 
 
-def _in_zip(file: IO[bytes]) -> bytes:
+def _read_folder(source: Path, contents: _Contents) -> None:
+    root = source.resolve()
+    for name in (PYPROJECT, "setup.py", "setup.cfg", "PKG-INFO"):
+        if os.path.lexists(source / name):
+            # A link, as `copy_source` keeps them, leads to a file inside.
+            inside = str((source / name).resolve().relative_to(root))
+            contents.texts[name] = read_file(source, inside, TEXT)
+    for path, state in walk_tree(source, limits=TREE, skip=is_skipped):
+        if stat.S_ISREG(state.st_mode):
+            _note_language(path, contents)
+
+
+def _note_language(path: str, contents: _Contents) -> None:
+    suffix = path.rpartition("/")[2].rpartition(".")[2].lower()
+    kind = CODE.get(f".{suffix}") or CODE.get(path.rpartition("/")[2])
+    if kind:
+        contents.code.add(kind)
+
+
+def _read_zip(file: IO[bytes], contents: _Contents) -> None:
     check_list(file)
     with zipfile.ZipFile(file) as archive:
-        inside = next((info for info in archive.infolist() if _is_top(info.filename)), None)
-        if inside is None:
-            return b""
-        with archive.open(inside) as opened:
-            return _short(opened)
+        for info in archive.infolist():
+            if not info.is_dir() and (inside := _below_top(info.filename)):
+                _note_language(inside, contents)
+                if _speaks(inside):
+                    with archive.open(info) as opened:
+                        contents.texts.setdefault(inside, _short(opened, inside))
 
 
-def _in_tar(file: IO[bytes]) -> bytes:
+def _read_tar(file: IO[bytes], contents: _Contents) -> None:
     size, head = os.fstat(file.fileno()).st_size, file.read(6)
     file.seek(0)
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
@@ -109,23 +266,32 @@ def _in_tar(file: IO[bytes]) -> bytes:
         for _ in range(MEMBERS):
             member = tar.next()
             if member is None:
-                return b""
-            if member.isreg() and _is_top(member.name):
-                opened = tar.extractfile(member)
-                return _short(opened) if opened else b""
+                return
+            if member.isreg() and (inside := _below_top(member.name)):
+                _note_language(inside, contents)
+                if _speaks(inside) and (opened := tar.extractfile(member)):
+                    contents.texts.setdefault(inside, _short(opened, inside))
             cast("Any", tar).members.clear()  # they are kept for going back, and that is not done here
     raise ValueError(f"it has more than {MEMBERS} members")
 
 
-def _short(file: IO[bytes]) -> bytes:
+def _short(file: IO[bytes], name: str) -> bytes:
     data = file.read(TEXT + 1)
     if len(data) > TEXT:
-        raise ValueError(f"its {PYPROJECT} has more than {TEXT} bytes")
+        raise ValueError(f"its {name} has more than {TEXT} bytes")
     return data
 
 
-def _is_top(name: str) -> bool:
-    return name.removeprefix("./").split("/")[1:] == [PYPROJECT]
+def _below_top(name: str) -> str:
+    """The path below the one folder of an archive, empty for what is not in it."""
+    return name.removeprefix("./").partition("/")[2]
+
+
+def _speaks(path: str) -> bool:
+    """Whether a file says what its package is."""
+    if path in (PYPROJECT, "setup.py", "setup.cfg", "PKG-INFO"):
+        return True
+    return bool(_EGG_INFO.search(path)) and path.rpartition("/")[2] in ("PKG-INFO", "requires.txt")
 
 
 class _Bounded:
@@ -145,17 +311,19 @@ class _Bounded:
 # --- copying a folder ----------------------------------------------------------------------------
 
 
-def copy_source(folder: Path, target: Path, most: int) -> str:
+def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
     """Copy a package's folder to `target`, which must not be there; return a sha256 of all that it holds.
 
     A link is copied as a link where it stays inside. `most` are the bytes of all files, as they are read: a
-    hole counts. Raises UsageError for a link that leads out, for what is neither file, folder nor link, and
-    for more than that.
+    hole counts. `skipped` are names at its top that are not copied. Raises UsageError for a link that leads
+    out, for what is neither file, folder nor link, and for more than that.
     """
     rows, links, left = [], dict[str, str](), most
     try:
         target.mkdir()
         for path, state in walk_tree(folder, limits=TREE, skip=is_skipped):
+            if path.partition("/")[0] in skipped:
+                continue
             if stat.S_ISDIR(state.st_mode):
                 (target / path).mkdir()
             elif stat.S_ISLNK(state.st_mode):

@@ -14,17 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip
 from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.pypi.asked import as_lines, in_plain_words, write_asked
+from imagefactory.lock.pypi.asked import as_lines, in_plain_words, read_via, write_asked
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.known import known_needs, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -37,7 +39,9 @@ from imagefactory.lock.pypi.offers import (
 )
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of, versions_of
+from imagefactory.lock.pypi.sdist import fetch_sdist
+from imagefactory.lock.pypi.unbuilt import require_wheels, without
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -50,7 +54,7 @@ _SOLVE = (
     "--prerelease=if-necessary-or-explicit",
     "--index-strategy=first-index",
     "--no-header",
-    "--no-annotate",
+    "--annotation-style=split",
 )
 
 
@@ -97,11 +101,27 @@ class UvLocker:
             return kept
         question = self._question(request)
         try:
-            lock = replace(question.lock, wheels=self.wheels(question, self.solve(question), progress))
+            with without(request.absent, question) as asked:
+                question, pins = require_wheels(self, asked, target, progress)
+            lock = replace(question.lock, wheels=self.wheels(question, pins, progress))
         except UnsolvableError as error:
             raise explain_on(error, under, target) if under else error from error
         check_facts(lock, target)
         return lock
+
+    def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
+        """The versions that a lock would have, without a look at their files. Raises like `lock`.
+
+        With `declared` by what packages declare alone: neither known needs nor sources are looked at, and
+        NoWheelError is raised for packages without a wheel.
+        """
+        try:
+            question = self._question(request)
+            if declared:
+                return self.solve(question)
+            return require_wheels(self, question, request.target, progress)[1]
+        except UnsolvableError as error:
+            raise explain_on(error, request.under, request.target) if request.under else error from error
 
     def _question(self, request: LockRequest) -> WheelQuestion:
         target, under = request.target, request.under
@@ -122,11 +142,13 @@ class UvLocker:
             update=known_updates(request),
             update_all=request.update_all,
             fixed=under.wheels if under else (),
+            sources=target.sources,
         )
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
         """What of a solution is far behind the newest release of the index. Raises like `lock`."""
-        return find_behind(self, self._question(request), lock.wheels, request.target.framework, progress)
+        question = with_needs(self._question(request), known_needs(versions_of(lock.wheels)))
+        return find_behind(self, question, lock.wheels, request.target.framework, progress)
 
     def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
         """The very wheels of a solution, sorted by name.
@@ -168,22 +190,29 @@ class UvLocker:
             bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
             wanted = (*question.requirements, *fixed)
             asked = write_asked(Path(folder), wanted, question.lock, self._index)
-            bounds.write_text(as_lines(sorted({*question.constraints, *question.given})))
+            bounds.write_text(as_lines(dict.fromkeys((*question.constraints, *question.given))))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
                 out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
             more = [f"--upgrade-package={name}" for name in question.update]
-            more += [f"--find-links={question.stubs}"] if question.stubs else []
+            more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
             told = self._compile(asked, arguments, question.lock).stderr
-            pins = [line for line in out.read_text().splitlines() if "==" in line]
+            solution = out.read_text()
+        pins = [line for line in solution.splitlines() if "==" in line and not line.startswith(" ")]
         elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *question.given)}
         lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
         return Pins(
             lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
             lacking=tuple(sorted({(canonicalize_name(name), extra) for name, extra in lacking})),
+            via=read_via(solution),
         )
+
+    def requirers(self, question: WheelQuestion, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
+        """By each package of a solution those that require it. Raises LockError."""
+        pins = tuple(f"{wheel.name}=={wheel.version}" for wheel in wheels)
+        return self.solve(replace(question, constraints=(*question.constraints, *pins))).via
 
     def metadata(self, pin: str, lock: Lock) -> str:
         """METADATA of the wheel that fits a pin (`name==version`), beside it (PEP 658) or inside.
@@ -248,6 +277,15 @@ class UvLocker:
             raise explain_failure(lock, told, self._index, lambda name: self.project(name, lock))
         return done
 
+    def source(self, file: IndexFile, folder: Path) -> Path:
+        """A source distribution of the index, in the cache or in `folder`. Raises DownloadError."""
+        return fetch_sdist(self._index, file, self._index.sdists or folder)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the recipes, which the paths of a question start from."""
+        return self._index.root
+
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
         """The files of a project that uv has no wheel of; none where the index does not tell them.
 
@@ -258,12 +296,21 @@ class UvLocker:
         try:
             if name in from_indexes(lock.origins):
                 known = replace(known, name=name)
-            page = self._pages((known,), lock)[known] if name != "pip" else ""
+            page = self._page_of(known, lock) if name != "pip" else ""
             return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
         except (LockError, KeyError, RefusedError, TransientError):
             return ()
         finally:
             web.close()
+
+    def _page_of(self, known: LockedWheel, lock: Lock) -> str:
+        """The page of a project, as uv finds it; an index without that project may have others."""
+        try:
+            return self._pages((known,), lock)[known]
+        except LockError:
+            if not self._index.url:
+                raise
+            return f"{self._index.url.rstrip('/')}/{known.name}/"
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
@@ -371,6 +418,35 @@ class UvLocker:
         finally:
             web.close()
 
+    def required(
+        self, wheels: Sequence[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]], lock: Lock
+    ) -> dict[str, tuple[str, ...]]:
+        """Requires-Dist of each wheel by its name, as far as its METADATA can be read."""
+        local = from_files(lock.origins)
+        urls = {
+            wheel.name: (self._index.root.absolute() / local[wheel.name]).as_uri()
+            for wheel in wheels
+            if wheel.name in local
+        }
+        for wheel in wheels:
+            for file in listed.get(wheel, ()):
+                if file.filename == wheel.filename:
+                    urls[wheel.name] = file.url
+        web = Web(self._index)
+
+        def read(url: str) -> tuple[str, ...] | None:
+            try:
+                return tuple(parse_email(read_metadata(web, url))[0].get("requires_dist", []))
+            except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError, UnicodeDecodeError):
+                return None
+
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                found = zip(urls, pool.map(read, urls.values()), strict=True)
+                return {name: needs for name, needs in found if needs is not None}
+        finally:
+            web.close()
+
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
         own, local = from_indexes(lock.origins), from_files(lock.origins)
@@ -384,7 +460,9 @@ class UvLocker:
         if pins:
             with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
                 asked = write_asked(Path(folder), pins, plain, self._index)
-                text = self._compile(asked, ["--no-deps", "--emit-index-annotation"], plain).stdout
+                text = self._compile(
+                    asked, ["--no-deps", "--no-annotate", "--emit-index-annotation"], plain
+                ).stdout
         told: list[tuple[str, str]] = re.findall(
             r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)", text, re.MULTILINE
         )

@@ -8,17 +8,35 @@ from collections.abc import Iterable
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from imagefactory.errors import LockError
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.model import Lock
 from imagefactory.versions import natural
 
 _FEW = 3
+_HINTED = re.compile(r"Wheels are required for `([A-Za-z0-9._-]+)`")
 _WANTING = (
     r"Wheels are required for `([A-Za-z0-9._-]+)`",
     r"([A-Za-z0-9._-]+?)(?:\[[A-Za-z0-9,._-]*\])?(?:[=<>!~]=?[^ ]*)? has no (?:usable )?wheels",
     r"building from source is disabled for `([A-Za-z0-9._-]+)`",
 )
+
+
+class NoWheelError(LockError):
+    """The solver found no wheel of `names`; `account` is what it says, with the bounds that it tried."""
+
+    def __init__(self, message: str, *, hint: str, names: tuple[str, ...], account: str) -> None:
+        super().__init__(message, hint=hint)
+        self.names, self.account = names, account
+
+
+def all_without_wheel(stderr: str) -> tuple[str, ...]:
+    """The normalized names of all projects that uv says it found no wheel of."""
+    text = " ".join(stderr.split())
+    found = [canonicalize_name(name) for name in _HINTED.findall(text)]
+    named = without_wheel(stderr).partition("==")[0]
+    return tuple(dict.fromkeys((*found, *([named] if named else []))))
 
 
 def without_wheel(stderr: str) -> str:

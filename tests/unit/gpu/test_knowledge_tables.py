@@ -13,6 +13,7 @@ from imagefactory.gpu import compared, knowledge
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
 from imagefactory.gpu.knowledge.scans import parse_scanned
 from imagefactory.gpu.knowledge.tables import covers, numbers
+from imagefactory.gpu.knowledge.wheels import parse_bound
 from imagefactory.gpu.model import Answer, Contents, Library, Modules
 from imagefactory.progress import Quiet
 from imagefactory.stages import scan_wheels
@@ -255,3 +256,38 @@ def test_the_parts_of_a_plugin_are_one_build() -> None:
     ]
     assert {"jax-cuda13-pjrt", "jax-cuda13-plugin"} in builds
     assert not [build for build in builds if len({name.split("-")[1] for name in build}) > 1]
+
+
+# --- what releases need --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"package": "Torch"},
+        {"versions": "up to 2"},
+        {"needs": "numpy"},  # which bounds nothing and adds nothing
+        {"needs": "NumPy<2"},
+        {"needs": "numpy[x]<2"},
+        {"needs": "numpy<2; python_version < '3.12'"},
+        {"needs": "numpy @ https://example.org/numpy.whl"},
+        {"more": "x"},
+    ],
+)
+def test_a_bound_that_is_not_as_its_table_says_is_rejected(changed: dict[str, str]) -> None:
+    row = {"package": "torch", "versions": "<2.3", "needs": "numpy<2", "source": "x"}
+    parse_bound(**row)
+    with pytest.raises((ValueError, TypeError)):
+        parse_bound(**row | changed)
+
+
+def test_no_two_bounds_are_of_the_same_versions_and_package() -> None:
+    keys = [(row.package, str(row.versions), row.needs.name) for row in knowledge.bounds()]
+    assert len(keys) == len(set(keys))
+
+
+def test_companions_are_known_as_far_as_their_framework_is() -> None:
+    assert knowledge.companions_for("torch", "2.6.0")["torchaudio"] == "2.6"
+    assert knowledge.companions_for("torch", "2.15.0")["torchaudio"] == ""  # it ended before
+    assert knowledge.companions_for("torch", "99.0") == knowledge.companions_for("jax", "0.4.30") == {}
+    assert (knowledge.last_with("torchaudio", "torch"), knowledge.last_with("numpy", "torch")) == ("2.11", "")

@@ -57,6 +57,12 @@ def test_the_row_stands_after_the_older_one_with_the_companions_of_its_version()
 @pytest.mark.parametrize(
     ("family", "version", "cuda", "lines"),
     [
+        (
+            "pytorch",
+            "2.2",
+            "",
+            ['cuda: ["12.1"]', "packages: [torchvision==0.17.*, torchaudio==2.2.*, setuptools]"],
+        ),
         ("pytorch", "2.8", "", ['cuda: ["12.8"]', "packages: [torchvision==0.23.*, torchaudio==2.8.*]"]),
         (
             "pytorch",
@@ -81,6 +87,11 @@ def test_a_row_fits_its_version_and_cuda(family: str, version: str, cuda: str, l
     recipe = parse_recipe(addition.text, f"recipes/{family}.yaml")
     made = expand(recipe, all_bases(read_bases(FOLDER), [recipe]))
     assert [target for target in made if target.version == version]
+
+
+def test_what_a_version_is_known_to_need_is_not_repeated() -> None:
+    """A solve adds it: numpy<2 for 2.2 too, and setuptools<70 no longer."""
+    assert "constraints" not in add("pytorch", "2.2").row
 
 
 def test_a_form_of_its_own_is_kept() -> None:

@@ -101,7 +101,10 @@ ENVIRONMENTS = (
         shape="reyessanchezo/evGrandPrix-Simulator extras/environment_cross.py",
         file="environment.yml",
         text="channels: [conda-forge]\ndependencies: [python=3.11, 'pytorch[version=2.5]']\n",
-        said=("note: environment.yml:2:29: 'pytorch[version=2.5]' cannot be taken over", "no framework"),
+        said=(
+            "environment.yml:2:29: 'pytorch[version=2.5]' cannot be taken over",
+            "nothing of environment.yml",
+        ),
         code=2,
     ),
     Case(
@@ -134,7 +137,7 @@ ENVIRONMENTS = (
         said=(
             'version: "2.2.1"',
             'cuda: ["12.1"]',
-            "nvidia-cublas-cu11==11.11.3.6: libraries of another CUDA",
+            "nvidia-cublas-cu11==11.11.3.6 is a library of another CUDA",
         ),
         unsaid=('- "nvidia', "- nvidia"),
     ),
@@ -162,28 +165,21 @@ ENVIRONMENTS = (
         shape="a target that has the build, in the shape of hevra01/readout_guidance env.yaml",
         file="requirements.txt",
         text="torch>=2.9,<3\n--extra-index-url https://wheels.example.org/whl/cu128\n",
-        said=(
-            "does not say which version of torch",
-            "--on pytorch-2.9-cu128 or --on pytorch-2.9-cu128-py313",
-        ),
-        unsaid=("--on pytorch-2.7",),
+        said=("does not say which version of torch", "--framework torch=VERSION --cuda 12.8"),
         code=2,
     ),
     Case(
         shape="Tobi2K/Moral-LLMs requirements.txt",
         file="requirements.txt",
         text="torch\ntransformers\n",
-        said=(
-            "which version and which CUDA of torch",
-            "or build on a target that fits: --on pytorch-2.15-cu132",
-        ),
+        said=("which version and which CUDA of torch",),
         code=2,
     ),
     Case(
         shape="iamvigneshwars/NoStripesNet environment.yml",
         file="environment.yml",
         text="channels: [pytorch, conda-forge]\ndependencies: [python=3.12, 'pytorch>=2.5', pytorch-cuda=12.4]\n",
-        said=("which version of pytorch", "--on pytorch-conda-2.5-cu124-py312"),
+        said=("which version of pytorch", "--framework pytorch=VERSION --cuda 12.4"),
         code=2,
     ),
     Case(
@@ -300,7 +296,10 @@ PROJECTS = (
         file="pixi.toml",
         text='[workspace]\nchannels = ["conda-forge"]\n[dependencies]\npython = "3.11.*"\n'
         '[environments]\ntrain = ["train"]\n',
-        said=("the default environment was taken (--environment train takes another)", "names no framework"),
+        said=(
+            "the default environment was taken (--environment train takes another)",
+            "nothing of pixi.toml",
+        ),
         code=2,
     ),
     Case(
@@ -316,7 +315,6 @@ PROJECTS = (
             "the packages of 'lint' are not taken",
             "the packages of 'test' are not taken",
             "does not say which version of torch",
-            "--on pytorch-2.9-cu128",
         ),
         code=2,
     ),
@@ -480,7 +478,7 @@ CONTAINERS = (
         'COPY train.py /app/\nCMD ["python", "/app/train.py"]\n',
         beside=(("requirements.txt", "transformers==4.40.0\n"),),
         said=(
-            "note: Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
+            "Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
             "system: - ffmpeg ",
             "Dockerfile:7:1: COPY train.py to '/app/'",
             'command: ["python", "/app/train.py"]',
@@ -584,6 +582,7 @@ CONTAINERS = (
 )
 
 
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("case", [*ENVIRONMENTS, *PROJECTS, *LOCKS, *CONTAINERS], ids=lambda case: case.shape)
 def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = tmp_path / "recipes"
@@ -596,7 +595,7 @@ def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFix
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(SystemExit) as ended:
-        main(["-C", str(tmp_path), "new", "lab", "--from", str(source), "--print", *case.asked])
+        main(["-C", str(tmp_path), "new", "lab", "--from", str(source), "--print", "--partial", *case.asked])
     heard = capsys.readouterr()
     told = " ".join(f"{heard.out} {heard.err}".split())
     assert int(ended.value.code or 0) == case.code, told

@@ -48,5 +48,5 @@ def test_what_is_there_or_cannot_be_is_not_missed(more: dict[str, Any]) -> None:
 
 def test_companions_go_by_version_and_python() -> None:
     found = {one.package: one.series for one in knowledge.companions("torch", "2.3.1", "3.12")}
-    assert found == {"torchvision": "0.18", "torchaudio": "2.3"}
+    assert found == {"torchvision": "0.18", "torchaudio": "2.3", "torchtext": "0.18"}
     assert knowledge.companions("torch", "2.30", "3.12") == knowledge.companions("jax", "2.3", "3.12") == ()

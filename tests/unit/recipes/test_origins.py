@@ -117,3 +117,51 @@ def test_faults_are_told_with_their_place(old: str, new: str, told: str) -> None
     with pytest.raises(RecipeError) as caught:
         origins(RECIPE.replace(old, new))
     assert caught.value.faults[0].startswith(f"recipes/x.yaml:{told}")
+
+
+@pytest.mark.parametrize(
+    ("entry", "allowed"),
+    [
+        (".", True),
+        ("./src/my_lib", True),
+        (f"git+https://git.example.org/lab/ops.git@{'0a' * 20}", True),
+        (f"git+https://git.example.org:8443/lab/ops@{'0a' * 20}#subdirectory=python/ops", True),
+        ("./wheels/bad.whl", False),
+        ("..", False),
+        ("../lab", False),
+        ("./src/../../lab", False),
+        ("./.hidden", False),
+        ("/srv/lab", False),
+        ("git+https://git.example.org/lab/ops@main", False),
+        (f"git+ssh://git@git.example.org/lab/ops@{'0a' * 20}", False),
+        (f"git+https://user:secret@git.example.org/lab/ops@{'0a' * 20}", False),
+        (f"git+https://git.example.org/../ops@{'0a' * 20}", False),
+        (f"git+https://git.example.org/ops@{'0a' * 20}#subdirectory=../a", False),
+        (f"git+https://git.example.org/ops@{'0a' * 20} --option", False),
+    ],
+)
+def test_folders_and_commits_are_sources_without_a_wheel(entry: str, allowed: bool) -> None:
+    text = RECIPE.replace("packages: [numpy]", f'packages: [numpy, "{entry}"]')
+    if not allowed:
+        with pytest.raises(RecipeError):
+            parse_recipe(text, "recipes/x.yaml")
+        return
+    for target in expand_all([parse_recipe(text, "recipes/x.yaml")], [make_base()]):
+        assert target.sources == (entry,)
+        assert not any(one.startswith((".", "git")) for one in target.requirements)
+
+
+def test_a_target_of_conda_has_sources_under_pip_alone() -> None:
+    conda = RECIPE.replace("source: pypi", "source: conda\nchannels: [conda-forge]\npip: [./src]")
+    conda = conda.replace("index: {Torch: cu128, torch_vision: cu128}\n", "")
+    conda = conda.replace("    index: {torch: cu121, numpy: lab}\n", "")
+    recipe = parse_recipe(conda, "recipes/x.yaml")
+    assert {target.sources for target in expand_all([recipe], [make_base()])} == {("./src",)}
+    with pytest.raises(RecipeError):
+        parse_recipe(conda.replace("packages: [numpy]", "packages: [./src]"), "recipes/x.yaml")
+    above = ON.replace("[idna, numpy]", "[./own]").replace("index: {idna: own, numpy: own}\n", "")
+    with pytest.raises(RecipeError, match="under 'pip'"):
+        expand_all([recipe, parse_recipe(above, "recipes/lab.yaml")], [make_base()])
+    above = above.replace("packages: [./own]", "pip: [./own]")
+    lab = expand_all([recipe, parse_recipe(above, "recipes/lab.yaml")], [make_base()])[0]
+    assert lab.sources == ("./own",)

@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ask(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: Locker("2.6.0", root))
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: Locker("2.6.0", root))
     return lambda *arguments: say(capsys, "-C", str(root), *arguments)
 
 
@@ -103,7 +103,7 @@ def test_what_is_refused_writes_nothing(
 def test_a_row_that_cannot_be_locked_stays_and_is_named(
     ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: Locker("", root))
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: Locker("", root))
     code, _, told = ask("add", "pytorch", "2.6")
     assert code == 5
     assert f"the row stands in {root}/recipes/pytorch.yaml: mend it there, or take it out" in told

@@ -16,6 +16,8 @@ import pytest
 
 from imagefactory.errors import EXIT_LIMIT, BuildError, FactoryError, LimitError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.lock.pypi.sources import DEFAULT_REQUIRES
+from imagefactory.lock.pypi.unbuilt import has_nvcc
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
@@ -34,11 +36,16 @@ def leave_wheel(out: Path) -> Path:
 
 @dataclass
 class Compiler:
-    """In place of a runner: remembers what it was to run, and leaves a wheel of what it saw."""
+    """In place of a runner: remembers what it was to run, and leaves a wheel of what it saw.
+
+    `asked` are the runs that ask a build backend, which `requires` answers.
+    """
 
     specs: list[RunSpec] = field(default_factory=list)
     seen: list[Mapping[str, str]] = field(default_factory=list)
     code: int = 0
+    asked: list[RunSpec] = field(default_factory=list)
+    requires: str = "[]"
     leave: Callable[[Path], object] = leave_wheel
     completed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -49,8 +56,12 @@ class Compiler:
         return image
 
     def run(self, image: Image, spec: RunSpec) -> Completed:
-        self.specs.append(spec)
         source, tools, out = (mount.source for mount in spec.mounts)
+        if spec.argv[2].startswith("requires"):
+            self.asked.append(spec)
+            (out / "requires.json").write_text(self.requires)
+            return replace(FAILED, returncode=0)
+        self.specs.append(spec)
         self.seen.append(
             {str(p.relative_to(source)): p.read_text("latin-1") for p in source.rglob("*") if p.is_file()}
         )
@@ -65,7 +76,7 @@ def compiler(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) 
     made = Compiler()
     put_image(factory, target)
     monkeypatch.setattr(compiling, "make_runner", lambda *_: made)
-    monkeypatch.setattr(compiling, "_tools", lambda *_: {})
+    monkeypatch.setattr(compiling, "_tools", lambda *_, **__: {})
     return made
 
 
@@ -122,7 +133,7 @@ def test_an_archive_is_shown_alone(
         out.writestr("ops-1.0/setup.py", "setup()")
     compiled(factory, target, archive)
     (spec,) = compiler.specs
-    assert spec.argv[2] == "/build/source/ops-1.0.zip"
+    assert spec.argv[2:4] == ("wheel-isolated", "/build/source/ops-1.0.zip")
     assert list(compiler.seen[0]) == ["ops-1.0.zip"]
 
 
@@ -321,7 +332,7 @@ def test_a_compiler_that_fails_says_its_last_words(
 
 
 def test_a_target_without_cuda_has_no_compiler_of_it(factory: Factory, target: Target, source: Path) -> None:
-    known = {cuda: compiling._has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
+    known = {cuda: has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
     assert known == {"12.1": False, "13": True, "none": False}
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
     with pytest.raises(UsageError, match="is for AMD's GPUs: nothing here compiles for them"):
@@ -383,3 +394,121 @@ def test_without_a_compilers_error_the_end_is_shown() -> None:
     lines = [f"line {number}" for number in range(100)]
     assert compiling.what_failed("\n".join(lines)).splitlines() == lines[-30:]
     assert compiling.what_failed("short\na.c:1: error: here").splitlines() == ["short", "a.c:1: error: here"]
+
+
+# --- what a build sees -------------------------------------------------------------------------------
+
+
+def test_what_its_backend_asks_for_is_there_and_recorded(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """setup_requires of seqeval: without setuptools-scm it would say to be 0.0.0."""
+    wanted: list[tuple[str, ...]] = []
+    monkeypatch.setattr(compiling, "_tools", lambda *given, **_: wanted.append(tuple(given[3])) or {})
+    compiler.requires = '["setuptools_scm>=8"]'
+    made = compiled(factory, target, source)
+    assert wanted == [DEFAULT_REQUIRES, (*DEFAULT_REQUIRES, "setuptools_scm>=8")]
+    record = json.loads(made.wheel.with_name(f"{made.wheel.name}.json").read_text())
+    assert (record["requires"], record["isolated"]) == (["setuptools_scm>=8"], True)
+    assert not compiled(factory, target, source).made
+    assert (len(compiler.asked), len(compiler.specs)) == (1, 1)  # the record says what it asked for
+
+
+@pytest.mark.parametrize(
+    "requires", ["", "{}", '["a b"]', '["a @ file:///etc"]', str(["a"] * 1000), "[" * 9999]
+)
+def test_what_an_untrusted_backend_asks_for_is_read_strictly(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, requires: str
+) -> None:
+    compiler.requires = requires.replace("'", '"')
+    with pytest.raises(BuildError):
+        compiled(factory, target, source)
+    assert compiler.specs == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "pyproject", "isolated"),
+    [
+        ("setup()", "", True),
+        ("import numpy\nsetup()", "", False),
+        ("try:\n    from numpy import get_include\nexcept ImportError: pass\n", "", False),
+        ("import other\nsetup()", "", True),
+        ("setup()", '[build-system]\nrequires = ["setuptools", "NumPy>=1"]\n', False),
+        ("setup()", '[build-system]\nrequires = ["setuptools", "numpy>=99"]\n', True),
+    ],
+)
+def test_the_targets_packages_are_shown_to_what_names_or_imports_one(
+    factory: Factory,
+    target: Target,
+    compiler: Compiler,
+    source: Path,
+    setup: str,
+    pyproject: str,
+    isolated: bool,
+) -> None:
+    (source / "setup.py").write_text(setup)
+    (source / "pyproject.toml").write_text(pyproject)
+    made = compiled(factory, target, source)
+    record = json.loads(made.wheel.with_name(f"{made.wheel.name}.json").read_text())
+    assert record["isolated"] is isolated
+    assert (compiler.specs[0].argv[2] == "wheel-isolated") is isolated
+
+
+def test_they_are_shown_where_a_module_is_missed(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Compiler.run
+
+    def missing(self: Compiler, image: Image, spec: RunSpec) -> Completed:
+        if spec.argv[2] == "requires-isolated":
+            return replace(FAILED, stderr="ModuleNotFoundError: No module named 'torch'")
+        return run(self, image, spec)
+
+    monkeypatch.setattr(Compiler, "run", missing)
+    made = compiled(factory, target, source)
+    record = json.loads(made.wheel.with_name(f"{made.wheel.name}.json").read_text())
+    assert (record["isolated"], [spec.argv[2] for spec in compiler.specs]) == (False, ["wheel"])
+
+
+def test_pkg_resources_comes_with_the_last_setuptools_that_has_it(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[tuple[str, ...]] = []
+    monkeypatch.setattr(compiling, "_tools", lambda *given, **_: wanted.append(tuple(given[3])) or {})
+    (source / "setup.py").write_text("import pkg_resources\nsetup()")
+    compiled(factory, target, source)
+    assert wanted == [(*DEFAULT_REQUIRES, "setuptools<81")]
+
+
+@pytest.mark.parametrize(("version", "taken"), [("1.0", True), ("1.0.0", True), ("1.2.2", False)])
+def test_a_wheel_of_another_version_is_not_taken(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, version: str, taken: bool
+) -> None:
+    (source / "pyproject.toml").write_text(f'[project]\nname = "ops"\nversion = "{version}"\n')
+    if taken:
+        assert compiled(factory, target, source).made
+        return
+    with pytest.raises(BuildError, match=r"which is not ops 1\.2\.2"):
+        compiled(factory, target, source)
+    assert not (factory.settings.root_path / "wheels").exists()
+
+
+def test_a_known_package_is_compiled_and_does_not_look_for_a_wheel(
+    factory: Factory, target: Target, compiler: Compiler, source: Path
+) -> None:
+    (source / "pyproject.toml").write_text('[project]\nname = "flash-attn"\nversion = "1.0"\n')
+    compiler.leave = lambda out: make_wheel(out, "flash_attn", {})
+    compiled(factory, target, source)
+    assert dict(compiler.specs[0].environment)["FLASH_ATTENTION_FORCE_BUILD"] == "TRUE"
+
+
+def test_a_projects_root_is_built_without_what_imagefactory_has_there(
+    factory: Factory, target: Target, compiler: Compiler
+) -> None:
+    root = factory.settings.root_path
+    (root / "setup.py").write_text("setup()")
+    (root / "wheels").mkdir()
+    (root / "wheels" / "a.whl").write_text("another")
+    first = compiled(factory, target, root)
+    assert set(compiler.seen[0]) == {"setup.py"}
+    assert compiled(factory, target, root) == Compiled(wheel=first.wheel, made=False)

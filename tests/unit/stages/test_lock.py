@@ -414,7 +414,7 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
         name="demo", locked="0.9", newest="1.3", reason="no wheel of demo", accept="demo<1", asked=True
     )
     said = "demo 0.9, where 1.3 is the newest: no wheel of demo"
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: OldLocker(made, old))
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, old))
     code, out, told = place.call("lock", "tiny-*", "--json")
     (error,) = json.loads(out)["errors"]
     assert (code, error["behind"]) == (5, [asdict(old)])
@@ -423,7 +423,7 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
     assert said in place.call("show", "tiny-2.3-cu121")[1]
     below = replace(old, asked=False)
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: OldLocker(made, below))
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, below))
     code, out, _ = place.call("lock", "tiny-*", "--json")
     assert (code, json.loads(out)["results"][0]["behind"]) == (0, [asdict(below)])
     assert format_relock(

@@ -17,7 +17,7 @@ from imagefactory.settings.load import load_settings
 from imagefactory.stages import lock as stages_lock
 from imagefactory.stages.define import write_definition
 from imagefactory.stages.lock import LockOptions, lock_target
-from imagefactory.stages.locked import lock_state, require_lock
+from imagefactory.stages.locked import TO_BUILD, lock_state, require_lock
 from imagefactory.stages.watch import _copied
 from tests.made.wheels import locked, make_wheel
 
@@ -83,7 +83,7 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
         def behind(self, *_: object) -> tuple[()]:
             return ()
 
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: Solver())
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: Solver())
     done = lock_target(factory, target, LockOptions(), QUIET)
     assert (done.before is done.after, lock_state(factory, target)) == (False, "ok")
     assert require_lock(factory, target) != before
@@ -96,3 +96,12 @@ def test_a_copy_of_the_locks_to_watch_has_the_wheels(made: tuple[Factory, Target
     factory, target = made
     with _copied(factory) as copy:
         assert lock_state(copy, target) == "ok"
+
+
+def test_a_target_with_sources_is_to_build(made: tuple[Factory, Target]) -> None:
+    factory, locked_target = made
+    target = replace(locked_target, sources=("./src/lab",))
+    assert lock_state(factory, target) == TO_BUILD
+    with pytest.raises(StaleError) as caught:
+        require_lock(factory, target)
+    assert caught.value.hint == f"imagefactory lock {target.name} --build"

@@ -100,7 +100,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def index(root: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     made = Index(ROOT)
-    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: made)
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: made)
     monkeypatch.setattr(stages_watch, "uv_locker", lambda *_: made)
     monkeypatch.setattr(stages_watch, "conda_locker", lambda _: SimpleNamespace(builds=lambda _: ()))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(root / "store"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.lock.pypi.asked import in_plain_words, write_asked
+from imagefactory.lock.pypi.asked import in_plain_words, read_via, write_asked
 from imagefactory.lock.pypi.index import PackageIndex
 from tests.made.values import make_lock
 from tests.made.wheels import make_wheel
@@ -18,10 +18,11 @@ LAB = ("lab", "https://lab.example.org/simple/")
 INDEX = PackageIndex(url="", origin="", certificates="", proxy="", environment=(), named=(LAB,))
 
 
-def test_without_named_indexes_lines_are_asked(tmp_path: Path) -> None:
+def test_without_named_indexes_lines_are_asked_in_their_order(tmp_path: Path) -> None:
+    """uv prefers what is named first, so another order would lock other versions."""
     lock = make_lock(origins=(("numpy", "lab"),))  # which is not asked for now
-    path = write_asked(tmp_path, ["torch==2.3.*", "idna"], lock, INDEX)
-    assert (path.name, path.read_text()) == ("asked.txt", "idna\ntorch==2.3.*\n")
+    path = write_asked(tmp_path, ["torch==2.3.*", "idna", "Zip", "torch==2.3.*", "anyio"], lock, INDEX)
+    assert (path.name, path.read_text()) == ("asked.txt", "torch==2.3.*\nidna\nZip\nanyio\n")
 
 
 def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
@@ -34,6 +35,13 @@ def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
     assert written["tool"]["uv"]["index"] == [lab]
     told = "Because imagefactory-asked depends on torch==2.3.*, we can conclude"
     assert in_plain_words(told) == "Because you require torch==2.3.*, we can conclude"
+
+
+def test_who_requires_a_package() -> None:
+    text = "a==1\n    # via\n    #   -r asked.txt\n    #   B-c\n    #   d.e\nd-e==2\n    # via -r asked.txt\n"
+    text += "b-c==1\n    # via imagefactory-asked (/tmp/pyproject.toml)\nf==1\n    # via d-e\n"
+    found = read_via(text)
+    assert {name: by for name, by in found.items() if by} == {"a": ("b-c", "d-e"), "f": ("d-e",)}
 
 
 def test_wheels_of_the_factory_are_shown_as_an_index_of_their_own(tmp_path: Path) -> None:

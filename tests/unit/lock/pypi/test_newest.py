@@ -12,13 +12,15 @@ from imagefactory.lock.pypi.newest import (
     Release,
     bounds_of,
     far_newer,
+    needs_of,
     needs_with,
+    newest_source,
     read_account,
     releases,
     to_accept,
 )
 from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.model import Lock
+from imagefactory.model import Lock, LockedWheel
 
 LOCK = Lock(
     target="tiny-1-cu121",
@@ -101,55 +103,98 @@ def test_needs_that_hold_with_extras_and_python() -> None:
         'other; extra == "x"',
         "no requirement !",
     )
-    assert list(needs_with(needs, {"and-cuda"}, "3.11")) == ["numpy<2.0.0,>=1.23", "cudnn==9"]
+    found = [f"{one.name}{one.specifier}" for one in needs_with(needs, {"and-cuda"}, LOCK)]
+    assert found == ["numpy<2.0.0,>=1.23", "cudnn==9"]
+    arm = replace(LOCK, platform="manylinux_2_36_aarch64")
+    machine = ['a; platform_machine == "aarch64"', 'b; platform_machine == "x86_64"']
+    assert [one.name for one in needs_with(machine, (), arm)] == ["a"]
+    assert [one.name for one in needs_with(machine, (), LOCK)] == ["b"]
+
+
+def test_needs_are_those_of_packages_that_are_said_to_require_one() -> None:
+    required = {
+        "a": ("B<2", 'c<1; extra == "x"', 'b<1; extra == "x"'),
+        "d": ('b<3; extra == "x"', 'b<4; python_version < "3"'),
+        "e": ("b<5",),
+    }
+    found = [(one.by, one.name, str(one.bounds)) for one in needs_of(required, {"b": ("a", "d")}, LOCK)]
+    assert found == [("a", "b", "<2"), ("d", "b", "<3")]
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "reason", "by"),
+    ("files", "bounds", "newest"),
+    [
+        ("demo-0.0.4-py3-none-any.whl demo-0.1.2.tar.gz", "", "0.1.2"),
+        ("demo-0.0.4-py3-none-any.whl demo-0.1.2.tar.gz", "<0.1", None),
+        ("demo-0.1.2.tar.gz demo-0.1.2-py3-none-any.whl", "", None),
+        ("demo-0.1.2.tar.gz demo-0.1.2-cp311-cp311-win_amd64.whl", "", "0.1.2"),
+        ("demo-0.1.2-cp311-cp311-win_amd64.whl", "", None),  # which nobody could build here
+        ("demo-0.1.2.tar.gz demo-0.2-py3-none-any.whl", "", None),  # another reason holds that back
+        ("demo-0.0.3.tar.gz demo-1.0rc1.tar.gz", "", None),
+    ],
+)
+def test_the_newest_release_that_is_a_source_alone(files: str, bounds: str, newest: str | None) -> None:
+    held = LockedWheel(name="demo", version="0.0.4", filename="", sha256="", size=1)
+    listed = [IndexFile(filename=name, url="", sha256="") for name in files.split()]
+    found = newest_source(held, listed, SpecifierSet(bounds), LOCK)
+    assert (str(found) if found else None) == newest
+    for more in ({"yanked": True}, {"python": ">=3.12"}, {"python": "<3.11"}):
+        none = [replace(file, **more) for file in listed]  # type: ignore[arg-type]
+        assert newest_source(held, none, SpecifierSet(bounds), LOCK) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "pin", "reason", "by"),
     [
         (
             "cause: Because antlr4-python3-runtime>=4.9,<=4.9.3 has no usable wheels and only the following "
             "versions of antlr4-python3-runtime are available:\n    antlr4-python3-runtime<4.9.dev0\nwe can "
             "conclude that it cannot be used.\n  And because hydra-core==1.3.2 depends on "
             "antlr4-python3-runtime==4.9.* and you require hydra-core==1.3.2, we can conclude",
-            "hydra-core",
+            "hydra-core==1.3.2",
             "no wheel of antlr4-python3-runtime 4.9.* for Python 3.11 on manylinux_2_36_x86_64",
             "",
         ),
         (
             "cause: Because deepspeed==0.19.2 has no usable wheels and you require deepspeed==0.19.2, we can",
-            "deepspeed",
+            "deepspeed==0.19.2",
             "no wheel of deepspeed 0.19.2 for Python 3.11 on manylinux_2_36_x86_64",
             "",
         ),
         (
             "cause: Because vllm==0.33.0 depends on torch==2.14.0 and you require torch==2.15.*, we can",
-            "vllm",
+            "vllm==0.33.0",
             "it needs torch==2.14.0, the recipe asks for torch==2.15.*",
             "",
         ),
         (
             "cause: Because tensorflow==2.15.1 depends on numpy>=1.23.5,<2.0.0 and you require numpy==2.4.6",
-            "numpy",
+            "numpy==2.4.6",
             "tensorflow needs numpy>=1.23.5,<2.0.0",
             "tensorflow",
         ),
         (
             "cause: Because demo==2.0 depends on left==2 and other==1 depends on left==1, we can conclude",
-            "demo",
+            "demo==2.0",
             "it needs left==2, other needs left==1",
             "other",
         ),
         (
             "cause: Because the requested Python version (>=3.14) does not satisfy Python<3.14 and demo==2.0 "
             "depends on Python<3.14, we can conclude",
-            "demo",
+            "demo==2.0",
             "it needs Python<3.14, the recipe has Python 3.11",
             "",
         ),
-        ("No solution found\n  cause: something new", "demo", "something new", ""),
+        (  # what allows the newest release is not the reason
+            "cause: Because diffusers==1.0 depends on accelerate==1.15.0 and torch==2 depends on left==1, we",
+            "accelerate==1.15.0",
+            "Because diffusers==1.0 depends on accelerate==1.15.0 and torch==2 depends on left==1, we",
+            "",
+        ),
+        ("No solution found\n  cause: something new", "demo==1", "something new", ""),
     ],
 )
-def test_an_account_in_short(text: str, name: str, reason: str, by: str) -> None:
-    account = read_account(text, name, {"torch": "the recipe asks for torch==2.15.*"}, LOCK)
+def test_an_account_in_short(text: str, pin: str, reason: str, by: str) -> None:
+    account = read_account(text, pin, {"torch": "the recipe asks for torch==2.15.*"}, LOCK)
     assert (account.reason, account.by) == (reason, by)

@@ -243,3 +243,76 @@ def test_entries_are_counted(package: Path, tmp_path: Path, monkeypatch: pytest.
 )
 def test_where_links_lead(links: dict[str, str], out: bool) -> None:
     assert leads_out(next(iter(links)), links) is out
+
+
+# --- what it says of itself --------------------------------------------------------------------------
+
+INFO = "Metadata-Version: {version}\nName: Ops\nVersion: 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("contents", "dependencies"),
+    [
+        ({"PKG-INFO": INFO.format(version="2.2") + "Requires-Dist: numpy<2\n"}, ("numpy<2",)),
+        ({"PKG-INFO": INFO.format(version="2.2")}, ()),
+        ({"PKG-INFO": INFO.format(version="2.2") + "Dynamic: Requires-Dist\n"}, None),
+        ({"PKG-INFO": INFO.format(version="1.2")}, None),
+        ({"pyproject.toml": NAMED + 'version = "1.0"\ndependencies = ["numpy<2"]\n'}, ("numpy<2",)),
+        ({"pyproject.toml": NAMED + 'dynamic = ["dependencies"]\n'}, None),
+        (
+            {
+                "PKG-INFO": INFO.format(version="1.2"),
+                "src__ops.egg-info__PKG-INFO": INFO.format(version="1.2"),
+                "src__ops.egg-info__requires.txt": (
+                    "numpy\n\n[:python_version < '3.8']\ntyping\n\n[gpu]\ncupy; sys_platform == 'linux'\n"
+                ),
+            },
+            (
+                "numpy",
+                "typing; (python_version < '3.8')",
+                "cupy; (sys_platform == 'linux') and extra == \"gpu\"",
+            ),
+        ),
+        ({"ops.egg-info__PKG-INFO": INFO.format(version="1.2"), "setup.py": "setup()"}, ()),
+        ({"setup.cfg": "[metadata]\nname = ops\n[options]\ninstall_requires =\n  numpy\n"}, ("numpy",)),
+        ({"setup.py": "setup(install_requires=open('r').read())"}, None),
+    ],
+)
+def test_what_it_requires_is_read_and_never_run(
+    tmp_path: Path, contents: dict[str, str], dependencies: tuple[str, ...] | None
+) -> None:
+    assert read_project(archive(tmp_path, "tar.gz", **contents)).dependencies == dependencies
+
+
+def test_its_version_python_and_languages(tmp_path: Path) -> None:
+    texts = {
+        "PKG-INFO": INFO.format(version="2.1") + "Requires-Python: >=3.9\n",
+        "setup.py": "try:\n    import torch\nexcept ImportError: pass\nfrom numpy import get_include\n",
+        "csrc__ops.cu": "kernel",
+        "csrc__ops.cpp": "host",
+    }
+    for kind in ("tar.gz", "zip"):
+        found = read_project(archive(tmp_path, kind, **texts))
+        assert (found.name, found.version, found.python) == ("ops", "1.0", ">=3.9")
+        assert found.code == {"C++", "CUDA"}
+        assert {"torch", "numpy"} <= found.imports
+
+
+def test_a_version_that_only_a_build_knows_is_none(tmp_path: Path) -> None:
+    (tmp_path / "setup.cfg").write_text("[metadata]\nname = ops\nversion = attr: ops.__version__\n")
+    assert (read_project(tmp_path).name, read_project(tmp_path).version) == ("ops", "")
+
+
+@pytest.mark.parametrize("name", ["PKG-INFO", "setup.cfg"])
+def test_metadata_that_is_none_is_told(tmp_path: Path, name: str) -> None:
+    bad = {"PKG-INFO": INFO.format(version="2.2") + "Requires-Dist: a b c\n", "setup.cfg": "no section"}
+    with pytest.raises(UsageError, match="cannot be read as a package's source"):
+        read_project(archive(tmp_path, "tar.gz", **{name: bad[name]}))
+
+
+def test_names_at_the_top_are_skipped_only_there(package: Path, tmp_path: Path) -> None:
+    (package / "wheels").mkdir()
+    (package / "src" / "wheels").mkdir()
+    copy_source(package, tmp_path / "copy", 100, skipped=("wheels",))
+    found = {path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("wheels")}
+    assert found == {"src/wheels"}

@@ -1,0 +1,186 @@
+"""What locked releases need and do not declare: companions of the framework, and the table of bounds.
+
+The solver knows what packages declare. Where its solution goes against a known need it is solved again with
+that need, and the person is told. A recipe that requires the contrary has no solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
+from imagefactory.gpu import knowledge
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, versions_of
+from imagefactory.progress import Progress
+from imagefactory.recipes.values import package_of
+
+_ROUNDS = 10  # each one adds a need, and a need can bring packages that need more
+
+
+class Solver(Protocol):
+    """What solves a question."""
+
+    def solve(self, question: WheelQuestion) -> Pins:
+        """A solution. Raises LockError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What the release `by` (`torch 2.2.2`) needs: `wants`, and with `add` even where nothing else does."""
+
+    by: str
+    wants: Requirement
+    add: bool
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.by} needs {self.wants}"
+
+
+def known_needs(versions: Mapping[str, str]) -> tuple[Need, ...]:
+    """Return the needs of releases (name -> version) that bear on one another.
+
+    Raises UnsolvableError for a companion that has no release for the version of its framework.
+    """
+    found = [
+        Need(by=f"{row.package} {versions[row.package]}", wants=row.needs, add=row.add, source=row.source)
+        for row in knowledge.bounds()
+        if row.package in versions
+        and (row.add or row.needs.name in versions)
+        and row.versions.contains(_public(versions[row.package]), prereleases=True)
+    ]
+    for framework in sorted({*knowledge.families().values()} & versions.keys()):
+        version = _public(versions[framework])
+        for name, series in knowledge.companions_for(framework, version).items():
+            if name not in versions:
+                continue
+            if not series:
+                raise _no_companion(name, f"{framework} {version}", framework)
+            wants = Requirement(f"{name}=={series}.*")
+            found.append(Need(by=f"{framework} {version}", wants=wants, add=False, source="companions.toml"))
+    return tuple(found)
+
+
+def with_needs(question: WheelQuestion, needs: Iterable[Need]) -> WheelQuestion:
+    """Return the question with needs as constraints, and as requirements where they are to be added.
+
+    What the target below or conda brings is theirs, and is not bounded.
+    """
+    brought = _brought(question)
+    asked = {package_of(text) for text in question.requirements}
+    added, bounds = list(question.requirements), list(question.constraints)
+    for need in needs:
+        name = need.wants.name
+        if name in brought:
+            continue
+        if need.add and name not in asked:
+            added.append(name)
+            asked.add(name)
+        if need.wants.specifier:
+            bounds.append(str(need.wants))
+    return replace(
+        question,
+        requirements=tuple(dict.fromkeys(added)),
+        constraints=tuple(dict.fromkeys(bounds)),
+    )
+
+
+def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> tuple[WheelQuestion, Pins]:
+    """Solve a question so that all known needs are met. Return the question with them, and its solution.
+
+    Each need that changed the solution is noted. Raises UnsolvableError, naming the needs, where these
+    leave no solution, and whatever the solver raises.
+    """
+    brought = _brought(question)
+    pins, kept = solver.solve(question), list[Need]()
+    for _ in range(_ROUNDS):
+        versions = brought | _versions(pins)
+        try:
+            needs = known_needs(versions)
+        except UnsolvableError as error:
+            raise _of_target(question, error) from error
+        broken = [one for one in needs if one.wants.name not in brought and not _is_met(one, versions)]
+        if not broken:
+            for one in kept:
+                progress.note(f"{question.lock.target}: {one}, which it does not declare")
+            return question, pins
+        kept += broken
+        question = with_needs(question, broken)
+        try:
+            pins = solver.solve(question)
+        except (UnbuiltError, UnreachableError):
+            raise
+        except LockError as error:
+            raise _contradicted(question, kept, error) from error
+    raise LockError(
+        f"{question.lock.target}: no solution meets what is known of its packages: {_told(kept)}",
+        hint="pin the packages that these name",
+    )
+
+
+def _brought(question: WheelQuestion) -> dict[str, str]:
+    """The versions of what the target below and conda bring."""
+    given = (Requirement(text) for text in question.given)
+    return {
+        **{canonicalize_name(one.name): next(iter(one.specifier)).version for one in given},
+        **versions_of(question.fixed),
+    }
+
+
+def _versions(pins: Pins) -> dict[str, str]:
+    pairs = (line.partition("==") for line in pins.lines)
+    return {canonicalize_name(name): version for name, _, version in pairs}
+
+
+def _public(version: str) -> str:
+    """A version without its local part."""
+    try:
+        return Version(version).public
+    except InvalidVersion:
+        return version.partition("+")[0]
+
+
+def _is_met(need: Need, versions: Mapping[str, str]) -> bool:
+    version = versions.get(need.wants.name)
+    if version is None:
+        return not need.add
+    return need.wants.specifier.contains(_public(version), prereleases=True)
+
+
+def _told(needs: Iterable[Need]) -> str:
+    return "; ".join(dict.fromkeys(map(str, needs)))
+
+
+def _no_companion(name: str, release: str, framework: str) -> UnsolvableError:
+    last = knowledge.last_with(name, framework)
+    return UnsolvableError(
+        f"{name} has no release for {release}: its last is for {framework} {last}",
+        hint=f"write version: {last} of {framework}, or leave out {name} and what needs it",
+    )
+
+
+def _of_target(question: WheelQuestion, error: UnsolvableError) -> UnsolvableError:
+    return UnsolvableError(f"{question.lock.target}: {error.message}", hint=error.hint)
+
+
+def _contradicted(question: WheelQuestion, needs: Iterable[Need], error: LockError) -> UnsolvableError:
+    """The error of a question that had a solution before these needs were added."""
+    needs = tuple(needs)
+    names = {one.wants.name for one in needs}
+    own = [text for text in (*question.requirements, *question.constraints) if package_of(text) in names]
+    own = [text for text in own if text not in {str(one.wants) for one in needs}]
+    beside = f", and the recipe asks for {' and '.join(own)}" if own else ", and no solution has that"
+    target = question.lock.target
+    return UnsolvableError(
+        f"{target}: {_told(needs)} (known, though not declared){beside}",
+        hint=f"change {' or '.join(own)}, or the version of {needs[0].by.partition(' ')[0]}"
+        if own
+        else error.hint,
+        tree=error.tree if isinstance(error, UnsolvableError) else error.message,
+    )

@@ -1,0 +1,351 @@
+"""Packages of a solution that have no wheel: all of them, each with what building it needs.
+
+uv solves with wheels only. Where it finds none of a package, its source distribution is fetched and read,
+never run. A wheel with that metadata and nothing else stands for it, and uv solves again.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.errors import DownloadError, LockError, UnbuiltError, UsageError
+from imagefactory.gpu.source_builds import source_build
+from imagefactory.lock.pypi.known import solve_known
+from imagefactory.lock.pypi.newest import bounds_of
+from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.sources import Project, read_project
+from imagefactory.lock.pypi.tags import fitting_set
+from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.model import Lock, Target
+from imagefactory.progress import Progress
+
+ROUNDS = 100
+"""Solutions that are tried at most; each but the last finds one more release without a wheel."""
+UNKNOWN = "0"
+"""The version of a source that only its build says; nothing else may require it by a version then."""
+
+
+class Solver(Protocol):
+    """uv, and what its index has."""
+
+    @property
+    def root(self) -> Path:
+        """The folder that the paths of a question start from."""
+
+    def solve(self, question: WheelQuestion) -> Pins:
+        """Return a solution. Raises LockError, and NoWheelError for packages without a wheel."""
+
+    def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
+        """Return the files of a project, none where the index does not list them."""
+
+    def source(self, file: IndexFile, folder: Path) -> Path:
+        """Return a source distribution, in the cache or in `folder`. Raises DownloadError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbuilt:
+    """A package that is built from `source`: a file of the index, or an entry of the recipe.
+
+    `project` is None for a source that is not here yet.
+    """
+
+    name: str
+    version: str
+    source: str
+    project: Project | None
+
+    @property
+    def code(self) -> frozenset[str]:
+        """The languages of the compilers that it needs."""
+        known = source_build(self.name)
+        return known.code if known else self.project.code if self.project else frozenset()
+
+    @property
+    def debian(self) -> tuple[str, ...]:
+        known = source_build(self.name)
+        return known.debian if known else ()
+
+
+def require_wheels(
+    solver: Solver, question: WheelQuestion, target: Target, progress: Progress
+) -> tuple[WheelQuestion, Pins]:
+    """Solve a question so that all known needs are met, as `solve_known`.
+
+    Raises UnbuiltError with all packages of the solution that have no wheel.
+    """
+    with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
+        search = _Search(solver, question, Path(folder))
+        question, pins = solve_known(search, question, progress)
+        unbuilt = search.unbuilt(pins)
+    if not unbuilt:
+        return question, pins
+    built = {one.name for one in unbuilt}
+    lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
+    raise list_unbuilt(unbuilt, lines, question, target)
+
+
+@dataclass(slots=True)
+class _Search:
+    """The rounds of one question, which grows. `folder` has a stub for each release in `stubs`."""
+
+    solver: Solver
+    question: WheelQuestion
+    folder: Path
+    stubs: dict[tuple[str, str], Unbuilt] = field(default_factory=dict)
+    away: list[Unbuilt] = field(default_factory=list)
+    own: list[Unbuilt] | None = None
+
+    def solve(self, question: WheelQuestion) -> Pins:
+        """A solution in which stubs stand for what has no wheel."""
+        if not question.sources and not self.stubs:
+            try:
+                return self.solver.solve(question)
+            except NoWheelError:
+                pass
+        self.question = question
+        (self.folder / "stubs").mkdir(exist_ok=True)
+        if self.own is None:
+            self.own = [one for entry in question.sources if (one := self._own(entry))]
+        asked = replace(
+            question,
+            requirements=(*question.requirements, *(f"{one.name}=={one.version}" for one in self.own)),
+            sdists=self.folder / "stubs",
+        )
+        for _ in range(ROUNDS):
+            try:
+                return self.solver.solve(asked)
+            except NoWheelError as error:
+                added = [self._add(name, error.account) for name in error.names]
+                if not any(added):
+                    raise
+        raise LockError(
+            f"{question.lock.target}: more than {ROUNDS} releases without a wheel were tried",
+            hint="constrain the packages that have none to one version each",
+        )
+
+    def unbuilt(self, pins: Pins) -> tuple[Unbuilt, ...]:
+        chosen = {
+            (canonicalize_name(name), version) for name, _, version in (p.partition("==") for p in pins.lines)
+        }
+        return (*self.away, *(one for key, one in sorted(self.stubs.items()) if key in chosen))
+
+    def _own(self, entry: str) -> Unbuilt | None:
+        """A stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
+        if not entry.startswith("."):
+            self.away.append(Unbuilt(name="", version="", source=entry, project=None))
+            return None
+        project = read_own(self.solver.root, entry)
+        if not project.name:
+            self.away.append(Unbuilt(name="", version="", source=entry, project=project))
+            return None
+        one = Unbuilt(name=project.name, version=project.version or UNKNOWN, source=entry, project=project)
+        self._keep(one, project)
+        return one
+
+    def _add(self, name: str, account: str) -> bool:
+        """Add a stub of the newest release within the bounds of the recipe and of uv's account, if any."""
+        lock = self.question.lock
+        known = dict(sdists_of(name, self.solver.project(name, lock), lock))
+        written = bounds_of(name, [*self.question.requirements, *self.question.constraints])
+        for bounds in _bounds_in(name, account, written):
+            fitting = [one for one in bounds.filter(known) if (name, str(one)) not in self.stubs]
+            if fitting:
+                version = max(fitting)
+                break
+        else:
+            return False
+        file = known[version]
+        try:
+            project = read_project(self.solver.source(file, self.folder))
+        except (UsageError, DownloadError) as error:
+            raise LockError(
+                f"{lock.target}: {name} {version} has no wheel, and its source is unusable: {error.message}",
+                hint=f"ask for another version of {name}, or build a wheel and name it: ./wheels/NAME.whl",
+            ) from error
+        project = replace(project, python=file.python or project.python)
+        self._keep(Unbuilt(name=name, version=str(version), source=file.filename, project=project), project)
+        return True
+
+    def _keep(self, one: Unbuilt, project: Project) -> None:
+        write_stub(self.folder / "stubs", one.name, one.version, _metadata_lines(project))
+        self.stubs[one.name, one.version] = one
+
+
+def read_own(root: Path, entry: str) -> Project:
+    """What a folder below `root` says of itself. Raises UsageError for one that is not there or leads out."""
+    folder = root / entry
+    if not folder.is_dir():
+        raise UsageError(
+            f"{entry} is not a folder of {root}", hint="write a folder from the project's root on"
+        )
+    if not folder.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{entry} is a link out of {root}", hint="copy what it leads to into the project")
+    return read_project(folder)
+
+
+def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tuple[Version, IndexFile]]:
+    """The source distributions for the Python of `lock`, of releases that have no wheel for it."""
+    fits, found = set[Version](), dict[Version, IndexFile]()
+    for file in files:
+        try:
+            if file.filename.endswith(".whl"):
+                _, version, _, offered = parse_wheel_filename(file.filename)
+                fits |= {version} if offered & fitting_set(lock.python, lock.platform) else set()
+                continue
+            named, version = parse_sdist_filename(file.filename)
+            python = SpecifierSet(file.python)
+        except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidSpecifier):
+            continue
+        if named == name and file.sha256 and not file.yanked and f"{lock.python}.99" in python:
+            found.setdefault(version, file)
+    return ((version, file) for version, file in found.items() if version not in fits)
+
+
+def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[SpecifierSet]:
+    """The bounds of a package to try, the narrowest first: all that uv's account requires, then each."""
+    flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", account).split())
+    words = r"(?:depends on|require|requires)(?: one of:)?"
+    package = re.escape(name).replace(r"\-", "[-_.]")
+    found = re.finditer(rf"{words} {package}(?:\[[^\]]*\])?([<>=!~][^\s]*)", flat, re.IGNORECASE)
+    each: list[SpecifierSet] = []
+    for match in found:
+        try:
+            each.append(SpecifierSet(match[1].rstrip(",.;")))
+        except InvalidSpecifier:
+            continue
+    every = written
+    for one in each:
+        every &= one
+    return [every, *(written & one for one in each), written]
+
+
+def _metadata_lines(project: Project) -> list[str]:
+    lines = [f"Requires-Dist: {need}" for need in project.dependencies or ()]
+    extras = {
+        extra for need in project.dependencies or () for extra in re.findall(r"extra == ['\"]([^'\"]+)", need)
+    }
+    lines += [f"Provides-Extra: {extra}" for extra in sorted(extras)]
+    return lines + ([f"Requires-Python: {project.python}"] if project.python else [])
+
+
+def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> None:
+    """Write a wheel with metadata alone."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    text = "\n".join([f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *lines]) + "\n"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+        for file, content in (
+            ("METADATA", text),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{file}"), content)
+
+
+@contextmanager
+def without(absent: Sequence[str], question: WheelQuestion) -> Iterator[WheelQuestion]:
+    """`question` without the pins `absent` in its answer: empty wheels stand for them while uv solves."""
+    if not absent:
+        yield question
+        return
+    with tempfile.TemporaryDirectory(prefix="imagefactory-absent-") as folder:
+        stubs = question.stubs or Path(folder)
+        for name, _, version in (pin.partition("==") for pin in absent):
+            write_stub(stubs, name, version, ())
+        yield replace(question, given=(*question.given, *absent), stubs=stubs)
+
+
+# --- the list --------------------------------------------------------------------------------------
+
+
+def has_nvcc(target: Target) -> bool:
+    """Whether the index has CUDA's compiler for a target: from CUDA 13 on its wheels hold all of it."""
+    major = target.cuda.partition(".")[0]
+    return target.source == "pypi" and major.isdigit() and int(major) >= 13
+
+
+def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
+    """What building a package needs, for a person, and whether this machine has all of it."""
+    code, needs, possible = one.code, list[str](), True
+    if one.project is None:
+        return ["to be fetched"], True
+    if "C++" in code or "CUDA" in code:
+        needs.append("a C++ compiler")
+    if "CUDA" in code and target.gpu:
+        needs.append("the CUDA compiler")
+        if not has_nvcc(target):
+            possible = False
+            needs[-1] += f" (the index has it from CUDA 13 on, not for CUDA {target.cuda})"
+    rust = {canonicalize_name(Requirement(text).name) for text in one.project.requires} & {
+        "maturin",
+        "setuptools-rust",
+    }
+    if "Fortran" in code or ("Rust" in code and rust):
+        possible = False
+        needs.append(f"a {'Rust' if rust else 'Fortran'} compiler (no base has one)")
+    if one.debian:
+        needs.append(f"Debian's {', '.join(one.debian)} (system: in the recipe)")
+    if one.project.dependencies is None:
+        needs.append("its build, which alone says what it requires")
+    return needs, possible
+
+
+def list_unbuilt(
+    unbuilt: Sequence[Unbuilt], pins: tuple[str, ...], question: WheelQuestion, target: Target
+) -> UnbuiltError:
+    """The error that names all packages of a solution that have no wheel."""
+    named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
+    rows, lines, impossible = list[dict[str, object]](), list[str](), list[str]()
+    for one in unbuilt:
+        needs, possible = needs_of(one, target)
+        version = "" if one.version == UNKNOWN else one.version
+        label = f"{one.name} {version}".strip() or one.source
+        lines.append(f"{label}: {'needs ' + ', '.join(needs) if needs else 'pure Python'}")
+        if not possible:
+            impossible.append(one.name)
+        requires = one.project.dependencies or () if one.project else ()
+        build = one.project.requires if one.project else ()
+        rows.append(
+            {
+                "name": one.name,
+                "version": version,
+                "source": one.source,
+                "needs": needs,
+                "possible": possible,
+                "requires": sorted(
+                    {canonicalize_name(Requirement(need).name) for need in (*requires, *build)}
+                ),
+                "named": one.name in named or one.source in question.sources,
+            }
+        )
+    count = "1 package has" if len(rows) == 1 else f"{len(rows)} packages have"
+    hint = f"imagefactory lock {target.name} --build"
+    if impossible:
+        hint = (
+            f"{' and '.join(impossible)} cannot be built for {target.name}: remove it from the recipe, "
+            f"or write the path of a wheel that you have (./wheels/NAME.whl); then {hint}"
+        )
+    return UnbuiltError(
+        f"{target.name}: {count} no wheel and must be built first:\n  " + "\n  ".join(lines),
+        packages=tuple(rows),
+        hint=hint,
+        pins=pins,
+    )

@@ -1,0 +1,98 @@
+"""A package index of a few lines and its solver, for what `new` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from imagefactory.errors import UnbuiltError, UnreachableError, UnsolvableError
+from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.model import Base, Lock, Target
+
+PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """`pythons` are those that it has wheels for; none where only its sources are there."""
+
+    needs: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = PYTHONS
+
+
+@dataclass(slots=True)
+class SmallIndex:
+    """Releases by `name==version`. `solved` are the targets that were asked for."""
+
+    releases: Mapping[str, Release]
+    solved: list[Target] = field(default_factory=list)
+
+    def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
+        if target.source == "conda":
+            raise UnreachableError("there are no channels")
+        self.solved.append(target)
+        found = self._solution(target, under, sources=True)
+        unbuilt = {name: version for name, version in found.items() if self._is_source(name, version)}
+        if unbuilt:
+            rows = tuple({"name": name, "version": one, "source": "x"} for name, one in unbuilt.items())
+            pins = tuple(f"{name}=={one}" for name, one in found.items() if name not in unbuilt)
+            raise UnbuiltError(f"{target.name}: no wheel", packages=rows, pins=pins)
+        return found
+
+    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+        self.solved.append(target)
+        try:
+            return self._solution(target, None, sources=False)
+        except UnsolvableError:
+            names = {Requirement(text).name for text in target.requirements}
+            pins = [pin.split("==") for pin in self.releases if self._is_source(*pin.split("=="))]
+            if lacking := tuple(name for name, _ in pins if name in names):
+                raise NoWheelError(f"{target.name}: no wheel", hint="", names=lacking, account="") from None
+            raise
+
+    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
+        return any(pin.startswith(f"{name}==") and one.pythons for pin, one in self.releases.items())
+
+    def _solution(self, target: Target, under: Lock | None, *, sources: bool) -> dict[str, str]:
+        kept = {wheel.name: wheel.version for wheel in under.wheels} if under else {}
+        wanted = [Requirement(text) for text in target.requirements]
+        bounds = [Requirement(text) for text in target.constraints]
+        found = next(self._extend(wanted, bounds, kept, target.python, sources=sources), None)
+        if found is None:
+            raise UnsolvableError(f"{target.name}: no solution on {target.python}", tree="the whole account")
+        return found
+
+    def _is_source(self, name: str, version: str) -> bool:
+        return not self.releases.get(f"{name}=={version}", Release()).pythons
+
+    def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
+        return self.releases[pin].needs
+
+    def _extend(
+        self,
+        wanted: list[Requirement],
+        bounds: list[Requirement],
+        found: dict[str, str],
+        python: str,
+        *,
+        sources: bool,
+    ) -> Iterator[dict[str, str]]:
+        if not wanted:
+            yield found
+            return
+        first, rest = wanted[0], wanted[1:]
+        name = canonicalize_name(first.name)
+        limits = [first.specifier, *(one.specifier for one in bounds if canonicalize_name(one.name) == name)]
+        versions = [pin.partition("==")[2] for pin in self.releases if pin.startswith(f"{name}==")]
+        for version in [found[name]] if name in found else sorted(versions, key=Version, reverse=True):
+            release = self.releases.get(f"{name}=={version}", Release())
+            fits = python in release.pythons or (sources and not release.pythons)
+            if fits and all(version in limit for limit in limits):
+                needs = [] if name in found else [Requirement(text) for text in release.needs]
+                yield from self._extend(
+                    [*rest, *needs], bounds, {**found, name: version}, python, sources=sources
+                )

@@ -1,0 +1,276 @@
+"""What `new --from` chooses, where it stops, and that each hint is solved before it is made."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import (
+    FactoryError,
+    UnreachableError,
+    UnsolvableError,
+    UsageError,
+)
+from imagefactory.factory import read_factory
+from imagefactory.model import Base, Lock, Target
+from imagefactory.progress import Quiet
+from imagefactory.recipes.draft import Choice
+from imagefactory.settings.load import load_settings
+from imagefactory.stages.new import NewRequest, Plan, plan_recipe
+from tests.made.small_index import PYTHONS, Release, SmallIndex
+
+OLD = ("3.9", "3.10", "3.11")
+CUDA = {"2.15.0": "13.2", "2.7.1": "12.6", "2.6.0": "12.4"}
+INDEX = {
+    **{f"torch=={one}": Release() for one in ("2.15.0", "2.9.1", "2.7.1", "2.6.0", "2.4.1", "2.3.1")},
+    "torch==2.1.2": Release(pythons=OLD),
+    "torch==2.2.2": Release(pythons=OLD),
+    "transformers==5.0.0": Release(needs=("numpy",)),
+    "trainer==1.0": Release(needs=("torch<2.8", "numpy")),
+    "numpy==2.4.6": Release(),
+    "numpy==1.26.4": Release(pythons=OLD),
+    "einops==0.8.0": Release(),
+    "tensorflow==2.21.0": Release(),
+    "jax==0.10.2": Release(),
+    "jax==0.4.35": Release(),
+    "cupy-cuda12x==13.6.0": Release(),
+    "numba==0.68.1": Release(needs=("numpy",)),
+    "librosa==1.0": Release(needs=("numba",)),
+    "old-tool==1.0": Release(needs=("numpy<2",)),
+    "sourced==1.0": Release(pythons=()),
+    "filterpy==1.4.5": Release(pythons=()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    root: Path
+    index: SmallIndex
+
+    def plan(self, text: str, *, file: str = "requirements.txt", **asked: str) -> Plan:
+        path = self.root / file
+        path.write_text(text)
+        factory = read_factory(load_settings(directory=self.root, start=self.root, environ={}), os.environ)
+        request = NewRequest(family="lab", file=path, **asked)  # type: ignore[arg-type]
+        return plan_recipe(factory, request, self.index, Quiet())
+
+    def choice(self, text: str, **asked: str) -> Choice:
+        plan = self.plan(text, **asked)
+        plan.check()
+        assert not plan.unsolved
+        assert plan.draft.choice
+        return plan.draft.choice
+
+    def stop(self, text: str, **asked: str) -> FactoryError:
+        with pytest.raises(FactoryError) as stopped:
+            self.plan(text, **asked)
+        return stopped.value
+
+
+@pytest.fixture
+def bench(root: Path) -> Bench:
+    (root / "imagefactory.toml").touch()
+    return Bench(root, SmallIndex(INDEX))
+
+
+# --- what is chosen -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("torch\neinops\n", ("torch", "2.15.0", "13.2", "3.13")),
+        ("trainer\n", ("torch", "2.7.1", "12.6", "3.13")),
+        ("trainer\nlibrosa\n", ("torch", "2.7.1", "12.6", "3.13")),
+        ("torch>=2.2,<2.3\n", ("torch", "2.2.2", "12.1", "3.11")),
+        ("torch==2.6.0\nnumpy<2\n", ("torch", "2.6.0", "12.4", "3.11")),
+        ("torch==2.3.1\n", ("torch", "2.3.1", "12.1", "3.13")),
+        ("jax[cuda12]\n", ("jax", "0.10.2", "12", "3.13")),
+        ("jax\n", ("jax", "0.10.2", "13", "3.13")),
+        ("jax[cuda12_pip]==0.4.35\n", ("jax", "0.4.35", "12", "3.13")),
+        ("cupy-cuda12x<14\n", ("cupy-cuda12x", "13.6.0", "12", "3.13")),
+        ("tensorflow\ntrainer\n", ("tensorflow", "2.21.0", "12", "3.13")),
+        ("torch\n-c bounds.txt\n", ("torch", "2.3.1", "12.1", "3.13")),
+    ],
+)
+def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tuple[str, ...]) -> None:
+    (bench.root / "bounds.txt").write_text("torch<2.4\n")
+    framework, version, cuda, python = chosen
+    found = bench.choice(text)
+    assert found == Choice(framework=framework, version=version, cuda=cuda, python=python)
+
+
+def test_an_index_of_builds_says_which_cuda(bench: Bench) -> None:
+    text = "--extra-index-url https://wheels.example.org/whl/cu121\ntorch\n"
+    assert bench.choice(text).version == "2.4.1"
+    assert bench.choice(text.replace("torch\n", "trainer\n")).version == "2.4.1"
+
+
+def test_a_version_that_no_table_knows_says_its_cuda_itself(bench: Bench) -> None:
+    bench.index.releases = {"torch==9.1.0": Release(needs=("nvidia-cuda-runtime==14.1.5",))} | INDEX
+    bench.index.releases["nvidia-cuda-runtime==14.1.5"] = Release()  # type: ignore[index]
+    assert bench.choice("torch\n").cuda == "14.1"
+
+
+def test_the_choice_is_told_with_its_driver(bench: Bench) -> None:
+    plan = bench.plan("trainer\n")
+    assert any(re.search(r"torch 2\.7\.1 .*12\.6.* 525 ", line) for line in plan.why)
+    assert set(plan.why) <= set(plan.draft.notes)
+    assert plan.draft.lost == ()
+
+
+def test_what_was_asked_for_is_solved_as_it_will_be_locked(bench: Bench) -> None:
+    bench.plan("trainer\n")
+    assert bench.index.solved[-1].requirements == ("torch==2.7.1.*", "trainer")
+
+
+def test_an_older_release_is_chosen_where_the_newest_does_not_lock(bench: Bench) -> None:
+    """What a version of the framework is known to need comes to the question with that version."""
+
+    class Strict(SmallIndex):
+        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+            if target.version == "2.15.0":
+                raise UnsolvableError("no torchaudio goes with it")
+            return dict(SmallIndex.solve(self, target, base, under))
+
+    strict = Bench(bench.root, Strict(INDEX))
+    assert strict.choice("torch\n").version == "2.9.1"
+    assert isinstance(strict.stop("torch==2.15.0\n"), UnsolvableError)
+
+
+def test_numba_alone_is_no_framework(bench: Bench) -> None:
+    assert isinstance(bench.stop("librosa\nnumba\n"), UsageError)
+    assert bench.choice("numba\n", framework="numba", cuda="13").framework == "numba"
+
+
+# --- where it stops ------------------------------------------------------------------------------
+
+
+def test_an_option_completes_the_file_and_does_not_override_it(bench: Bench) -> None:
+    error = bench.stop("torch>=2.2,<2.3\n", framework="torch", version="2.1.2", cuda="12.1")
+    assert isinstance(error, UsageError)
+    assert "2.2" in error.hint
+    (bench.root / "bounds.txt").write_text("torch>=2.2\n")
+    assert isinstance(bench.stop("torch\n-c bounds.txt\n", framework="torch", version="2.1"), UsageError)
+
+
+def test_a_series_within_whose_releases_only_some_are_allowed_is_written_as_one(bench: Bench) -> None:
+    bench.index.releases = INDEX | {"torch==2.3.0": Release()}
+    assert bench.choice("torch<2.3.1\n", framework="torch", version="2.3").version == "2.3.0"
+    assert bench.choice("torch==2.3\n").version == "2.3.0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch==2.4.1\neinops\n",
+        "torch\nnumpy>=2\n",
+        "einops\n-c bounds.txt\n",
+        "torch<2.3\n",
+        "--extra-index-url https://wheels.example.org/whl/cu128\ntorch\n",
+    ],
+)
+def test_a_target_against_the_bounds_of_the_file(bench: Bench, text: str) -> None:
+    (bench.root / "bounds.txt").write_text("numpy>=2\n")
+    error = bench.stop(text, on="pytorch-2.3-cu121")
+    assert isinstance(error, UsageError)
+    for name in re.findall(r"--on ([^ ;]+)", error.hint):
+        assert bench.plan(text, on=name).unsolved == ""
+    assert re.search(r"--on pytorch|--framework torch=2", error.hint)
+
+
+def test_a_python_that_the_target_does_not_have(bench: Bench) -> None:
+    text = '[project]\nname = "x"\nrequires-python = ">=3.12"\ndependencies = ["einops"]\n'
+    error = bench.stop(text, file="pyproject.toml", on="pytorch-2.9-cu128")
+    assert "Python" in error.message
+    names = re.findall(r"--on ([^ ;]+)", error.hint)
+    assert names
+    assert all(name.endswith("-py313") for name in names)
+
+
+def test_a_target_that_fits(bench: Bench) -> None:
+    plan = bench.plan("torch==2.3.1\neinops\nnumpy<2\n", on="pytorch-2.3-cu121")
+    (target,) = plan.check()  # type: ignore[misc]
+    assert target.on == "pytorch-2.3-cu121"
+    assert (plan.unsolved, plan.draft.lost) == ("", ())
+    assert bench.index.solved[-1].name == "lab-2.3-cu121"
+
+
+def test_a_target_whose_packages_do_not_go_with_the_file(bench: Bench) -> None:
+    error = bench.stop("old-tool\n", on="pytorch-2.15-cu132")
+    assert isinstance(error, UnsolvableError)
+    assert "--on pytorch-2.3-cu121" in error.hint
+
+
+def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
+    bench.index.releases = INDEX | {"torch==2.2.1": Release(pythons=OLD)}
+    error = bench.stop("torch==2.2.1+cu118\neinops\n")
+    assert "--cuda 12.1" in error.hint
+    assert "--on" not in error.hint  # a target of another torch
+    assert bench.choice("torch==2.2.1+cu118\neinops\n", cuda="12.1").version == "2.2.1"
+
+
+def test_a_build_for_cpus(bench: Bench) -> None:
+    error = bench.stop("--index-url https://wheels.example.org/whl/cpu\ntorch\n")
+    found = re.search(r"--cuda (\S+)", error.hint)
+    assert found
+    assert bench.choice("torch\n", cuda=found[1]).cuda == found[1]
+
+
+def test_no_solution(bench: Bench) -> None:
+    error = bench.stop("torch==2.6.0\nnumpy>=3\n")
+    assert isinstance(error, UnsolvableError)
+    assert error.tree == "the whole account"
+    error = bench.stop("trainer\n", framework="torch", version="2.9", cuda="12.8")
+    assert "--framework torch=2.7.1 --cuda 12.6" in error.hint
+
+
+def test_a_file_of_which_nothing_is_taken(bench: Bench) -> None:
+    for text in ("# nothing\n", "-e .\n"):
+        assert isinstance(bench.stop(text), UsageError)
+        assert isinstance(bench.stop(text, on="pytorch-2.3-cu121"), UsageError)
+
+
+# --- what is written all the same ---------------------------------------------------------------
+
+
+def test_packages_without_wheels_stop_no_recipe(bench: Bench) -> None:
+    plan = bench.plan("torch==2.1.2\nsourced\nfilterpy==1.4.5\n")
+    plan.check()
+    assert sorted(plan.without_wheel) == ["filterpy", "sourced"]
+    assert plan.draft.choice == Choice(framework="torch", version="2.1.2", cuda="12.1", python="3.11")
+    assert plan.draft.lost == ()
+
+
+def test_what_stands_against_packages_without_wheels(bench: Bench) -> None:
+    """A wheel that is missing is not the reason where building it would not help."""
+    error = bench.stop("torch==2.1.2\nsourced\nold-tool\nnumpy>=2\n")
+    assert isinstance(error, UnsolvableError)
+    assert error.tree == "the whole account"
+
+
+def test_an_index_that_cannot_be_reached(bench: Bench) -> None:
+    class Down(SmallIndex):
+        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+            raise UnreachableError("no network")
+
+        def declared(self, target: Target, base: Base) -> dict[str, str]:
+            raise UnreachableError("no network")
+
+    down = Bench(bench.root, Down({}))
+    plan = down.plan("torch==2.3.1\n")
+    assert plan.unsolved == "no network"
+    assert any("no network" in note for note in plan.draft.notes)
+    assert isinstance(down.stop("torch\n"), UsageError)
+    plan = down.plan("einops\n", on="pytorch-2.3-cu121")
+    assert plan.unsolved == "no network"
+
+
+def test_every_python_is_one_that_the_index_may_have(bench: Bench) -> None:
+    bench.index.releases = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
+    assert bench.choice("torch==2.0.1\n").python == "3.10"
+    assert {one.python for one in bench.index.solved} <= set(PYTHONS)
