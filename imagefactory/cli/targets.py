@@ -171,10 +171,31 @@ def show(call: Call, name: str, as_json: bool) -> None:
     "source",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take over an environment.yml, requirements.txt, pixi.toml, pyproject.toml, Dockerfile, apptainer's "
-    "definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or Poetry.",
+    help="Take over an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, "
+    "Dockerfile, apptainer's definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or "
+    "Poetry.",
+)
+@click.option(
+    "--context",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The build context of a Dockerfile.  [default: the root of its git work tree]",
 )
 @click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="Take an extra of a pyproject.toml, setup.py or lock too (repeatable).",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="Take a group of a pyproject.toml or lock too (repeatable).",
+)
 @click.option(
     "--on",
     default="",
@@ -288,6 +309,9 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         ("--cuda", asked["cuda"], source and not on),
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
+        ("--context", asked["context"], source),
+        ("--extra", asked["extras"], source),
+        ("--group", asked["groups"], source),
         ("--partial", asked["partial"], source),
         ("--framework", framework, not on),
         ("--source", asked["kind"], not on),
@@ -318,5 +342,8 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         cuda=asked["cuda"],
         source=asked["kind"] or "",
         environment=asked["environment"],
+        extras=asked["extras"],
+        groups=asked["groups"],
+        context=asked["context"],
     )
     return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from imagefactory.model import Where
-from imagefactory.recipes.container import Around, Container, check_text
+from imagefactory.recipes.container import Around, Container, check_text, refuse_other_context
 from imagefactory.recipes.image_parts import SHELL, keep_entrypoint
 from imagefactory.recipes.installs import take_script
 from imagefactory.recipes.shell_words import Word, read_commands, split_words
@@ -22,14 +22,21 @@ DEFINITION = re.compile(r"(?:\s|#.*\n)*bootstrap[ \t]*:", re.IGNORECASE)
 _MOST_STAGES = 50
 # Agents of Bootstrap whose From names an image of a registry.
 _IMAGES = ("docker", "docker-daemon", "oras", "library", "shub")
-_LEFT = {
-    "setup": "nothing outside of an image is changed",
-    "pre": "nothing outside of an image is changed",
-    "test": "imagefactory tries each image itself; run yours in it: imagefactory run TARGET -- COMMAND",
-    "startscript": "an instance starts what it is told to: imagefactory run TARGET -- COMMAND",
-    "help": "write what it says under description",
-    "appinstall": "one recipe makes one environment: write a recipe for it",
+# What says nothing to a program in the image, and what an image lacks without it.
+_NOTED = {
+    "test": "imagefactory tests each image itself; run yours in it: imagefactory run TARGET -- COMMAND",
+    "help": "a recipe has a description",
+    "apphelp": "a recipe has a description",
+    "applabels": "a recipe has labels",
+    "apptest": "imagefactory tests each image itself",
 }
+_HOST = "a build changes nothing outside of the image: put what it makes into the project's own files"
+_LEFT = {
+    "setup": _HOST,
+    "pre": _HOST,
+    "startscript": "start it by its command: imagefactory run TARGET -- COMMAND",
+}
+_APP = "one recipe makes one environment: write a recipe for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,8 @@ def read_definition(text: str, file: str, around: Around) -> Wish:
         raise refused(
             first_place(file), "has no Bootstrap", "give a definition that says what it starts from"
         )
-    _take(Container(wish=wish, around=around), stages, len(stages) - 1)
+    _take(Container(wish=wish, around=around, rooted=False), stages, len(stages) - 1)
+    refuse_other_context(around)
     return wish
 
 
@@ -130,8 +138,8 @@ def _take(container: Container, stages: list[Stage], at: int) -> None:
         container.finish()
         for number, one in enumerate(stages):
             if number not in taken:
-                what = f"the stage {show(_named(one))} is not part of the last one"
-                wish.leave(one.header["bootstrap"].where, what, "make it the last one to import it")
+                what = f"the stage {show(_named(one))} is not part of the last one, and is not read"
+                wish.note(one.header["bootstrap"].where, what)
 
 
 def _named(stage: Stage) -> str:
@@ -143,12 +151,12 @@ def _take_packages(container: Container, stages: list[Stage], section: Section) 
     """The packages of a stage from which files are taken."""
     wish = container.wish
     before = (len(wish.pip), len(wish.conda))
-    inner = Container(wish=wish, around=container.around, packages_only=True)
+    inner = Container(wish=wish, around=container.around, rooted=False, packages_only=True)
     _take(inner, stages, len(stages) - 1)
     name = show(_named(stages[-1]))
     if before != (len(wish.pip), len(wish.conda)):
         what = f"the packages of the stage {name} were taken, since files are copied from it"
-        container.leave(section.where, what, "drop those that were there to build others")
+        container.note(section.where, what)
     else:
         do = "make what it brings a package on an index"
         container.leave(section.where, f"the files of the stage {name} are not taken", do)
@@ -175,8 +183,10 @@ def _section(container: Container, section: Section) -> None:
             keep_entrypoint(wish, [*SHELL, text, section.name], section.where, f"%{section.name}")
         case "arguments" | "labels" | "runscript":
             pass
+        case name if name in _NOTED:
+            container.note(section.where, f"%{name} is not taken: {_NOTED[name]}")
         case name:
-            do = _LEFT.get(name) or _LEFT["appinstall" if name.startswith("app") else "help"]
+            do = _LEFT.get(name) or (_APP if name.startswith("app") else "see whether what it does is needed")
             container.leave(section.where, f"%{name} is not taken", do)
 
 

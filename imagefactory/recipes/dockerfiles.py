@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from posixpath import join
+from posixpath import join, normpath
 
 from imagefactory.model import Where
-from imagefactory.recipes.container import Around, Container, Copied, check_text
+from imagefactory.recipes.container import Around, Container, check_text, refuse_other_context
 from imagefactory.recipes.image_parts import SHELL, keep_command, keep_entrypoint, keep_user
 from imagefactory.recipes.installs import take_script, take_words
 from imagefactory.recipes.shell_words import Word, split_words
 from imagefactory.recipes.wish import Wish
 from imagefactory.recipes.yaml_tree import first_place, refused, show
 
-DOCKERFILE = re.compile(r"(?:\s|#.*\n)*(FROM|ARG)[ \t]+\S", re.IGNORECASE)
+# `FROM IMAGE` or `FROM IMAGE AS NAME` is all of its line: Python's `from setuptools import setup` is not.
+DOCKERFILE = re.compile(
+    r"(?:\s|#.*\n)*(?:FROM(?:[ \t]+--\S+)*[ \t]+[^\s-]\S*(?:[ \t]+AS[ \t]+\S+)?"
+    r"|ARG[ \t]+[A-Za-z_]\w*(?:=.*)?)[ \t]*\\?\r?(?:\n|\Z)",
+    re.IGNORECASE,
+)
 NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
 # What docker sets itself.
 _GIVEN = {
@@ -32,14 +37,24 @@ _GIVEN = {
 _FLAG = re.compile(r"(?:\s|\\\n)*--([a-z-]+)(?:=(\S*))?(?=\s|$)")
 _MOST_STAGES = 50
 _HERE = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
-_LEFT = {
-    "EXPOSE": "say it where the image runs",
+# What is said where an image runs, or says nothing to a program in it.
+_NOTED = {
+    "EXPOSE": "name the port where the image runs",
     "VOLUME": "mount it where the image runs",
-    "STOPSIGNAL": "say it where the image runs",
-    "HEALTHCHECK": "say it where the image runs",
-    "ONBUILD": "it is for images that are built on this one: write it there",
-    "MAINTAINER": "write a label of the recipe: org.opencontainers.image.authors",
+    "HEALTHCHECK": "images of the OCI format have none: say it where the image runs",
+    "MAINTAINER": "images have labels in its place",
 }
+_LEFT = {
+    "STOPSIGNAL": "say it where the image runs: --stop-signal",
+    "ONBUILD": "it is for images that are built on this one: write it there",
+}
+_UNPACKED = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2?|txz)$")
+# Directories that hold an environment, or a tool that makes one: their packages stand for them.
+_ENVIRONMENT = re.compile(
+    r"/(\.?(virtual|v)env|site-packages|dist-packages|envs|conda|miniconda3?|mambaforge|miniforge3?|micromamba)(/|$)"
+    r"|^(/usr/local(/(bin|lib))?|/install|/opt/(python|env)|/root/\.local|/home/[^/]+/\.local|/wheels?|/root/\.cache)(/|$)"
+    r"|/(uvx?|poetry|pip|micromamba)$"
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +99,7 @@ def read_dockerfile(text: str, file: str, around: Around) -> Wish:
             first_place(file), "has no FROM", "give a Dockerfile that names the image it starts from"
         )
     _Build(wish, around, stages, given).take(stages[-1])
+    refuse_other_context(around)
     return wish
 
 
@@ -183,15 +199,18 @@ class _Build:
     def __init__(self, wish: Wish, around: Around, stages: list[Stage], given: Mapping[str, str]) -> None:
         self.wish, self.around, self.stages, self.given = wish, around, stages, given
         self.taken: set[int] = set()
+        self.read: dict[int, Container] = {}  # stages of which files are copied
         self.last: dict[str, str] = {}  # CMD and ENTRYPOINT: the last one counts
 
-    def take(self, stage: Stage, *, packages_only: bool = False) -> None:
+    def take(self, stage: Stage, *, packages_only: bool = False) -> Container:
         chain, container = self._chain(stage), self._container(packages_only=packages_only)
         container.base(chain[0].base)
         if not re.search(r"^$|\$|\bamd64\b|x86_64", chain[0].platform):
             what = f"the platform {show(chain[0].platform)}"
             container.leave(chain[0].base.where, what, "images here are for linux/amd64")
         for one in chain:
+            # of one that others stand on too, what it installs is taken once
+            container.wish = Wish(file=self.wish.file) if id(one) in self.taken else self.wish
             self.taken.add(id(one))
             for instruction in one.instructions:
                 self._instruction(container, instruction)
@@ -201,8 +220,9 @@ class _Build:
             container.finish()
             for left in self.stages:
                 if id(left) not in self.taken:
-                    what = f"the stage {show(left.name)} is not part of the last one"
-                    self.wish.leave(left.base.where, what, "make it the last one to import it")
+                    what = f"the stage {show(left.name)} is not part of the last one, and is not read"
+                    self.wish.note(left.base.where, what)
+        return container
 
     def _container(self, *, packages_only: bool) -> Container:
         return Container(wish=self.wish, around=self.around, packages_only=packages_only)
@@ -248,6 +268,9 @@ class _Build:
                 self._start(container, one)
             case "SHELL" if re.search(r"\b(ba|z|da)?sh\b|\bconda\b|micromamba", one.plain()):
                 pass
+            case name if name in _NOTED:
+                if one.plain() != "NONE":
+                    container.note(one.where, f"{name} {show(one.plain())}: {_NOTED[name]}")
             case name if name in _LEFT:
                 container.leave(one.where, f"{name} {show(one.plain())}", _LEFT[name])
             case name:
@@ -266,7 +289,7 @@ class _Build:
                     said.get("target") or said.get("dst"),
                 )
                 if target:
-                    container.copies.append(Copied((source,), join(container.workdir, target)))
+                    container.copy([source], target, one.where, quiet=True)
         if words := one.exec_form():
             take_words(container, [Word(word, one.where) for word in words], one.where)
         else:
@@ -295,41 +318,81 @@ class _Build:
             return
         split = split_words(one.text, one.start(), container.variables)
         words = one.exec_form() or [word.text for word in split]
-        stage = dict(one.flags).get("from", "")
+        flags = dict(one.flags)
+        stage = flags.get("from", "")
+        self._copy_flags(container, one, flags)
         if len(words) < 2:
             container.leave(
                 one.where, f"{one.name} {show(one.plain())} is not read", "write what is copied and where to"
             )
         elif stage and self._named(stage):
-            self._other(container, stage, one.where, f"{one.name} --from={stage} {' '.join(words)}")
+            self._other(container, stage, one.where, words)
+        elif stage and all(_ENVIRONMENT.search(word) for word in words[:-1]):
+            what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            container.note(one.where, f"{what} brings a tool that images are made without")
         elif stage:
             what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
                 one.where, what, "what that image holds is not known: add the packages that it is for"
             )
         else:
+            if one.name == "ADD":
+                for word in words[:-1]:
+                    if _UNPACKED.search(word) and "://" not in word:
+                        do = "unpack it in the project, and copy the directory"
+                        container.leave(one.where, f"ADD unpacks {show(word)}", do)
+                words = [*(one for one in words[:-1] if "://" in one or not _UNPACKED.search(one)), words[-1]]
             container.copy(words[:-1], words[-1], one.where)
 
-    def _other(self, container: Container, name: str, where: Where, said: str = "") -> None:
-        """The packages of a stage from which files are taken."""
+    def _copy_flags(self, container: Container, one: Instruction, flags: Mapping[str, str]) -> None:
+        for name, value in flags.items():
+            if name == "chown" and value not in ("root", "root:root", "0", "0:0"):
+                container.note(
+                    one.where, f"{one.name} --chown={show(value)[1:-1]}: files are root's, and can be read"
+                )
+            elif name == "chmod" and not re.fullmatch(r"0?[0-7]44|a?[+]r|0?644", value):
+                container.note(
+                    one.where, f"{one.name} --chmod={show(value)[1:-1]}: files keep their own mode"
+                )
+            elif name in ("exclude", "parents"):
+                do = "write what is meant under files: of the recipe"
+                container.leave(one.where, f"{one.name} --{name} is not read", do)
+
+    def _other(self, container: Container, name: str, where: Where, words: Sequence[str] = ()) -> None:
+        """What is copied of a stage: its packages, and the files of the build context that it has there."""
         stage = self._named(name)
         wish = self.wish
+        if stage is None:
+            return
         before = (len(wish.pip), len(wish.conda))
-        if stage is not None and id(stage) not in self.taken:
-            self.taken.add(id(stage))
-            self.take(stage, packages_only=True)
+        if id(stage) not in self.taken:
+            self.read[id(stage)] = self.take(stage, packages_only=True)
             if before != (len(wish.pip), len(wish.conda)):
                 what = f"the packages of the stage {show(name)} were taken, since files are copied from it"
-                wish.leave(where, what, "drop those that were there to build others")
-                return
-        if said and stage is not None:
-            container.leave(where, f"{show(said, limit=120)}", "make what it brings a package on an index")
+                wish.note(where, what)
+        other = self.read.get(id(stage))
+        for source in words[:-1]:
+            place = normpath(join(other.workdir if other else "/", source))
+            taken = False
+            for copied in other.copies if other else ():
+                inside = normpath(copied.to)
+                if f"{inside}/".startswith(f"{place.rstrip('/')}/"):
+                    to = join(words[-1], inside[len(place) :].lstrip("/")) if inside != place else words[-1]
+                    container.copy([copied.source], to, where)
+                    taken = True
+            if not taken and not _ENVIRONMENT.search(place):
+                do = "make what it brings a package on an index, or one of the project's own files"
+                container.leave(where, f"COPY --from={show(name)[1:-1]} {show(source, limit=120)}", do)
 
     def _start(self, container: Container, one: Instruction) -> None:
         if container.packages_only:
             return
         if one.name == "USER":
-            keep_user(self.wish, one.plain(), one.where)
+            names = [word.text for word in split_words(one.text, one.start(), container.variables)]
+            name, colon, group = (names or [""])[0].partition(":")
+            number = container.users.get(name, name)
+            group = container.users.get(group, group)
+            keep_user(self.wish, f"{number}{colon}{group}" if group.isdecimal() else number, one.where)
             return
         if (before := self.last.get(one.name)) in self.wish.left:
             self.wish.left.remove(before or "")

@@ -153,7 +153,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
         lists["packages"] = [*lists["packages"], packages]
         lists["constraints"] = [*lists.get("constraints", ()), constraint]
         lines.note(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
-    capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
+    capabilities = wish.parts.capabilities
+    capabilities = capabilities or (("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",))
     parts = [
         _head(wish, lines),
         *(f"{key}: {value}\n" for key, value in common.items()),
@@ -202,12 +203,15 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
             lines.note(_comes_from(text, target))
         else:
             lists["pip" if conda else "packages"].append(text)
+    lists["pip" if conda else "packages"] += wish.sources
     more = [name for name in wish.channels if channel_address(name) not in target.channels]
     if conda and more:
         lines.lose(
             f"the channels {', '.join(more)}: those of {target.name} are asked alone",
             "build on a target with these channels",
         )
+    if more := [one for one in wish.parts.capabilities if one not in target.capabilities]:
+        lines.note(f"the capabilities {', '.join(more)}: {target.name} is made for its own")
     own = [one for one in wish.constraints if pypi_name(one) != target.framework]
     if conda:
         lists["pip"] = _with_bounds(lists["pip"], own, lines)
@@ -355,10 +359,11 @@ def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
         elif same and pypi_name(text) == same:
             lines.lose(f"{text} of PyPI: conda's is {row.framework} {version}", "take one of them out")
     pip = [text for text in wish.pip if not same or pypi_name(text) != same]
+    bounds = [one for one in wish.constraints if pypi_name(one) != same]
     lists = {
         "packages": [text for text in wish.conda if parse_spec(text).name != row.framework],
         "constraints": constraints,
-        "pip": _with_bounds(pip, [one for one in wish.constraints if pypi_name(one) != same], lines),
+        "pip": [*_with_bounds(pip, bounds, lines), *wish.sources],
     }
     return {key: values for key, values in lists.items() if values or key == "packages"}
 
@@ -407,7 +412,7 @@ def _pypi_lists(row: Row, cuda: str, lines: _Lines) -> dict[str, list[str]]:
         packages = [text for text in packages if text not in own]
         for text in own:
             lines.lose(f"{text} is a library of another CUDA", f"{row.framework} brings its own")
-    lists = {"packages": packages}
+    lists = {"packages": [*packages, *row.wish.sources]}
     return {**lists, **({"constraints": bounds} if bounds else {})}
 
 
@@ -463,6 +468,11 @@ def _parts(wish: Wish) -> str:
     """What a container file says of its image."""
     parts = wish.parts
     lines = [_list("system", parts.debian)] if parts.debian else []
+    if parts.files:
+        folders = dict.fromkeys(folder for folder, _ in parts.files)
+        inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}
+        lines.append("files:\n")
+        lines += [f'  "{one}": [{", ".join(map(json.dumps, inside[one]))}]\n' for one in folders]
     lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
     for key in ("entrypoint", "command"):
         if words := getattr(parts, key):

@@ -8,21 +8,22 @@ caps and through the same allow-lists as recipes.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.model import Where
-from imagefactory.recipes.container import Around
+from imagefactory.recipes.build_context import BuildContext, git_root, open_context, told_context
+from imagefactory.recipes.container import Around, Selection
 from imagefactory.recipes.definitions import DEFINITION, read_definition
 from imagefactory.recipes.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
 from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
-from imagefactory.recipes.manifests import ProjectAsk, read_project
-from imagefactory.recipes.pip_lines import Beside, take_pip_line, take_requirements
+from imagefactory.recipes.manifests import ProjectAsk, read_folder_project, read_project
+from imagefactory.recipes.pip_lines import MOST_FILES, Beside, take_pip_line, take_requirements
 from imagefactory.recipes.python_locks import read_poetry_lock, read_uv_lock
 from imagefactory.recipes.toml_tree import parse_toml
 from imagefactory.recipes.wish import (
@@ -36,14 +37,14 @@ from imagefactory.recipes.wish import (
     take_match_spec,
     text_of,
 )
-from imagefactory.recipes.yaml_tree import Limits, YamlNode, parse_tree, refused, show, too_large
+from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show, too_large
 
 # Locks of several platforms are large.
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "is no environment that can be taken over",
-    "give an environment.yml, requirements.txt, pixi.toml, pyproject.toml, a Dockerfile, a definition of "
-    "apptainer or a lock of conda-lock, pixi, uv or Poetry",
+    "give an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, a Dockerfile, "
+    "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry",
 )
 _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
 
@@ -52,29 +53,47 @@ _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "le
 class Reading:
     """How a file is read.
 
-    `pythons` are what bases carry, the preferred first: markers are judged by the first that the file allows.
-    `environment` names one of pixi's, `beside` reads files that this one names.
+    `pythons` are what bases carry, the preferred first: the first that the file allows judges markers.
+    `environment` names one of pixi's; `extras` and `groups` are those of a project that are wanted too.
+    `root` is the imagefactory project's, where `reserved` are imagefactory's own names. `build_context` is
+    the directory that a person names for a container file, `context` what it copies from. `beside` reads
+    files that this one names, `place` is its folder from the root on (None outside of it), `projects` are
+    the folders whose projects were read.
     """
 
     pythons: tuple[str, ...]
     environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    root: Path | None = None
+    reserved: tuple[str, ...] = ()
+    build_context: Path | None = None
     beside: Callable[[str], str | None] = lambda _: None
+    place: str | None = None
+    projects: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    context: BuildContext | None = None
 
     def inside(self, bounds: str) -> Beside:
         """What pip's lines are read with, in an environment whose Python is bounded."""
-        return Beside(self.python(bounds), self.beside, project=self._project)
+        return Beside(self.python(bounds), self.beside, project=self._project, place=self.place)
 
-    def _project(self, folder: str, extras: tuple[str, ...]) -> Wish | None:
-        file = str(PurePosixPath(folder) / "pyproject.toml")
-        text = self.beside(file)
-        if text is None:
+    def _project(self, folder: str, extras: tuple[str, ...], beside: Beside) -> Wish | None:
+        if (key := (folder, extras)) in self.projects:  # projects may need each other
+            return Wish(file=folder)
+        if len(self.projects) >= MOST_FILES:
             return None
-        try:
-            root = parse_toml(text, file, LIMITS)
-            bounds = text_of(root.get("project") or root, "requires-python")
-            return read_project(root, file, ProjectAsk(python=self.python(bounds), extras=extras))
-        except RecipeError:  # many hold the settings of tools alone
-            return None
+        self.projects.add(key)
+        return read_folder_project(folder, ProjectAsk(beside=beside, extras=extras), self.python)
+
+    def asked(self, bounds: str) -> ProjectAsk:
+        """How the project of the file itself is read."""
+        return ProjectAsk(
+            beside=self.inside(bounds),
+            environment=self.environment,
+            extras=self.extras,
+            groups=self.groups,
+            named=True,
+        )
 
     def python(self, bounds: str) -> str:
         """The Python by which markers are judged."""
@@ -93,19 +112,52 @@ def _within(python: str, bounds: str) -> bool:
 def read_wish(path: Path, reading: Reading) -> Wish:
     """What the file at `path` asks for; its content tells which kind it is.
 
+    Files that it names are read in its folder, its git work tree and the imagefactory project.
     Raises UsageError when it cannot be read, RecipeError for what is none of these files.
     """
-    text = _read(path)
+    text, folder = _read(path), path.parent.resolve()
+    file = show(path.name)[1:-1]
+    if _container(text, file):
+        return _read_container(path, text, reading)
+    if reading.build_context:
+        hint = "leave it out: it says where a Dockerfile's COPY takes files from"
+        raise UsageError(f"{path} is not a container file, so --context says nothing", hint=hint)
+    root = reading.root.resolve() if reading.root else None
+    within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
 
     def beside(name: str) -> str | None:
-        other = path.parent / name
+        other = folder / name
         try:
-            inside = other.resolve().is_relative_to(path.parent.resolve())
+            inside = any(other.resolve().is_relative_to(one) for one in within)
             return _read(other) if inside and other.is_file() else None
-        except (RecipeError, UsageError):
+        except (RecipeError, UsageError, OSError, ValueError):
             return None
 
-    return parse_wish(text, show(path.name)[1:-1], replace(reading, beside=beside))
+    place = str(folder.relative_to(root)) if root in within else None
+    return parse_wish(text, file, replace(reading, beside=beside, place=place))
+
+
+def _read_container(path: Path, text: str, reading: Reading) -> Wish:
+    """A container file, whose other files are those of its build context."""
+    file = show(path.name)[1:-1]
+    context = open_context(
+        path.parent,
+        given=reading.build_context,
+        project=reading.root,
+        reserved=reading.reserved,
+        file=path.name,
+    )
+    reading = replace(reading, beside=context.read, context=context, place=context.project_path("."))
+    wish = parse_wish(text, file, reading)
+    if context.root != context.own or context.named:
+        wish.note(first_place(file), told_context(context))
+    return wish
+
+
+def _work_tree(folder: Path) -> Path | None:
+    """The root of the git work tree that a folder is in; a home directory under git is none."""
+    found = git_root(folder)
+    return None if found is None or Path.home().is_relative_to(found) else found
 
 
 def _read(path: Path) -> str:
@@ -114,7 +166,8 @@ def _read(path: Path) -> str:
             data = stream.read(LIMITS.size + 1)
         if len(data) > LIMITS.size:
             raise too_large(show(path.name)[1:-1], LIMITS)
-        return data.decode("utf-8-sig")
+        utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell's > writes
+        return data.decode("utf-16" if utf_16 else "utf-8-sig")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", hint="name a file that is there"
@@ -125,26 +178,41 @@ def _read(path: Path) -> str:
 
 def parse_wish(text: str, file: str, reading: Reading) -> Wish:
     """The same of a text. Raises RecipeError."""
+    own = file in ("pyproject.toml", "setup.py", "setup.cfg")
+    reading = replace(reading, projects={(".", ())} if own else set())
+    if file.endswith((".py", ".cfg")):
+        return _setup(text, file, reading)
     if read := _container(text, file):
-        if reading.environment:
-            raise refused(Where(file=file, line=1, column=1), *_NO_ENVIRONMENTS)
+        _refuse_choices(file, reading)
         around = Around(
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
-            parse=lambda inner, name: _parse_packages(inner, name, reading),
+            parse=lambda inner, name, chosen: _parse_packages(inner, name, _chosen(reading, chosen)),
+            context=reading.context,
         )
         return read(text, file, around)
     return _parse_packages(text, file, reading)
 
 
+def _chosen(reading: Reading, chosen: Selection) -> Reading:
+    """How a file is read of which a command chooses parts."""
+    python = minor_python(chosen.python)
+    return replace(
+        reading,
+        environment=chosen.environment or reading.environment,
+        extras=chosen.extras,
+        groups=chosen.groups,
+        pythons=(python, *reading.pythons) if python else reading.pythons,
+    )
+
+
 def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
     """What lists packages, and no container: what a container names may be no other."""
-    start, environment = Where(file=file, line=1, column=1), reading.environment
+    start = first_place(file)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
         return _toml(parse_toml(text, file, LIMITS), file, reading)
     if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
-        if environment:
-            raise refused(start, *_NO_ENVIRONMENTS)
+        _refuse_choices(file, reading)
         if EXPLICIT.search(text):
             return read_explicit(text, file)
         wish = Wish(file=file)
@@ -156,9 +224,9 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
         raise refused(start, *_NOTHING)
     root = parse_tree(text, file, LIMITS)
     if root.kind == "map" and "environments" in root.keys:
-        return read_pixi_lock(root, file, environment)
-    if environment:
-        raise refused(start, *_NO_ENVIRONMENTS)
+        _refuse_choices(file, replace(reading, environment=""))
+        return read_pixi_lock(root, file, reading.environment, reading.inside(""))
+    _refuse_choices(file, reading)
     if root.kind == "map" and "package" in root.keys:
         return read_conda_lock(root, file)
     if root.kind == "map" and "dependencies" in root.keys:
@@ -168,7 +236,7 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
 
 def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
     """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
-    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml")):
+    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
         return None
     if DEFINITION.match(text) or file.endswith(".def"):
         return read_definition
@@ -179,17 +247,47 @@ def _within_file(beside: Beside, file: str) -> Beside:
     return replace(beside, above=(file,))
 
 
+def _refuse_choices(file: str, reading: Reading) -> None:
+    """Raises RecipeError where an environment, an extra or a group is asked of a file without."""
+    if reading.environment:
+        raise refused(first_place(file), *_NO_ENVIRONMENTS)
+    if reading.extras or reading.groups:
+        option = "--extra" if reading.extras else "--group"
+        what = "has no extras and no groups to choose from, as a pyproject.toml has"
+        raise refused(first_place(file), what, f"leave out {option}")
+
+
 def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
     if not root.get("package") or root.get("project") or root.get("workspace"):
-        bounds = text_of(root.get("project") or root, "requires-python")
-        asked = ProjectAsk(python=reading.python(bounds), environment=reading.environment)
-        return read_project(root, file, asked)
+        return read_project(
+            root, file, reading.asked(text_of(root.get("project") or root, "requires-python"))
+        )
     if reading.environment:
         raise refused(root.where, *_NO_ENVIRONMENTS)
     if metadata := root.get("metadata"):
         bounds = poetry_bounds(text_of(metadata, "python-versions")) or ""
-        return read_poetry_lock(root, file, reading.python(bounds))
-    return read_uv_lock(root, file, reading.python(text_of(root, "requires-python")))
+        return read_poetry_lock(root, file, reading.asked(bounds))
+    return read_uv_lock(root, file, reading.asked(text_of(root, "requires-python")))
+
+
+def _setup(text: str, file: str, reading: Reading) -> Wish:
+    """What the project of a setup.py or setup.cfg needs, and what its pyproject.toml adds."""
+    if reading.environment:
+        raise refused(first_place(file), *_NO_ENVIRONMENTS)
+    near = reading.beside
+    reading = replace(reading, beside=lambda name: text if name == file else near(name))
+    named = file in ("setup.py", "setup.cfg")
+    wish = read_folder_project(".", reading.asked(""), reading.python) if named else None
+    if wish is None:
+        what = (
+            "has no call of setup() that can be read"
+            if file.endswith(".py")
+            else "has no options of a package"
+        )
+        raise refused(
+            first_place(file), what, "list what the project needs in a requirements.txt, and give that"
+        )
+    return replace(wish, file=file)
 
 
 # --- environment.yml -----------------------------------------------------------------------------

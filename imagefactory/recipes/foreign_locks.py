@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
+from imagefactory.recipes.own_code import take_folder, take_git
 from imagefactory.recipes.pip_lines import Beside, take_pip_line
 from imagefactory.recipes.values import RULES
 from imagefactory.recipes.wish import PLATFORM, Wish, take_channel, take_channels, text_of
@@ -24,7 +25,7 @@ _PIP_ROW = re.compile(
 )
 
 
-def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
+def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) -> Wish:
     """One environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
     if version is None or version.text not in PIXI_VERSIONS:
@@ -70,13 +71,21 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
             elif wheel := wheels.get(value.text):
                 _locked_wheel(wish, wheel, value.where)
             else:
-                wish.leave(
-                    value.where,
-                    f"{show(value.text)} is no package of an index",
-                    "add it by hand, if it must be there",
-                )
+                _other_wheel(wish, value, beside)
     _name_channels(wish)
     return wish
+
+
+def _other_wheel(wish: Wish, value: YamlNode, beside: Beside) -> None:
+    """What a pixi.lock has that no index has: `./` and other folders, `git+https://...#COMMIT`."""
+    address, _, commit = value.text.partition("#")
+    if address.startswith("git+"):
+        plain = re.split(r"[?]", address[4:])[0]
+        take_git(wish, f"{plain}@{commit}" if commit else plain, value.where)
+    elif "://" in value.text or value.text.endswith(".whl"):
+        take_pip_line(wish, value.text, value.where, beside)
+    else:
+        take_folder(wish, beside.place, value.text, value.where)
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
@@ -133,9 +142,9 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
             _locked_spec(wish, package, row.where, channel=_headed(_channel(address), headed))
     _name_channels(wish)
     for category, names in others.items():
-        listed = show(", ".join(names), limit=4000)[1:-1]
-        where = packages.where if packages else root.where
-        wish.note(where, f"the packages of category {show(category)} are not taken: {listed}")
+        what = f"optional, not taken: the packages of category {show(category)}"
+        names_ = show(", ".join(names), limit=4000)[1:-1]
+        wish.note(packages.where if packages else root.where, f"{what}: {names_}")
     return wish
 
 

@@ -3,41 +3,76 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from posixpath import normpath
 
-from packaging.markers import Marker
+from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
 from imagefactory.gpu import knowledge
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import parse_spec
-from imagefactory.recipes.values import RULES, canonical
+from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_git
+from imagefactory.recipes.values import RULES, canonical, without_secrets
 from imagefactory.recipes.wish import PLATFORM, Wish, take_match_spec
 from imagefactory.recipes.yaml_tree import show
 
 MOST_FILES = 20
-# What an option of pip asks for that no recipe says, and what to do; of indexes it is `_INDEX`.
-_OPTIONS = {
+# Options of pip of which nothing is lost, with what happens instead; hashes need no word.
+_KEPT = {
+    "--only-binary": "packages are taken as wheels",
+    "--prefer-binary": "packages are taken as wheels",
+    "--no-build-isolation": "packages without wheels are built with the target's own packages",
+    "--no-deps": "what packages need comes with them, and is solved with the others",
+    "--require-hashes": "locks have the hash of each file",
+    "--trusted-host": "certificates are a setting of this machine",
+}
+_FOLDER_OF_WHEELS = "put those wheels into the project and write their paths under packages: ./wheels/..."
+_BUILT = "build it with your options and write the wheel under packages: `imagefactory compile --help`"
+# Options of which something is lost, with what to do; of indexes it is `_INDEX`.
+_LOST = {
     "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",
-    "--no-binary": "nothing to do: images are made of wheels alone",
-    "--only-binary": "nothing to do: images are made of wheels alone",
-    "--prefer-binary": "nothing to do: images are made of wheels alone",
-    "--no-build-isolation": "nothing to do: images are made of wheels alone",
-    "--no-deps": "what the packages need comes with them; bound it under constraints",
-    "--require-hashes": "nothing to do: locks hold the hash of each file",
-    "--trusted-host": "name the index in pip's settings, or imagefactory.toml",
-    "--find-links": "put those wheels into the factory and write their paths under packages: ./wheels/...",
-    "-f": "put those wheels into the factory and write their paths under packages: ./wheels/...",
+    "--no-binary": _BUILT,
+    "--config-settings": _BUILT,
+    "--config-setting": _BUILT,
+    "--global-option": _BUILT,
+    "--install-option": _BUILT,
+    "--build-option": _BUILT,
 }
 _INDEX = (
-    "the index is the machine's own: pip's settings, or imagefactory.toml; one for some packages is named by "
-    "`index`"
+    "the index is that of this machine's settings; add this one there, and name it in the recipe by `index`"
 )
-_WHEEL = "put the project into an image by a wheel, ./wheels/... under packages"
+_DEFAULT_INDEX = ("--index-url", "-i", "--default-index", "the default index")
+_INDEX_OPTIONS = (
+    "--index-url",
+    "-i",
+    "--extra-index-url",
+    "--index",
+    "--default-index",
+    "--find-links",
+    "-f",
+)
+# Folders of PyTorch's own index, by CUDA, and the page that had them all before.
+_OF_PYTORCH = re.compile(r"/whl(/(cu[0-9]{2,3}|cpu|rocm[0-9.]+|torch_stable\.html|torch|stable\.html))?/?$")
+# An index that has all that PyPI has: a mirror of it, by its address.
+_MIRROR = re.compile(
+    r"https?://([^/]*pypi[^/]*/(pypi/)?|[^/]+/(repository/)?pypi/(web/)?)simple/?", re.IGNORECASE
+)
+# Build tags that say for what a wheel was built, not what is in it: cu118, cpu, rocm6.0, pt21cu118.
+_BUILT_FOR = re.compile(r"(pt[0-9.]+)?((cu|cuda|rocm)[0-9.]+|cpu)?([.]?(cudnn|torch)[0-9.]+.*)?", re.ASCII)
+_OTHER_BUILD = "put that wheel into the project, and write its path under packages: ./wheels/..."
 _ARCHIVE = r"\.(?:whl|zip|tar(?:\.[a-z0-9]+)?|tgz)$"
+# `NAME[EXTRA] @ ADDRESS`, an address alone, or the path of an archive.
+_ELSEWHERE = re.compile(
+    r"(?:([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?\s*@\s*)?"
+    r"((?:\w+\+)?\w+://\S+|file:\S+|\S+\.(?:whl|zip|tgz|tar\.gz|tar\.bz2))"
+)
+# Folders in which conda builds packages.
+_OF_CONDA = re.compile(r"file:/.*/(build_artifacts|croot|conda-bld|80754af9)/")
 # What a marker may ask of the machine that the image is for; Python's version is added.
 _MARKERS = {
     "implementation_name": "cpython",
@@ -58,16 +93,25 @@ _BUILD_TAG = r"\+([A-Za-z0-9][A-Za-z0-9._-]*)"
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The files that a file may name: `read` gives the text of one in its folder or below, else None.
+    """The files that a file may name: `read` gives the text of one in its folder, below or nearby, else None.
 
     `python` is what markers are judged by. `above` are the names of the files that led here. `project`
     tells what the project in such a folder needs, with these of its extras; None where nothing says it.
+    `place` is the folder of the first file, from the root of the imagefactory project on; None outside of it.
     """
 
     python: str
     read: Callable[[str], str | None] = lambda _: None
     above: tuple[str, ...] = ()
-    project: Callable[[str, tuple[str, ...]], Wish | None] = lambda _, __: None
+    project: Callable[[str, tuple[str, ...], Beside], Wish | None] = lambda _, __, ___: None
+    place: str | None = None
+
+    def path(self, name: str) -> str:
+        """The path of a file or folder that the current file names, from the first file's folder on.
+
+        Empty for absolute ones and addresses."""
+        above = PurePosixPath(self.above[-1]).parent if self.above else PurePosixPath()
+        return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
 def take_requirements(wish: Wish, text: str, file: str, beside: Beside) -> None:
@@ -94,62 +138,100 @@ def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:
     if not text:
         return
     wish.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
+    if found := re.search(r"\$\{[A-Z0-9_]+\}", text):
+        wish.leave(where, f"{show(text, limit=100)} holds the variable {found[0]}", "write it out")
+        return
     if text.startswith("-"):
         wish.hints += re.findall(r"/cpu\b", text)
-        _option(wish, text, where, beside)
+        _options(wish, text, where, beside)
         return
     if own := re.search(r"\s(--[a-z][a-z-]*).*$", text):  # of the one requirement
-        do = _OPTIONS.get(own[1], _OPTIONS["--no-binary"])
-        wish.leave(where, f"the option {show(own[0].strip())} is not taken over", do)
+        _option(wish, own[1], own[0].strip(), where, of=text[: own.start()].strip())
         text = text[: own.start()].strip()
     if re.match(r"\.{1,2}(/|\[|$)|/|file:|[\w.-]+/", text) and not re.search(
         _ARCHIVE, text.partition("[")[0]
     ):
         take_project(wish, text, where, beside)
-    elif requirement := _requirement(wish, text, where, beside.python):
+    elif not _is_elsewhere(wish, text, where, beside) and (
+        requirement := _requirement(wish, text, where, beside.python)
+    ):
         _take(wish, requirement, text, where)
 
 
-def _option(wish: Wish, text: str, where: Where, beside: Beside) -> None:
-    found = re.match(r"(--[a-z-]+|-[a-z])[ =]*(.*)", text)
-    option, value = (found[1], found[2].strip("\"'")) if found else (text, "")
-    if option in ("-c", "--constraint", "-r", "--requirement"):
-        constraint = option in ("-c", "--constraint")
-        if why := take_file(wish, value, beside, constraint=constraint):
-            do = "add its lines" if not constraint else "write its bounds under constraints"
-            wish.leave(where, f"{show(value)} {why}", do)
-    elif option in ("-e", "--editable") and "://" not in value:
-        take_project(wish, value, where, beside)
-    elif option in ("-e", "--editable"):
-        take_pip_line(wish, value, where, beside)
-    elif option.endswith("index-url") and knowledge.known_index(value):
-        wish.indexes += [value] if value not in wish.indexes else []
-        wish.note(
-            where, f"{show(text, limit=100)}: what PyPI lacks is taken from there, by `index` of the recipe"
-        )
+def _options(wish: Wish, text: str, where: Where, beside: Beside) -> None:
+    """The options of one line, of which there may be several: `-i ADDRESS --trusted-host HOST`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    while words:
+        option, value = words.pop(0), ""
+        if found := re.fullmatch(r"(--[a-z-]+)=(.*)|(-[a-z])=?(.+)", option):
+            option, value = found[1] or found[3], found[2] or found[4] or ""
+        elif words and not words[0].startswith("-"):
+            value = words.pop(0)
+        if option in ("-c", "--constraint", "-r", "--requirement"):
+            constraint = option in ("-c", "--constraint")
+            if why := take_file(wish, value, beside, constraint=constraint):
+                do = "add its lines" if not constraint else "write its bounds under constraints"
+                wish.leave(where, f"{show(value)} {why}", do)
+        elif (
+            option in ("-e", "--editable")
+            and "://" not in value
+            and not re.search(r"^\w[\w.\[\], -]* @", value)
+        ):
+            take_project(wish, value, where, beside)
+        elif option in ("-e", "--editable"):
+            take_pip_line(wish, value, where, beside)
+        elif option in _INDEX_OPTIONS:
+            take_index(wish, value, where, option)
+        else:
+            _option(wish, option, f"{option} {value}".strip(), where)
+
+
+def _option(wish: Wish, option: str, text: str, where: Where, *, of: str = "") -> None:
+    what = f"the option {show(text, limit=100)}{f' of {show(of, limit=100)}' if of else ''}"
+    if option in _KEPT:
+        wish.note(where, f"{what}: {_KEPT[option]}")
     else:
-        cuda = re.search(r"/cu([0-9]{2})([0-9])\b", value)
-        do = f"{_INDEX}; CUDA {cuda[1]}.{cuda[2]} was read from it" if cuda else _OPTIONS.get(option, _INDEX)
-        wish.leave(where, f"the option {show(text, limit=100)} is not taken over", do)
+        do = _LOST.get(option, "see what it asks for, and remove it from the file")
+        wish.leave(where, f"{what} is not taken over", do)
 
 
-def _place(name: str, beside: Beside) -> str:
-    """A file's or folder's path below the folder of the first file; empty where it lies elsewhere."""
-    above = PurePosixPath(beside.above[-1]).parent if beside.above else PurePosixPath()
-    place = normpath(above / name)
-    return "" if "://" in name or place.startswith(("/", "..")) else place
+def take_index(wish: Wish, address: str, where: Where, option: str = "the index") -> None:
+    """Another index than that of the machine's settings: what is on it may be on no other."""
+    shown = show(f"{option} {without_secrets(address)}", limit=120)
+    if "://" not in address:
+        wish.leave(where, f"{shown}: packages of a folder are not taken over", _FOLDER_OF_WHEELS)
+        return
+    plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
+    wish.hints += [found for found in re.findall(r"/cu[0-9]{2,3}\b", plain) if found not in wish.hints]
+    if plain in wish.indexes:
+        return
+    wish.indexes.append(plain)
+    if knowledge.known_index(plain):
+        wish.note(where, f"{shown}: what PyPI lacks is taken from there, by `index` of the recipe")
+    elif _OF_PYTORCH.search(plain):
+        cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
+        told = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
+        wish.note(where, f"{shown}: {told}, and packages come from the index of this machine's settings")
+    elif option in _DEFAULT_INDEX and _MIRROR.fullmatch(plain):
+        wish.note(where, f"{shown}: packages come from the index of this machine's settings")
+    else:
+        wish.leave(where, f"{shown} is not taken over", _INDEX)
 
 
 def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str:
-    """Takes over a file that lies below the folder of the first; or says why not."""
-    place = _place(name, beside)
+    """Takes over a file that lies near the first; or says why not."""
+    place = beside.path(name)
     if not place:
         return "is not in the folder of the file that is imported"
     if place in beside.above or wish.files >= MOST_FILES:
-        return "is read already" if place in beside.above else f"is one file more than {MOST_FILES}"
+        return "" if place in beside.above else f"is one file more than {MOST_FILES}"
     text = beside.read(place)
     if text is None:
-        return "cannot be read"
+        outside = place.startswith("..")
+        return "is not there, or outside of the git work tree" if outside else "cannot be read"
     wish.files += 1
     inner = replace(beside, above=(*beside.above, place))
     if not constraint:
@@ -159,6 +241,7 @@ def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str
     take_requirements(bounds, text, place, inner)
     wish.files = bounds.files
     wish.left += bounds.left
+    wish.notes += bounds.notes
     wish.hints += bounds.hints
     wish.builds |= bounds.builds
     wish.constraints += [one for one in (*bounds.pip, *bounds.constraints) if RULES["constraint"].allows(one)]
@@ -166,38 +249,83 @@ def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str
 
 
 def take_project(wish: Wish, written: str, where: Where, beside: Beside) -> None:
-    """What a project in a folder needs; the project itself is no package of an index."""
+    """The project in a folder: what it needs, and its own code as a source."""
     folder, _, extras = written.partition("[")
-    name = folder.removeprefix("file:").strip() or "."
-    place = _place(name, beside)
+    name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
+    place = beside.path(name)
     wanted = tuple(part.strip() for part in extras.partition("]")[0].split(",") if part.strip())
-    needs = beside.project(place, wanted) if place and wish.files < MOST_FILES else None
-    if needs is None:
-        why = (
-            "has no pyproject.toml beside it that says what it needs"
-            if place
-            else "is not in the folder of the file"
-        )
-        wish.leave(where, f"the project {show(written)} {why}", f"add what it needs, and {_WHEEL}")
-        return
-    wish.files += 1
-    wish.merge(needs)
-    wish.leave(where, f"the project {show(written)} itself: what it needs was taken", _WHEEL)
+    needs = beside.project(place, wanted, beside) if place else None
+    if needs is not None:
+        wish.narrow_python(needs.python, where)
+        wish.merge(needs)
+    elif not place:
+        do = "copy it into the project, and write its path: ./FOLDER"
+        wish.leave(where, f"the project {show(written)} is not in the folder of the file", do)
+    else:
+        what = f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
+        wish.leave(where, what, "bring its folder, or remove the line")
+
+
+def _is_elsewhere(wish: Wish, text: str, where: Where, beside: Beside) -> bool:
+    """Takes what comes from a repository, a file or an address, where it is one of these."""
+    head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
+    found = _ELSEWHERE.fullmatch(head)
+    if not found:
+        return False
+    written = text[len(head) :].lstrip("; \t")
+    try:
+        meant = not written or holds(Marker(written), beside.python)
+    except InvalidMarker:
+        return False
+    if not meant:
+        wish.note(where, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
+        return True
+    name, extras, address = found[1] or "", found[2] or "", found[3]
+    fragment = dict(part.partition("=")[::2] for part in address.partition("#")[2].split("&"))
+    if git := git_of_archive(address):
+        address = f"git+{git}"
+    wheel, version = _wheel(address)
+    shown = show(without_secrets(address), limit=160)
+    if address.startswith("git+"):
+        take_git(wish, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
+    elif _OF_CONDA.match(address):
+        _take_of_conda(wish, name, version, where)
+    elif wheel in _FRAMEWORKS and "://" in address and not address.startswith("file:"):
+        wish.note(where, f"{shown} is taken as {wheel} {version}")
+        _take(wish, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", where)
+    elif "://" not in address and RULES["wheel"].allows(
+        path := recipe_path(beside.place, beside.path(address.removeprefix("file:")) or "/")
+    ):
+        wish.pip.append(path)
+    elif wheel or address.endswith(".whl"):
+        do = f"put the wheel into the project, and write its path under packages: ./wheels/{_file(address)}"
+        wish.leave(where, f"{shown} is a wheel of no index", do)
+    else:
+        do = "put its files into a folder of the project, and write ./FOLDER under packages"
+        wish.leave(where, f"{shown} is a package of no index", do)
+    return True
+
+
+def _take_of_conda(wish: Wish, name: str, version: str, where: Where) -> None:
+    """`NAME @ file:///...`, as `pip freeze` writes what conda built; a wheel's name has the version."""
+    if RULES["package"].allows(text := f"{name}=={version}"):
+        wish.note(where, f"{text} was built by conda, and is taken from the index")
+        wish.pip.append(text)
+    else:
+        do = "write the file anew: `pip list --format=freeze > requirements.txt`"
+        wish.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
 
 
 def _requirement(wish: Wish, text: str, where: Where, python: str) -> Requirement | None:
     try:
-        requirement = Requirement(_plain_wheel(text))
+        requirement = Requirement(text)
     except InvalidRequirement:
-        wish.leave(where, f"{show(text, limit=100)} cannot be taken over", _instead(text))
-        return None
-    if requirement.url:
-        wish.leave(
-            where, f"{show(text, limit=100)} is taken from an address", _instead(text, requirement.name)
-        )
+        single = re.fullmatch(r"([A-Za-z0-9][\w.-]*)\s*=\s*([0-9][^=\s]*)", text)
+        do = f"write {single[1]}=={single[2]}" if single else "write NAME and its bounds as PEP 508 has them"
+        wish.leave(where, f"{show(text, limit=100)} cannot be taken over", do)
         return None
     if requirement.marker and not holds(requirement.marker, python):
-        wish.leave(where, f"{show(text)} is not for Python {python} on {PLATFORM}", "nothing to do")
+        wish.note(where, f"{show(text)} is not for Python {python} on {PLATFORM}")
         return None
     return requirement
 
@@ -210,22 +338,9 @@ def _wheel(text: str) -> tuple[str, str]:
     return (canonical(found[1]), found[2]) if found else ("", "")
 
 
-def _plain_wheel(text: str) -> str:
-    """A framework's wheel at an address as its version; an index may have another's by other names."""
-    name, version = _wheel(text)
-    return f"{name}=={version}" if name in _FRAMEWORKS and "://" in text else text
-
-
-def _instead(text: str, name: str = "") -> str:
-    """What to do about a file or address of a package."""
-    wheel, version = _wheel(text)
-    egg = re.search(r"[#&]egg=([A-Za-z0-9._-]+)", text)
-    name = name or wheel or (egg[1] if egg else "")
-    if wheel:
-        return f"write {name}=={version.partition('+')[0]}, or ./wheels/... with the wheel there"
-    if name:
-        return f"write {name} with bounds, or ./wheels/... with a wheel of it there"
-    return "write NAME and its bounds as PyPI knows them; files and addresses are not locked"
+def _file(address: str) -> str:
+    """The file name at the end of an address."""
+    return show(address.partition("#")[0].rpartition("/")[2].replace("%2B", "+"), limit=160)[1:-1]
 
 
 def _take(wish: Wish, requirement: Requirement, text: str, where: Where) -> None:
@@ -233,15 +348,30 @@ def _take(wish: Wish, requirement: Requirement, text: str, where: Where) -> None
     bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
     if tag := re.search(_BUILD_TAG, bounds):
         wish.builds[canonical(requirement.name)] = tag[1]
-        what = f"the build tag {show(tag[0])} in {show(text)}"
-        wish.note(where, f"{what}: it says the CUDA or the index, the version is kept")
         bounds = re.sub(_BUILD_TAG, "", bounds)
+        what = f"the build tag {show(tag[0])} in {show(text)}"
+        if _BUILT_FOR.fullmatch(tag[1]):
+            wish.note(where, f"{what}: indexes have no builds by such names, the version is kept")
+        else:
+            wish.leave(where, f"{what} names a release that PyPI does not have", _OTHER_BUILD)
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    found = f"{requirement.name}{extras}{bounds}"
+    found = f"{requirement.name}{extras}{_normal(bounds)}"
     if RULES["package"].allows(found):
         wish.pip.append(found)
     else:
         wish.leave(where, f"{show(text)} cannot be taken over", f"write {RULES['package'].write}")
+
+
+def _normal(bounds: str) -> str:
+    """Bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
+
+    def normal(found: re.Match[str]) -> str:
+        try:
+            return found[1] + str(Version(found[2]))
+        except InvalidVersion:
+            return found[0]
+
+    return re.sub(r"([=<>~!]=?|===)([^,*=<>~!]+)(?=,|$)", normal, bounds)
 
 
 def holds(marker: Marker, python: str) -> bool:
@@ -265,7 +395,7 @@ def _conda_export(wish: Wish, text: str, file: str, beside: Beside) -> None:
         version, _, build = rest.partition("=")
         if not name or name.startswith("#"):
             if not re.fullmatch(r"# platform: (linux-64|noarch)|# (?!platform:).*|", line.strip()):
-                wish.leave(where, f"{show(line.strip())} is not {PLATFORM}", "see whether it locks")
+                wish.leave(where, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
         elif build.startswith("pypi"):
             take_pip_line(wish, f"{name}=={version}", where, beside)
         else:

@@ -7,52 +7,126 @@ along dependencies whose markers hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from packaging.markers import InvalidMarker, Marker
-
-from imagefactory.recipes.pip_lines import Beside, holds, take_pip_line
+from imagefactory.model import Where
+from imagefactory.recipes.manifests import (
+    OptionalPackages,
+    ProjectAsk,
+    is_package,
+    marker_holds,
+    note_of_scripts,
+    parse_project,
+    read_folder_project,
+)
+from imagefactory.recipes.own_code import take_folder, take_git
+from imagefactory.recipes.pip_lines import Beside, take_index, take_pip_line
 from imagefactory.recipes.values import canonical
 from imagefactory.recipes.wish import Wish, poetry_bounds, text_of
 from imagefactory.recipes.yaml_tree import YamlNode, refused, show
 
-Key = tuple[str, str]
-"""Name and version: a lock may hold several versions of one name."""
+Key = tuple[str, str, str]
+"""Name, version and source: a lock may hold several of one name."""
+_OWN = ("virtual", "editable", "directory")
 
 
-def read_uv_lock(root: YamlNode, file: str, python: str) -> Wish:
-    """What the project of a uv.lock needs at run time, each package at its version."""
+# --- uv.lock -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lock:
+    """The rows of a uv.lock, and what markers are judged by: Python, and the extras that are active.
+
+    Those of projects whose extras exclude each other are `extra-4-proj-cpu` there, with the name's length.
+    """
+
+    rows: dict[Key, YamlNode]
+    python: str
+    active: frozenset[str]
+
+    def meant(self, dependency: YamlNode) -> Iterator[Key]:
+        """The packages that a row of dependencies is, none where its marker does not hold."""
+        if not marker_holds(text_of(dependency, "marker"), self.python, self.active):
+            return
+        name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
+        source = _said(_map(dependency, "source"))
+        for key in self.rows:
+            if key[0] == name and version in ("", key[1]) and source in ("", key[2]):
+                yield key
+
+
+def read_uv_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+    """What the project of a uv.lock needs at run time, each package at its version.
+
+    Raises RecipeError for another format, and for an extra or a group that it does not have.
+    """
     if text_of(root, "version") != "1":
         found = text_of(root, "version") or "none"
         raise refused(root.where, f"has the format {show(found)}", "make it with a uv that writes 1")
     wish = Wish(file=file, locked=True)
     wish.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
-    own = {key: row for key, row in rows.items() if _source(row) in ("virtual", "editable", "directory")}
-    here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _source(row)) == "."}
-    asked = _manifest(root, rows) if not own else []
-    _tell_groups(wish, here or own)
-    reached: dict[Key, None] = {}
-    waiting = [*(here or own), *asked] or list(rows)
-    extras = {key: set[str]() for key in waiting}
+    own = {key: row for key, row in rows.items() if _kind(row) in _OWN}
+    here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _kind(row)) == "."}
+    chosen = here or own
+    extras, groups = _chosen(wish, chosen, asked, root.where)
+    active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in chosen for extra in extras}
+    active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in chosen for group in groups}
+    lock = _Lock(rows=rows, python=asked.beside.python, active=frozenset(active))
+    starts = [*chosen, *(_manifest(root, rows) if not own else [])] or list(rows)
+    for key in _reached(lock, starts, chosen, (extras, groups)):
+        if key in own:
+            _take_own(wish, rows[key], asked.beside)
+        else:
+            _take(wish, rows[key], asked.beside)
+    return wish
+
+
+def _reached(
+    lock: _Lock, starts: Iterable[Key], chosen: Iterable[Key], wanted: tuple[set[str], set[str]]
+) -> list[Key]:
+    """The packages along dependencies from `starts`, of the `chosen` with the wanted extras and groups."""
+    first, reached = set(chosen), dict[Key, None]()
+    waiting = list(starts)
+    extras = {key: set(wanted[0]) if key in first else set[str]() for key in waiting}
     while waiting:
         key = waiting.pop(0)
         reached[key] = None
-        row = rows[key]
-        wanted = [*_rows(row, "dependencies")]
+        row = lock.rows[key]
+        needed = [*_rows(row, "dependencies")]
         for extra in sorted(extras[key]):
-            wanted += _rows(_map(row, "optional-dependencies"), extra)
-        for dependency in wanted:
-            more = {item.text for item in _rows(dependency, "extra")}
-            for other in _meant(dependency, rows, python):
+            needed += _optional(row, "optional-dependencies", extra)
+        for group in sorted(wanted[1]) if key in first else ():
+            needed += _optional(row, "dev-dependencies", group)
+        for dependency in needed:
+            more = {canonical(item.text) for item in _rows(dependency, "extra")}
+            for other in lock.meant(dependency):
                 new = more - extras.setdefault(other, set())
                 if other not in reached or new:
                     extras[other] |= new
                     waiting.append(other)
-    for key in sorted(reached):
-        if key not in own:
-            _take(wish, rows[key], python)
-    return wish
+    return sorted(reached)
+
+
+def _chosen(
+    wish: Wish, projects: dict[Key, YamlNode], asked: ProjectAsk, where: Where
+) -> tuple[set[str], set[str]]:
+    """The extras and groups that are asked for, of those that the lock's own projects have."""
+    extras, groups, optional = set[str](), set[str](), OptionalPackages()
+    for row in projects.values():
+        for name in _map(row, "optional-dependencies").keys:
+            optional.add_extra(name, lambda name=name: extras.add(canonical(name)))  # type: ignore[misc]
+        for name in _map(row, "dev-dependencies").keys:
+            optional.add_group(name, lambda name=name: groups.add(canonical(name)))  # type: ignore[misc]
+    optional.take(wish, asked, where)
+    return extras, groups
+
+
+def _optional(row: YamlNode, kind: str, wanted: str) -> Iterator[YamlNode]:
+    for key, value in _map(row, kind).pairs:
+        if canonical(key.text) == wanted:
+            yield from value.items
 
 
 def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
@@ -61,75 +135,149 @@ def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
     return [key for key in rows if key[0] in names]
 
 
-def _tell_groups(wish: Wish, projects: dict[Key, YamlNode]) -> None:
-    for row in projects.values():
-        for kind, word in (("optional-dependencies", "extra"), ("dev-dependencies", "group")):
-            for key, _ in _map(row, kind).pairs:
-                wish.leave(key.where, f"the {word} {show(key.text)} is not taken", "add what it must have")
+def _take_own(wish: Wish, row: YamlNode, beside: Beside) -> None:
+    """A project that is locked with what it needs: a source where it is a package."""
+    if _kind(row) == "virtual":
+        wish.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
+    else:
+        take_folder(wish, beside.place, text_of(_map(row, "source"), _kind(row)), row.where)
 
 
-def _meant(dependency: YamlNode, rows: dict[Key, YamlNode], python: str) -> Iterator[Key]:
-    """The packages that a row of dependencies is, none where its marker does not hold."""
-    if not _holds(text_of(dependency, "marker"), python):
-        return
-    name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
-    yield from (key for key in rows if key[0] == name and version in ("", key[1]))
+# --- poetry.lock ---------------------------------------------------------------------------------
 
 
-def read_poetry_lock(root: YamlNode, file: str, python: str) -> Wish:
-    """The packages of a poetry.lock for run time, each at its version."""
+def read_poetry_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+    """The packages of a poetry.lock for run time, each at its version, and the project's own code."""
     wish = Wish(file=file, locked=True)
     wish.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
-    rows = _rows(root, "package")
-    needed: dict[str, list[bool]] = {}
+    rows, python = _rows(root, "package"), asked.beside.python
+    chosen, groups = _of_poetry(wish, root, rows, asked)
+    project = read_folder_project(".", replace(asked, named=False), lambda _: python)
+    grouped = any(_groups(row) for row in rows)
+    starts = chosen
+    if not grouped and project is not None:  # as Poetry 1.5 to 1.8 wrote it
+        starts = chosen | dict(map(_name_extras, project.pip))
+    reached, needed = _needed(rows, starts, python), _meant_by_any(rows, python)
+    taken: dict[str, list[YamlNode]] = {}
     for row in rows:
-        for key, value in _map(row, "dependencies").pairs:
-            for one in value.items or [value]:
-                needed.setdefault(canonical(key.text), []).append(_holds(text_of(one, "markers"), python))
-    for row in rows:
-        name = text_of(row, "name")
-        groups = [item.text for item in _rows(row, "groups")] or [text_of(row, "category") or "main"]
-        marker = row.get("markers")
+        name, marker = canonical(text_of(row, "name")), row.get("markers")
         text = marker.text if marker and marker.kind == "text" else text_of(marker, "main") if marker else ""
-        if "main" not in groups:
-            wish.leave(
-                row.where, f"{show(name)} is of the group {show(groups[0])}", "add it if it must be there"
-            )
-        elif text_of(row, "optional") == "true":
-            wish.leave(row.where, f"{show(name)} is optional", "add it if it must be there")
-        elif not (_holds(text, python) if text else any(needed.get(canonical(name), [True]))):
-            wish.leave(row.where, f"{show(name)} is not for Python {python} here", "nothing to do")
+        own = set(_groups(row)) or {"main"}
+        if not own & {"main", *groups} or (text_of(row, "optional") == "true" and name not in reached):
+            continue  # told with the extras and groups
+        if not grouped and project is not None and name not in reached:
+            continue
+        if marker_holds(text, python, asked.extras) if text else needed.get(name, True):
+            taken.setdefault(name, []).append(row)
         else:
-            _take(wish, row, python)
+            wish.note(row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here")
+    for name, same in taken.items():
+        versions = [text_of(row, "version") for row in same]
+        if len(set(versions)) > 1:
+            do = "import the project's pyproject.toml, with --extra NAME"
+            what = f"which of {show(' and '.join(versions))} of {show(name)} is meant"
+            wish.leave(same[0].where, f"the lock does not say {what}", do)
+        else:
+            _take(wish, same[0], asked.beside)
+    described = parse_project(asked.beside.read("pyproject.toml"), "pyproject.toml")
+    if described is not None and is_package(described):
+        take_folder(wish, asked.beside.place, ".", root.where)
     return wish
 
 
-def _take(wish: Wish, row: YamlNode, python: str) -> None:
+def _groups(row: YamlNode) -> list[str]:
+    return [item.text for item in _rows(row, "groups")] or list(filter(None, [text_of(row, "category")]))
+
+
+def _name_extras(text: str) -> tuple[str, frozenset[str]]:
+    """The package and the extras of `uvicorn[standard] (>=0.12)`."""
+    extras = re.findall(r"[A-Za-z0-9._-]+", text.partition("[")[2].partition("]")[0])
+    return canonical(re.split(r"[ (\[<>=!~;]", text)[0]), frozenset(map(canonical, extras))
+
+
+def _of_poetry(
+    wish: Wish, root: YamlNode, rows: list[YamlNode], asked: ProjectAsk
+) -> tuple[dict[str, frozenset[str]], set[str]]:
+    """The packages of the extras that are asked for, with their own extras, and the groups."""
+    packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
+    for key, value in _map(root, "extras").pairs:
+        named = dict(_name_extras(item.text) for item in value.items)
+        optional.add_extra(key.text, lambda named=named: packages.update(named))  # type: ignore[misc]
+    for name in dict.fromkeys(group for row in rows for group in _groups(row) if group != "main"):
+        optional.add_group(name, lambda name=name: groups.add(name))  # type: ignore[misc]
+    optional.take(wish, asked, root.where)
+    return packages, groups
+
+
+def _needed(
+    rows: list[YamlNode], starts: Mapping[str, frozenset[str]], python: str
+) -> dict[str, frozenset[str]]:
+    """What is reached from some packages by dependencies that hold here, with the extras asked of each."""
+    by_name: dict[str, list[YamlNode]] = {}
+    for row in rows:
+        by_name.setdefault(canonical(text_of(row, "name")), []).append(row)
+    reached, waiting = dict[str, frozenset[str]](), list(starts.items())
+    while waiting:
+        name, extras = waiting.pop()
+        if name in reached and extras <= reached[name]:
+            continue
+        extras |= reached.get(name, frozenset())
+        reached[name] = extras
+        for row in by_name.get(name, ()):
+            for key, value in _map(row, "dependencies").pairs:
+                for one in value.items or [value]:
+                    if marker_holds(text_of(one, "markers"), python, extras):
+                        more = frozenset(canonical(item.text) for item in _rows(one, "extras"))
+                        waiting.append((canonical(key.text), more))
+    return reached
+
+
+def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
+    """By name whether a package that needs it needs it here; the lock has what some extra asks for."""
+    found: dict[str, bool] = {}
+    for row in rows:
+        for key, value in _map(row, "dependencies").pairs:
+            name = canonical(key.text)
+            for one in value.items or [value]:
+                found[name] = found.get(name, False) or marker_holds(text_of(one, "markers"), python)
+    return found
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _take(wish: Wish, row: YamlNode, beside: Beside) -> None:
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
-    kind = text_of(source, "type") or _source(row)
-    address = text_of(source, "url") or text_of(source, "registry")
-    wish.hints += re.findall(r"/cu[0-9]{2,3}\b", address)
-    if kind in ("git", "url", "file", "directory", "path", "editable", "virtual"):
-        do = f"write {name} with bounds, if an index has it"
-        wish.leave(row.where, f"{show(name)} does not come from an index", do)
+    kind = text_of(source, "type") or _kind(row)
+    address = text_of(source, "url") or text_of(source, kind)
+    if kind == "git":
+        commit = text_of(source, "resolved_reference") or address.partition("#")[2]
+        query = dict(
+            part.partition("=")[::2] for part in address.partition("#")[0].partition("?")[2].split("&")
+        )
+        folder = query.get("subdirectory", "") or text_of(source, "subdirectory")
+        plain = re.split(r"[?#]", address.removeprefix("git+"))[0]
+        take_git(wish, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
+    elif kind in ("directory", "editable", "virtual"):
+        take_folder(wish, beside.place, address, row.where)
+    elif kind in ("path", "file", "url"):
+        take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     else:
-        take_pip_line(wish, f"{name}=={version}", row.where, Beside(python))
+        if re.search(r"/whl(/|$)|/cu[0-9]{2,3}\b", address) or kind == "legacy":
+            take_index(wish, address, row.where)
+        take_pip_line(wish, f"{name}=={version}", row.where, beside)
 
 
-def _holds(marker: str, python: str) -> bool:
-    """A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody."""
-    try:
-        return not marker or holds(Marker(marker), python)
-    except InvalidMarker:
-        return True
-
-
-def _source(row: YamlNode) -> str:
+def _kind(row: YamlNode) -> str:
     return next(iter(_map(row, "source").keys), "")
 
 
+def _said(source: YamlNode) -> str:
+    return " ".join(value.text for _, value in source.pairs)
+
+
 def _key(row: YamlNode) -> Key:
-    return canonical(text_of(row, "name")), text_of(row, "version")
+    return canonical(text_of(row, "name")), text_of(row, "version"), _said(_map(row, "source"))
 
 
 def _map(node: YamlNode, key: str) -> YamlNode:

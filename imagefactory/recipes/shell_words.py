@@ -39,9 +39,23 @@ class Word:
     known: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A file that a command reads (`<`) or writes (`>`). `word` is the one before it, and `joined`: no blank
+    stands between them, as in `numpy<2`."""
+
+    operator: str
+    target: str
+    word: Word | None
+    joined: bool
+
+    def __str__(self) -> str:
+        return f"{self.operator}{self.target}"
+
+
 @dataclass(slots=True, kw_only=True)
 class Command:
-    """`text` is the source on one line, `script` its here-document, `sent` a file that it reads or writes."""
+    """`text` is the source on one line, `script` its here-document, `sent` files that it reads or writes."""
 
     where: Where
     text: str = ""
@@ -49,7 +63,7 @@ class Command:
     plain: bool = True
     script: str = ""
     script_where: Where | None = None
-    sent: str = ""
+    sent: list[Redirect] = field(default_factory=list)
 
 
 def split_words(text: str, where: Where, variables: Mapping[str, str]) -> list[Word]:
@@ -240,8 +254,9 @@ class _Script:
             if reader.text[reader.at] == "#":
                 self._comment()
             elif found := _REDIRECT.match(reader.text, reader.at):
+                joined = reader.at > start and not reader.text[reader.at - 1].isspace()
                 reader.at = found.end()
-                self._redirect(command, found[0])
+                self._redirect(command, found[0], joined=joined)
             elif found := _OPERATOR.match(reader.text, reader.at):
                 command.text = self._source(start)
                 reader.at = found.end()
@@ -259,7 +274,7 @@ class _Script:
         found = re.compile(line).match(self.reader.text, self.reader.at)
         self.reader.at = found.end() if found else self.reader.at
 
-    def _redirect(self, command: Command, operator: str) -> None:
+    def _redirect(self, command: Command, operator: str, *, joined: bool) -> None:
         reader = self.reader
         if not reader.skip():
             return
@@ -272,7 +287,9 @@ class _Script:
         if "<<" in operator:
             self.pending.append((command, target, operator.endswith("-")))
         elif target != "/dev/null" and not operator.endswith("&"):
-            command.sent = f"{operator.lstrip('0123456789')}{target}"
+            plain = operator.lstrip("0123456789")
+            word = command.words[-1] if command.words else None
+            command.sent.append(Redirect(plain, target, word, joined))
 
     def _here_documents(self) -> None:
         reader = self.reader

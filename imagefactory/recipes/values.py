@@ -72,7 +72,8 @@ _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
 # Where no own file can lie: what the system links or makes anew, and what a build puts there itself.
 _CLOSED = (
-    "bin|boot|dev|lib|lib32|lib64|libx32|mnt|opt/(env|install|pip)|proc|run|sbin|sys|tmp|usr(?!/local/)|var"
+    "bin|boot|dev|lib|lib32|lib64|libx32|mnt|opt/(env|install|pip)|proc|run|sbin|sys|tmp"
+    "|usr(?!/(local|src)/)|var"
 )
 # An image of a registry by digest: the host written out, a tag beside the digest for readers alone.
 _LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # begun with -, docker would take it for an option
@@ -197,7 +198,7 @@ RULES: Mapping[str, Rule] = {
         "one line of ASCII without braces, backslashes or blanks at its ends",
     ),
     "folder": Rule(
-        rf"/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
+        rf"/|/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
         200,
         "an absolute path, such as \"/app\", not in a folder that is the system's or the environment's",
     ),

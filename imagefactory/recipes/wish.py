@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
@@ -39,9 +40,14 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """What a container file says of the image beside its packages and variables; image_parts.py fills it."""
+    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
+
+    `files` are folders inside and patterns of what goes there, from the project's root on.
+    """
 
     debian: list[str] = field(default_factory=list)
+    files: list[tuple[str, str]] = field(default_factory=list)
+    capabilities: tuple[str, ...] = ()
     workdir: str = ""
     user: str = ""
     entrypoint: tuple[str, ...] = ()
@@ -111,7 +117,8 @@ class Wish:
 
     def note(self, where: Where, what: str) -> None:
         """Record what was done with a line of which nothing is lost in an image."""
-        self.notes.append(f"{where}: {without_secrets(what)}")
+        if (line := f"{where}: {without_secrets(what)}") not in self.notes:
+            self.notes.append(line)
 
     def bound_python(self, bounds: str, where: Where) -> None:
         """Takes over bounds on Python, as PEP 440 or a match spec has them."""
@@ -121,8 +128,24 @@ class Wish:
         else:
             self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
 
+    def narrow_python(self, bounds: str, where: Where) -> None:
+        """Add bounds on Python to those that are there; a loss where both cannot hold."""
+        before, one, other = self.python, minor_python(self.python), minor_python(bounds)
+        if not (before and bounds):
+            self.bound_python(bounds, where)
+        elif not (one or other):
+            self.bound_python(f"{before},{bounds}", where)
+        elif (one and other and one != other) or not _allows(bounds if one else before, one or other):
+            do = "write one Python that all of it allows"
+            self.leave(where, f"Python {show(bounds)}, beside Python {show(before)}", do)
+        else:
+            self.python = before if one else bounds
+
     def variable(self, name: str, value: str, where: Where) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
+        if _SECRET.search(name) and not value:
+            self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
+            return
         if _SECRET.search(name):
             do = "give it where the image runs: whoever has an image reads its variables"
             self.leave(where, f"{show(name)} is a secret by its name", do)
@@ -146,10 +169,15 @@ class Wish:
         if allowed and not owned:
             self.labels[name] = value
         else:
-            why = "is set by the factory" if owned else "is none that a recipe may set"
-            self.leave(
-                where, f"the label {show(name)} {why}", "write what it says under description or labels"
-            )
+            why = "is set by imagefactory" if owned else "is none that a recipe may set"
+            self.note(where, f"the label {show(name)} {why}")
+
+
+def _allows(bounds: str, python: str) -> bool:
+    try:
+        return bool(minor_python(bounds)) or SpecifierSet(bounds).contains(f"{python}.5")
+    except InvalidSpecifier:
+        return True
 
 
 def minor_python(bounds: str) -> str:

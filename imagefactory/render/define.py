@@ -25,7 +25,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DRIVER = "/usr/local/nvidia"
 """Where Kubernetes and the first NVIDIA container tools put the driver's programs and libraries."""
 _LOCAL = "bin|etc|games|include|lib|sbin|share|src"
-SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/local(/({_LOCAL}))?)")
+SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/src|usr/local(/({_LOCAL}))?)")
 """Folders that every image has, where own files may lie beside others."""
 INIT = ("/usr/bin/tini", "-s", "--")
 """What starts an image's command and reaps what it leaves: `-s` does so too where it is not process 1."""

@@ -20,7 +20,7 @@ from imagefactory.errors import (
     UnsolvableError,
     UsageError,
 )
-from imagefactory.factory import Factory
+from imagefactory.factory import FOLDERS, Factory
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.series import cuda_of
 from imagefactory.lock.pypi.wheels_there import NoWheelError
@@ -52,6 +52,7 @@ from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
+from imagefactory.settings.files import FILE_NAME
 from imagefactory.stages.lock import has_wheels, read_needs, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
@@ -72,6 +73,9 @@ class NewRequest:
     cuda: str = ""
     source: str = ""
     environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    context: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +263,8 @@ class _Planner:
         With `sources` packages without wheels are solved too, by what their sources declare.
         """
         request, wish = self._request, self._read(python)
-        wanted, bounds = [one for one in wish.pip if not is_source(one)], list(wish.constraints)
+        wanted = [one for one in wish.pip if not (is_source(one) or one.startswith("./"))]
+        bounds = list(wish.constraints)
         row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
@@ -388,10 +393,17 @@ class _Planner:
         reading = Reading(
             pythons=(python,) if python else carried,
             environment=request.environment,
+            extras=request.extras,
+            groups=request.groups,
+            root=self._factory.settings.root_path,
+            reserved=(*FOLDERS, FILE_NAME),
+            build_context=request.context,
         )
         wish = read_wish(request.file, reading)
-        self.notes, self.lost = wish.notes, wish.left
-        if not (wish.conda or wish.pip or wish.parts.debian):
+        self.notes = wish.notes
+        empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)
+        self.lost = self.lost or ([*wish.left, *wish.notes] if empty else wish.left)
+        if empty:
             raise UsageError(
                 f"nothing of {wish.file} can be taken over: it names no package that a recipe can have",
                 hint="name the file that lists the packages; code of your own comes by `files:` in a recipe "

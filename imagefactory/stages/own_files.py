@@ -9,10 +9,12 @@ from pathlib import Path
 
 from imagefactory.errors import RecipeError
 from imagefactory.model import FilesWanted, OwnFile
+from imagefactory.recipes.values import RULES
 
 
 def find_own_files(root: Path, wanted: Iterable[FilesWanted]) -> tuple[OwnFile, ...]:
-    """What the globs find below `root`, sorted by path inside. A file keeps its path from the root on.
+    """What the globs find below `root`, sorted by path inside. A file keeps its path from the root on, or
+    from the pivot `/./` of its pattern on, as in Docker's `COPY --parents`.
 
     A folder stands for all in it. What a name with a leading dot hides, and byte code, is left out unless
     the pattern itself says it. Raises RecipeError for a pattern that finds nothing, a link that leads out of
@@ -24,7 +26,11 @@ def find_own_files(root: Path, wanted: Iterable[FilesWanted]) -> tuple[OwnFile, 
         if not files:
             raise _fault(one, "finds no file", f"write a path or a glob from {root} on")
         for file in files:
-            path = f"{one.folder}/{file.relative_to(root).as_posix()}"
+            base, pivot, _ = one.pattern.partition("/./")
+            start = root / base if pivot else root
+            path = f"{one.folder.rstrip('/')}/{file.relative_to(start).as_posix()}"
+            if one.folder == "/" and not RULES["folder"].allows(path):
+                raise _fault(one, f"brings {path}, which is the system's", "write another folder than /")
             other = found.get(path)
             if other and other.source != file:
                 raise _fault(one, f"brings {path}, and so does {other.source}", "name one of them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -65,6 +66,37 @@ END
 %runscript
     exec python "$@"
 """
+REQUIREMENTS = """\
+-i https://index.example.org/simple --trusted-host x
+-r more.txt
+-e .[train]
+torch[opt] >= 2.0, <3 ; python_version >= "3.8"  # why
+lab @ git+https://git.example.org/lab@v1#subdirectory=py
+numpy @ file:///croot/numpy_1/work/numpy-1.26-py3-none-any.whl
+"""
+SETUP = """\
+import os, sys
+here = os.path.dirname(__file__)
+with open(os.path.join(here, "r.txt")) as f:
+    needs = [one.strip() for one in f]
+V = "2.1"
+needs += [f"torch=={V}", "x==%s" % V]
+extras = {"a": needs, "b": ["c"]}
+extras["all"] = sum(extras.values(), [])
+setup(install_requires=needs, extras_require=extras, python_requires=">=3.9")
+"""
+PYPROJECT = """\
+[build-system]
+requires = ["x"]
+[project]
+name = "lab"
+dependencies = ["torch>=2", "near", "y; extra == 'a'"]
+optional-dependencies = {a = ["lab[b]"], b = ["c"]}
+[dependency-groups]
+dev = ["d", {include-group = "dev"}]
+[tool.uv.sources]
+near = [{path = "near", marker = "sys_platform == 'linux'"}, {workspace = true}]
+"""
 GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
 SOURCES = "deb [signed-by=/usr/share/keyrings/a.gpg] https://deb.example.org/debian bookworm main contrib\n"
 DEB822 = "Types: deb deb-src\nURIs: https://deb.example.org/debian\nSuites: bookworm\nComponents: main\n"
@@ -76,6 +108,7 @@ def texts(pattern: str) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in found[:2]]
 
 
+NEAR = Reading(pythons=("3.11",), beside=lambda _: "numpy\n", place=".", extras=("a",))
 READ: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "recipe": (lambda text: parse_recipe(text, "a.yaml"), texts("recipes/pytorch*.yaml")),
     "bases": (lambda text: parse_bases(text, "bases.yaml"), texts("recipes/bases.yaml")),
@@ -88,6 +121,12 @@ READ: dict[str, tuple[Callable[[str], object], list[str]]] = {
         [DOCKERFILE],
     ),
     "definition": (lambda text: parse_wish(text, "a.def", Reading(pythons=("3.11",))), [DEFINITION]),
+    "requirements": (
+        lambda text: parse_wish(text, "requirements.txt", replace(NEAR, extras=())),
+        [REQUIREMENTS],
+    ),
+    "setup.py": (lambda text: parse_wish(text, "setup.py", NEAR), [SETUP]),
+    "pyproject.toml": (lambda text: parse_wish(text, "pyproject.toml", NEAR), [PYPROJECT]),
     "lock": (lambda text: parse_lock(text, "a.requirements.txt"), texts("lockfiles/*.requirements.txt")),
     "conda lock": (lambda text: parse_conda_lock(text, "a.yml"), texts("lockfiles/*.conda-lock.yml")[:1]),
     "base lock": (lambda text: parse_base_lock(text, "a.lock"), texts("lockfiles/bases/*.lock")),

@@ -33,7 +33,7 @@ def rows(*lines: str, **known: str) -> tuple[dict[str, str], set[str]]:
         (["torch==2.1.2", "torchvision"], set()),
         (["torch==2.9.1", "cuml-cu11", "cuml-cu12"], {"cuml-cu11"}),
         (["cudf_cu12>=24.2,<24.10"], {"cudf-cu12"}),
-        (["torch-scatter", "numpy"], set()),
+        (["torch-scatter", "numpy", "./wheels/lab-1.0-py3-none-any.whl"], set()),
     ],
 )
 def test_packages_that_are_on_another_index_alone(lines: list[str], expected: set[str]) -> None:

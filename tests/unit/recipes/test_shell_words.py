@@ -83,13 +83,19 @@ def test_every_word_has_its_place() -> None:
 
 def test_a_here_document_belongs_to_its_command() -> None:
     first, second = commands("cat <<'X' > y\n b\nX\nc <<-Z\n\td\n\tZ\n")
-    assert (first.script, first.sent, str(first.script_where)) == (" b", ">y", "f:4:1")
+    assert (first.script, [*map(str, first.sent)], str(first.script_where)) == (" b", [">y"], "f:4:1")
     assert (second.script, [word.text for word in second.words]) == ("\td", ["c"])
 
 
 def test_a_bound_without_quotes_is_a_file() -> None:
-    (command,) = commands("pip install numpy<2")
-    assert ([word.text for word in command.words], command.sent) == (["pip", "install", "numpy"], "<2")
+    (command,) = commands("pip install torch>=2,<3 a < 2 2>/dev/null b1>=3")
+    assert [word.text for word in command.words] == ["pip", "install", "torch", "a", "b1"]
+    assert [(str(one), one.word and one.word.text, one.joined) for one in command.sent] == [
+        (">=2,", "torch", True),
+        ("<3", "torch", True),
+        ("<2", "a", False),
+        (">=3", "b1", True),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,33 @@ def test_a_file_keeps_its_path_and_what_is_hidden_stays_out(
     assert [file.executable for file in files] == [path == "start.sh" for path in found]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("src/./*", ["data/set.csv", "net.py"]),
+        ("src/./data", ["data/set.csv"]),
+        ("src/data/./set.csv", ["set.csv"]),
+        ("src/./.env", [".env"]),
+    ],
+)
+def test_a_file_keeps_its_path_from_the_pivot_on(root: Path, pattern: str, found: list[str]) -> None:
+    files = find_own_files(root, wanted(pattern))
+    assert [file.path for file in files] == [f"/app/{path}" for path in found]
+    assert [file.source for file in files] == [root / pattern.partition("/./")[0] / path for path in found]
+
+
+def test_files_may_lie_at_the_root_but_in_no_folder_of_the_system(root: Path) -> None:
+    files = find_own_files(root, wanted("start.sh", "src/data", folder="/"))
+    assert [file.path for file in files] == ["/src/data/set.csv", "/start.sh"]
+    assert (
+        find_own_files(root, wanted("start.sh", folder="/usr/local/bin"))[0].path == "/usr/local/bin/start.sh"
+    )
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/x").write_text("x")
+    with pytest.raises(RecipeError):
+        find_own_files(root, wanted("usr", folder="/"))
+
+
 def test_a_pattern_that_finds_nothing_stops_with_its_place(root: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         find_own_files(root, wanted("train.py", "tests/*.py"))

@@ -1,0 +1,324 @@
+"""The directory that a container file's COPY reads, and which of its files belong to it.
+
+Sources: Docker's "Build context" (.dockerignore, where patterns are matched as moby/patternmatcher does) and
+"COPY". Files are read within caps, and no link is followed out of the directory. Git is not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from posixpath import normpath
+from typing import Literal
+
+from imagefactory.errors import UsageError
+from imagefactory.recipes.yaml_tree import show
+
+MOST_BYTES = 32 * 1024 * 1024
+"""Of one file; locks of several platforms are large."""
+_MOST_RULES = 1_000
+_MOST_STARS = 3
+_MOST_PATTERN = 500
+_MOST_ENTRIES = 20_000
+"""Names that are looked at to expand a glob, or to see what a directory holds."""
+_PARENTS = 2
+"""Directories above the file's own that are tried where it is in no git work tree."""
+
+Kind = Literal["file", "folder", "outside", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoreRule:
+    """A line of .dockerignore: `pieces` are those of its pattern, `keeps` is True after `!`.
+
+    `plain` is the pattern as a regular expression, None where that could take long.
+    """
+
+    line: int
+    pieces: tuple[str, ...]
+    keeps: bool
+    plain: re.Pattern[str] | None
+
+    def matches(self, path: str) -> bool:
+        """Whether a path matches, or a directory above it."""
+        return bool(self.plain.match(path)) if self.plain else _matches(self.pieces, path)
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoreRules:
+    """A .dockerignore; `file` is its path in the context."""
+
+    file: str = ""
+    rules: tuple[IgnoreRule, ...] = ()
+
+    def excludes(self, path: str) -> str:
+        """Return `file:line` of the rule that excludes a path of the context, empty where none does."""
+        last = ""
+        for rule in self.rules:
+            if bool(last) == rule.keeps and rule.matches(path):
+                last = "" if rule.keeps else f"{self.file}:{rule.line}"
+        return last
+
+
+def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
+    """Read a .dockerignore. Raises UsageError for more rules, or longer ones, than are read."""
+    rules: list[IgnoreRule] = []
+    for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
+        written = line.strip()
+        if not written or line.startswith("#"):
+            continue
+        keeps = written.startswith("!")
+        pattern = normpath(written.removeprefix("!").strip()).lstrip("/")
+        if len(rules) >= _MOST_RULES or len(pattern) > _MOST_PATTERN:
+            raise UsageError(f"{file}:{number} has too many or too long rules", hint="shorten the file")
+        if pattern not in (".", ""):
+            pieces = tuple(_pieces(pattern))
+            rules.append(IgnoreRule(number, pieces, keeps, _expression(pieces)))
+    return IgnoreRules(file, tuple(rules))
+
+
+def _pieces(pattern: str) -> Iterator[str]:
+    """A pattern in pieces: `=` and a character, `?`, `*`, `[...]`, `**/` (directories), `**` (anything)."""
+    at = 0
+    while at < len(pattern):
+        char = pattern[at]
+        if pattern.startswith("**", at):
+            rest = pattern[at + 2 :]
+            if rest.startswith("/") and rest != "/":
+                yield "**/"
+                at += 3
+            else:
+                yield "**" if at == 0 or not rest else "**/"
+                at += 2
+        elif char == "[" and (found := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, at)):
+            yield found[0]
+            at = found.end()
+        elif char == "\\" and at + 1 < len(pattern):
+            yield f"={pattern[at + 1]}"
+            at += 2
+        else:
+            yield char if char in "*?" else f"={char}"
+            at += 1
+
+
+def _expression(pieces: Sequence[str]) -> re.Pattern[str] | None:
+    """The pieces as a regular expression that no path makes slow; None for others."""
+    stars = sum(piece.startswith("*") for piece in pieces)
+    if stars > _MOST_STARS or any(piece.startswith("[") for piece in pieces):
+        return None
+    known = {"?": "[^/]", "*": "[^/]*", "**": ".*", "**/": "(?:.*/)?"}
+    written = "".join(known.get(piece) or re.escape(piece[1:]) for piece in pieces)
+    return re.compile(rf"{written}(?:/.*)?\Z", re.DOTALL)
+
+
+def _matches(pieces: Sequence[str], path: str) -> bool:
+    """Whether a path matches, or a directory above it, in time in proportion to both lengths.
+
+    A state is the number of pieces passed, and whether it is inside the directories of a `**/`.
+    """
+    states = _spread(pieces, {(0, False)})
+    for char in path:
+        if char == "/" and (len(pieces), False) in states:
+            return True
+        after: set[tuple[int, bool]] = set()
+        for at, inside in states:
+            piece = pieces[at] if at < len(pieces) else ""
+            if piece == "**/":
+                after |= {(at, True), (at + 1, False)} if char == "/" else {(at, True)}
+            elif piece == "**" or (piece == "*" and char != "/"):
+                after.add((at, inside))
+            elif _matches_one(piece, char):
+                after.add((at + 1, False))
+        states = _spread(pieces, after)
+        if not states:
+            return False
+    return (len(pieces), False) in states
+
+
+def _matches_one(piece: str, char: str) -> bool:
+    if piece.startswith("["):
+        negated = piece.startswith("[^")
+        return char != "/" and fnmatchcase(char, f"[!{piece[2:]}" if negated else piece)
+    return piece == f"={char}" or (piece == "?" and char != "/")
+
+
+def _spread(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
+    """The states with those that no character leads to: a star may stand for nothing."""
+    found = set(states)
+    todo = list(states)
+    while todo:
+        at, inside = todo.pop()
+        empty = at < len(pieces) and pieces[at] in ("*", "**", "**/") and not inside
+        if empty and (at + 1, False) not in found:
+            found.add((at + 1, False))
+            todo.append((at + 1, False))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """`root` is the directory and `own` the container file's, both resolved; `named`: a person chose `root`.
+
+    `project` is the directory with imagefactory.toml, from which a recipe names its own files; None where no
+    recipe will be there. `reserved` are names there that are imagefactory's own.
+    """
+
+    root: Path
+    own: Path
+    named: bool = False
+    project: Path | None = None
+    reserved: tuple[str, ...] = ()
+    rules: IgnoreRules = IgnoreRules()
+
+    def kind(self, path: str) -> Kind:
+        """What lies at a path of the context, whatever .dockerignore says; empty for nothing."""
+        return _kind(self.root, path)
+
+    def link_fault(self, path: str) -> str:
+        """Why a link cannot be an own file; empty for what is no link, or leads to a file of the project."""
+        place = self.root / path
+        if not place.is_symlink():
+            return ""
+        if self.kind(path) != "file":
+            return f"{show(path)} is a link to a directory, out of the build context or to nothing"
+        within = self.project is None or place.resolve().is_relative_to(self.project)
+        return "" if within else f"{show(path)} is a link out of the project"
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a file of the context; None where COPY would not bring it."""
+        place = normpath(path)
+        if self.rules.excludes(place) or self.kind(place) != "file":
+            return None
+        return _read(self.root / place)
+
+    def expand(self, source: str) -> list[str]:
+        """The paths that a source of COPY means, sorted; a path without a glob as it is."""
+        place = normpath(source)
+        if not re.search(r"[*?\[]", place):
+            return [place]
+        found = ["."]
+        looks = 0
+        for part in place.split("/"):
+            after = []
+            for folder in found:
+                for name in self.names(folder):
+                    looks += 1
+                    if looks > _MOST_ENTRIES:
+                        return []
+                    if fnmatchcase(name, part.replace("[^", "[!")):
+                        after.append(normpath(f"{folder}/{name}"))
+            found = after
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a directory of the context, sorted; none of what is not a directory."""
+        if self.kind(folder) != "folder":
+            return []
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return sorted(entry.name for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))
+        except OSError:
+            return []
+
+    def project_path(self, path: str) -> str | None:
+        """A path of the context from the project's root on; None where it lies outside of the project."""
+        if self.project is None:
+            return None
+        place = Path(normpath(self.root / path))
+        return place.relative_to(self.project).as_posix() if place.is_relative_to(self.project) else None
+
+    def others(self) -> Iterator[Path]:
+        """Directories that may be the context instead: the file's own and those above it, to the git root."""
+        top = git_root(self.own)
+        chain = [self.own, *self.own.parents]
+        for number, folder in enumerate(chain):
+            if folder != self.root and folder != folder.parent:
+                yield folder
+            if folder == top or (top is None and number >= _PARENTS):
+                return
+
+    def holds_all(self, folder: Path, wanted: Sequence[Sequence[str]]) -> bool:
+        """Whether another directory holds one path of each group."""
+        other = open_context(self.own, given=folder, project=self.project)
+        return all(any(_is_there(other, path) for path in group) for group in wanted)
+
+
+def _is_there(context: BuildContext, path: str) -> bool:
+    found = context.expand(path)
+    return any(context.kind(one) in ("file", "folder") and not context.rules.excludes(one) for one in found)
+
+
+def open_context(
+    own: Path,
+    *,
+    given: Path | None = None,
+    project: Path | None = None,
+    reserved: Sequence[str] = (),
+    file: str = "",
+) -> BuildContext:
+    """The build context of a container file in the directory `own`: `given`, else its git work tree's root.
+
+    `file` is the container file's name: Docker prefers `NAME.dockerignore` next to it. Raises UsageError.
+    """
+    own = own.resolve()
+    if given is not None and not given.is_dir():
+        raise UsageError(f"{given} is not a directory", hint="--context DIR, from which COPY takes its files")
+    root = given.resolve() if given is not None else git_root(own) or own
+    beside = own / f"{file}.dockerignore"
+    names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []
+    rules = IgnoreRules()
+    for name in [*names, ".dockerignore"]:
+        text = _read(root / name) if _kind(root, name) == "file" else None
+        if text is not None:
+            rules = parse_ignore_rules(text, name)
+            break
+    return BuildContext(
+        root=root,
+        own=own,
+        named=given is not None,
+        project=project.resolve() if project is not None else None,
+        reserved=tuple(reserved),
+        rules=rules,
+    )
+
+
+def git_root(folder: Path) -> Path | None:
+    """The root of the git work tree that holds a directory: the nearest with `.git` in it."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+
+
+def context_option(folder: Path) -> str:
+    """`--context DIR`, as a person in the current directory types it."""
+    written = os.path.relpath(folder)
+    return f"--context {shlex.quote(str(folder) if written.startswith('../..') else written)}"
+
+
+def _kind(root: Path, path: str) -> Kind:
+    try:
+        place = (root / path).resolve()
+        if not place.is_relative_to(root):
+            return "outside"
+        return "folder" if place.is_dir() else "file" if place.is_file() else ""
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a name that is too long or holds \0
+        return ""
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file, None where it is too large, no UTF-8 or cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        return data.decode("utf-8-sig") if len(data) <= MOST_BYTES else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def told_context(context: BuildContext) -> str:
+    """What a person should know of the directory that was taken."""
+    what = f"the build context is {show(str(context.root), limit=200)}"
+    return what if context.named else f"{what} ({context_option(context.own)} takes another)"

@@ -1,0 +1,661 @@
+"""`setup.py` and `setup.cfg` -> what the project needs, as far as they say it literally.
+
+setup.py is parsed, never run: literals, names of the module, lists that are joined, and the usual ways to
+read a requirements file. Everything else is `unknown`, with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from posixpath import normpath
+
+from imagefactory.model import Where
+from imagefactory.recipes.values import canonical
+
+_SIZE = 256 * 1024
+_STEPS = 200_000
+_ITEMS = 5_000
+_LONG = 100_000
+_CHANGES = ("append", "extend", "insert", "update", "remove", "pop", "clear")
+
+
+@dataclass(slots=True)
+class SetupFacts:
+    """What a project needs by its setup files: `needs` and `extras` as lines that pip reads, with places.
+
+    `unknown` is what is computed and not read: the field (`install_requires`, an extra), its place and its
+    code. A file that code reads stands for the code, as a line `-r FILE`.
+    """
+
+    name: str = ""
+    python: str = ""
+    needs: list[tuple[str, Where]] = field(default_factory=list)
+    extras: dict[str, list[tuple[str, Where]]] = field(default_factory=dict)
+    unknown: list[tuple[str, Where, str]] = field(default_factory=list)
+
+    def complete(self, other: SetupFacts) -> None:
+        """Take from setup.cfg what setup.py does not say, as setuptools does."""
+        self.name, self.python = self.name or other.name, self.python or other.python
+        if not self.needs and not any(what == "install_requires" for what, _, _ in self.unknown):
+            self.needs = other.needs
+        for extra, lines in other.extras.items():
+            self.extras.setdefault(extra, lines)
+
+
+def read_setup(read: Callable[[str], str | None], folder: str) -> SetupFacts | None:
+    """What setup.py and setup.cfg in a folder say; None where none says anything of a package."""
+
+    def named(file: str) -> tuple[str, str | None]:
+        path = normpath(f"{folder or '.'}/{file}")
+        return path, read(path)
+
+    script, text = named("setup.py")
+    facts = read_setup_py(text, script) if text is not None else None
+    config, text = named("setup.cfg")
+    declared = read_setup_cfg(text, config) if text is not None else None
+    if facts and declared:
+        facts.complete(declared)
+    return facts or declared
+
+
+# --- setup.cfg -----------------------------------------------------------------------------------
+
+
+def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
+    """What a setup.cfg says of a package; None where it says nothing of one, or cannot be read."""
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#", ";"))
+    try:
+        parser.read_string(text[:_SIZE])
+    except configparser.Error:
+        return None
+    if not (parser.has_section("options") or parser.has_section("metadata")):
+        return None
+    lines = text.split("\n")
+
+    def listed(section: str, key: str) -> list[tuple[str, Where]]:
+        value = parser.get(section, key, fallback="").strip()
+        parts = value.split("\n") if "\n" in value else value.split(";")
+        return [line for part in parts if part.strip() for line in _file_or_line(part.strip(), place(part))]
+
+    def place(part: str) -> Where:
+        at = next((number for number, line in enumerate(lines) if part.strip() in line), 0)
+        return Where(file=file, line=at + 1, column=1)
+
+    extras = parser.options("options.extras_require") if parser.has_section("options.extras_require") else []
+    return SetupFacts(
+        name=parser.get("metadata", "name", fallback=""),
+        python=parser.get("options", "python_requires", fallback=""),
+        needs=listed("options", "install_requires"),
+        extras={canonical(name): listed("options.extras_require", name) for name in extras},
+    )
+
+
+def _file_or_line(text: str, where: Where) -> Iterator[tuple[str, Where]]:
+    """`file: a.txt, b.txt` names files with the lines."""
+    if found := re.match(r"file:\s*(.*)", text):
+        yield from ((f"-r {name.strip()}", where) for name in found[1].split(",") if name.strip())
+    else:
+        yield text, where
+
+
+# --- setup.py ------------------------------------------------------------------------------------
+
+
+class _Computed(Exception):
+    """A value that only running the code would show."""
+
+
+class _Text(str):
+    """A string with its line."""
+
+    __slots__ = ("line",)
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of a file, however the code takes them apart."""
+
+    path: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    line: int
+    code: str
+
+
+def read_setup_py(text: str, file: str) -> SetupFacts | None:
+    """What the call of `setup` in a script says; None where there is none, or Python cannot parse it."""
+    if len(text) > _SIZE:
+        return None
+    try:
+        tree = ast.parse(text)
+        script = _Script(tree)
+        said = script.setup()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return None if said is None else _facts(said, file)
+
+
+def _facts(said: Mapping[str, object], file: str) -> SetupFacts:
+    facts = SetupFacts()
+
+    def place(line: int) -> Where:
+        return Where(file=file, line=line, column=1)
+
+    def listed(value: object, what: str) -> list[tuple[str, Where]]:
+        lines: list[tuple[str, Where]] = []
+        if isinstance(value, str):
+            at = getattr(value, "line", 1)
+            value = [_text(part, at) for part in value.split("\n") if part.strip()]
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, _Lines):
+                lines.append((f"-r '{one.path}'", place(one.line)))
+            elif isinstance(one, str):
+                lines.append((str(one), place(getattr(one, "line", 1))))
+            elif one is not None:
+                line, code = (one.line, one.code) if isinstance(one, _Unknown) else (1, str(type(one)))
+                facts.unknown.append((what, place(line), code))
+        return lines
+
+    facts.name = str(name) if isinstance(name := said.get("name"), str) else ""
+    facts.python = str(bounds) if isinstance(bounds := said.get("python_requires"), str) else ""
+    facts.needs = listed(said.get("install_requires"), "install_requires")
+    if said.get("pbr"):
+        facts.needs.append(("-r requirements.txt", place(1)))
+    extras = said.get("extras_require")
+    if isinstance(extras, dict):
+        for name, value in extras.items():
+            extra, _, marker = str(name).partition(":")
+            found = listed(value, f"extra {canonical(extra)}")
+            found = [(f"{line} ; {marker}", where) for line, where in found] if marker else found
+            known = facts.extras.setdefault(canonical(extra), []) if extra else facts.needs
+            known += found
+    elif isinstance(extras, _Unknown):
+        facts.unknown.append(("extras_require", place(extras.line), extras.code))
+    if (more := said.get("**")) is not None:
+        unknown = more if isinstance(more, _Unknown) else _Unknown(1, "")
+        facts.unknown.append(("install_requires", place(unknown.line), unknown.code))
+    return facts
+
+
+def _text(text: str, line: int) -> _Text:
+    if len(text) > _LONG:
+        raise _Computed
+    made = _Text(text)
+    made.line = line
+    return made
+
+
+def _unknown(node: ast.AST) -> _Unknown:
+    return _Unknown(getattr(node, "lineno", 1), ast.unparse(node)[:200])
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of what is called: `setup` of `setuptools.setup(...)`."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+class _Script:
+    """The names of a module, as its statements set them from top to bottom."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.names: dict[str, object] = {"__file__": _text("", 1), "__name__": _text("__main__", 1)}
+        self.functions: dict[str, ast.FunctionDef] = {}
+        self.calling: set[str] = set()  # functions that call setup
+        self.steps = 0
+        self.said: dict[str, object] | None = None
+        self.depth = 0
+
+    def setup(self) -> dict[str, object] | None:
+        self._block(self.tree.body)
+        if self.said is None:  # in a function that nothing here calls
+            for node in ast.walk(self.tree):
+                if isinstance(node, ast.Call) and _called(node) == "setup":
+                    self._setup(node)
+                    break
+        return self.said
+
+    # --- statements
+
+    def _block(self, body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            self._step()
+            self._statement(statement)
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps > _STEPS:
+            raise ValueError("too long")
+
+    def _nodes(self, function: ast.FunctionDef) -> Iterator[ast.AST]:
+        for node in ast.walk(function):
+            self._step()
+            yield node
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.FunctionDef():
+                self.functions[node.name] = node
+                if any(isinstance(one, ast.Call) and _called(one) == "setup" for one in self._nodes(node)):
+                    self.calling.add(node.name)
+            case (
+                ast.Assign(targets=[ast.Name(id=name)])
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr())
+            ):
+                self.names[name] = self._value(node.value)  # type: ignore[arg-type]
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=key)]):
+                self._put(name, key, node.value)
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
+                self._join(name, self._value(node.value), node)
+            case ast.With():
+                for item in node.items:
+                    if isinstance(item.optional_vars, ast.Name):
+                        self.names[item.optional_vars.id] = self._value(item.context_expr)
+                self._block(node.body)
+            case ast.Expr(value=ast.Call() as call):
+                self._call(call)
+            case ast.If(test=test):
+                known = self._test(test)
+                if known is None:
+                    self._forget([*node.body, *node.orelse], node)
+                else:
+                    self._block(node.body if known else node.orelse)
+            case ast.Try():
+                self._block(node.body)
+                for handler in node.handlers:
+                    self._forget(handler.body, node)
+                self._block([*node.orelse, *node.finalbody])
+            case ast.For(iter=over) if isinstance(lines := self._value(over), _Lines):
+                for name in _changed(node.body):
+                    if isinstance(self.names.get(name), list):
+                        self._join(name, lines, node)
+            case _:
+                self._forget([node], node)
+
+    def _call(self, call: ast.Call) -> None:
+        name = _called(call)
+        of = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if name == "setup":
+            self._setup(call)
+        elif isinstance(of, ast.Name) and name in ("remove", "pop", "clear"):
+            self._forget([ast.Expr(call)], call)
+        elif isinstance(of, ast.Name) and name in ("append", "extend", "insert", "update") and call.args:
+            value = self._value(call.args[-1])
+            there = self.names.get(of.id)
+            if name == "update" and isinstance(there, dict) and isinstance(value, dict):
+                there.update(value)
+            else:
+                self._join(of.id, [value] if name in ("append", "insert") else value, call)
+        elif name in self.calling and self.depth < 3:
+            self.depth += 1
+            self._block(self.functions[name].body)
+            self.depth -= 1
+
+    def _setup(self, call: ast.Call) -> None:
+        said: dict[str, object] = {}
+        for keyword in call.keywords:
+            value = self._value(keyword.value)
+            if keyword.arg:
+                said[keyword.arg] = value
+            elif isinstance(value, dict):
+                said |= {str(key): one for key, one in value.items()}
+            else:
+                said["**"] = value
+        self.said = said
+
+    def _put(self, name: str, key: ast.expr, value: ast.expr) -> None:
+        there, at = self.names.get(name), self._value(key)
+        if isinstance(there, dict) and isinstance(at, str):
+            there[str(at)] = self._value(value)
+        else:
+            self.names[name] = _unknown(value)
+
+    def _join(self, name: str, value: object, node: ast.AST) -> None:
+        there = self.names.get(name)
+        more = value if isinstance(value, list) else [value]
+        if isinstance(there, list) and len(there) + len(more) <= _ITEMS:
+            self.names[name] = [*there, *more]
+        elif isinstance(there, _Lines) and more:
+            self.names[name] = [there, *more]
+        else:
+            self.names[name] = _unknown(node)
+
+    def _forget(self, body: Sequence[ast.stmt], node: ast.stmt | ast.expr) -> None:
+        """Names that code changes only if something holds that is not known here."""
+        for name in _changed(body):
+            code = _Unknown(node.lineno, ast.unparse(node).partition("\n")[0][:200])
+            there = self.names.get(name)
+            self.names[name] = [*there, code] if isinstance(there, list) else code
+
+    # --- conditions
+
+    def _test(self, node: ast.expr) -> bool | None:
+        match node:
+            case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
+                return True
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
+                said = ast.unparse(left)
+                known = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}.get(said)
+                value = self._value(right)
+                if known is None or not isinstance(value, str):
+                    return None
+                return (known == value) == isinstance(op, ast.Eq)
+            case ast.Compare(left=ast.Constant(), ops=[ast.In()], comparators=[right]):
+                # a build gives the script no options of a person
+                return False if ast.unparse(right).startswith("sys.argv") else None
+        return None
+
+    # --- values
+
+    def _value(self, node: ast.expr) -> object:
+        try:
+            return self._evaluate(node)
+        except _Computed:
+            return _unknown(node)
+
+    def _evaluate(self, node: ast.expr) -> object:
+        self._step()
+        match node:
+            case ast.Constant(value=str() as text):
+                return _text(text, node.lineno)
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name) if name in self.names:
+                return self.names[name]
+            case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+                return self._list(items)
+            case ast.Dict():
+                return self._dict(node)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return self._sum(self._evaluate(left), self._evaluate(right), node)
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                return self._path([left, right], node)
+            case ast.BinOp(left=left, op=ast.Mod(), right=right):
+                given = self._evaluate(right)
+                text = self._string(left).replace("%s", "{}")
+                return self._format(text, given if isinstance(given, list) else [given], node)
+            case ast.JoinedStr(values=parts):
+                return _text("".join(self._part(part) for part in parts), node.lineno)
+            case ast.Subscript(value=of, slice=key):
+                there, at = self._evaluate(of), self._evaluate(key)
+                if isinstance(there, _Lines):
+                    return there
+                if isinstance(there, dict) and isinstance(at, str) and str(at) in there:
+                    return there[str(at)]
+            case (
+                ast.ListComp(generators=[one])
+                | ast.GeneratorExp(generators=[one])
+                | ast.SetComp(generators=[one])
+            ):
+                values = self._evaluate(one.iter)
+                if isinstance(values, _Lines):
+                    return values
+                if isinstance(values, list) and isinstance(one.target, ast.Name) and not one.ifs:
+                    return [self._with(one.target.id, value, node.elt) for value in values]
+            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
+                return self._flattened(node)
+            case ast.DictComp(generators=[one]):
+                return self._by_name(one.iter)
+            case ast.IfExp():
+                return self._either(node)
+            case ast.Call():
+                return self._result(node)
+            case ast.Attribute(value=of, attr="parent"):
+                return self._evaluate(of)
+        raise _Computed
+
+    def _either(self, node: ast.IfExp) -> object:
+        """One of two values; of two tables whose choice is not known the keys alone."""
+        if (known := self._test(node.test)) is not None:
+            return self._evaluate(node.body if known else node.orelse)
+        tables = [self._evaluate(node.body), self._evaluate(node.orelse)]
+        if not all(isinstance(one, dict) for one in tables):
+            raise _Computed
+        return {key: _unknown(node) for one in tables if isinstance(one, dict) for key in one}
+
+    def _list(self, items: Sequence[ast.expr]) -> list[object]:
+        values: list[object] = []
+        for item in items:
+            value = self._value(item.value if isinstance(item, ast.Starred) else item)
+            values += value if isinstance(item, ast.Starred) and isinstance(value, list) else [value]
+            if len(values) > _ITEMS:
+                raise _Computed
+        return values
+
+    def _dict(self, node: ast.Dict) -> dict[str, object]:
+        made: dict[str, object] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                inner = self._evaluate(value)
+                if not isinstance(inner, dict):
+                    raise _Computed
+                made |= inner
+            else:
+                made[self._string(key)] = self._value(value)
+        return made
+
+    def _sum(self, left: object, right: object, node: ast.expr) -> object:
+        if isinstance(left, str) and isinstance(right, str):
+            return _text(left + right, node.lineno)
+        if isinstance(left, list | _Lines) and isinstance(right, list | _Lines):
+            joined = [
+                *(left if isinstance(left, list) else [left]),
+                *(right if isinstance(right, list) else [right]),
+            ]
+            if len(joined) <= _ITEMS:
+                return joined
+        raise _Computed
+
+    def _string(self, node: ast.expr) -> str:
+        value = self._evaluate(node)
+        if isinstance(value, str):
+            return str(value)
+        raise _Computed
+
+    def _part(self, node: ast.expr) -> str:
+        match node:
+            case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+                return self._string(value)
+            case ast.Constant(value=str() as text):
+                return text
+        raise _Computed
+
+    def _format(self, text: str, values: Sequence[object], node: ast.expr) -> _Text:
+        if text.count("{}") != len(values) or len(re.findall(r"[{}%]", text)) != 2 * len(values):
+            raise _Computed
+        for value in values:
+            if not isinstance(value, str):
+                raise _Computed
+            text = text.replace("{}", value, 1)
+        return _text(text, node.lineno)
+
+    def _path(self, parts: Sequence[ast.expr], node: ast.expr) -> _Text:
+        """Names of a path that are joined; the folder of the script is empty."""
+        names = [self._string(part).strip("/") for part in parts]
+        return _text("/".join(name for name in names if name not in ("", ".")), node.lineno)
+
+    def _flattened(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> list[object]:
+        """`[one for some in LISTS for one in some]`."""
+        match node:
+            case ast.ListComp(
+                elt=ast.Name(id=last),
+                generators=[
+                    ast.comprehension(target=ast.Name(id=first), iter=lists, ifs=[]),
+                    ast.comprehension(target=ast.Name(id=second), iter=ast.Name(id=inner), ifs=[]),
+                ],
+            ) if (last, first) == (second, inner):
+                return self._concatenated(self._evaluate(lists))
+        raise _Computed
+
+    def _with(self, name: str, value: object, node: ast.expr) -> object:
+        before = self.names
+        try:
+            self.names = {**before, name: value}
+            return self._evaluate(node)
+        finally:
+            self.names = before
+
+    def _by_name(self, over: ast.expr) -> dict[str, object]:
+        """A table of the requirements of one literal list by their names, however a pattern splits them:
+        `{b: a for a, b in (re.findall(..., x)[0] for x in _deps)}`."""
+        match over:
+            case ast.GeneratorExp(generators=[one]) if "findall" in ast.unparse(over.elt):
+                rows = self._evaluate(one.iter)
+                if isinstance(rows, list):
+                    named = {re.split(r"[!=<>~ \[;]", row)[0]: row for row in rows if isinstance(row, str)}
+                    if len(named) == len(rows):
+                        return dict(named)
+        raise _Computed
+
+    def _concatenated(self, lists: object) -> list[object]:
+        if not isinstance(lists, list):
+            raise _Computed
+        made: list[object] = []
+        for one in lists:
+            made += one if isinstance(one, list) else [one]
+            if len(made) > _ITEMS:
+                raise _Computed
+        return made
+
+    def _result(self, node: ast.Call) -> object:
+        name, arguments = _called(node), node.args
+        of = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name in ("open", "parse_requirements"):
+            first = self._value(arguments[0]) if arguments else None
+            if isinstance(first, _Lines):
+                return first
+            return _Lines(self._path(arguments[:1], node), node.lineno)
+        if name == "join" and of is not None and ast.unparse(of) in ("os.path", "path", "osp"):
+            return self._path(arguments, node)
+        if name in (
+            "dirname",
+            "abspath",
+            "realpath",
+            "Path",
+            "resolve",
+            "normpath",
+            "getcwd",
+            "expanduser",
+            "absolute",
+            "fspath",
+        ):
+            return self._path([*arguments, *([of] if name in ("resolve", "absolute") and of else [])], node)
+        if name in ("joinpath",) and of is not None:
+            return self._path([of, *arguments], node)
+        if (
+            name in ("list", "set", "tuple", "sorted", "str", "map", "filter", "frozenset")
+            and of is None
+            and arguments
+        ):
+            value = self._evaluate(arguments[-1])
+            if name in ("map", "filter") and not isinstance(value, _Lines):
+                raise _Computed
+            return value
+        if name == "dict" and of is None and not arguments:
+            return {word.arg: self._value(word.value) for word in node.keywords if word.arg}
+        if (name, len(arguments)) in (("sum", 2), ("from_iterable", 1)):
+            return self._concatenated(self._evaluate(arguments[0]))
+        if name == "chain" and arguments:
+            return self._concatenated(self._list(arguments))
+        if of is None and (inner := self.functions.get(name)):
+            return self._of_function(inner, node)
+        if of is not None:
+            return self._method(name, of, node)
+        raise _Computed
+
+    def _method(self, name: str, of: ast.expr, node: ast.Call) -> object:
+        value = self._evaluate(of)
+        if name in ("read_text", "open", "read_bytes") and isinstance(value, str):
+            return _Lines(str(value), node.lineno)
+        if isinstance(value, _Lines):  # read, splitlines, split, strip, decode, readlines ...
+            return value
+        if isinstance(value, dict) and name == "values":
+            return list(value.values())
+        if isinstance(value, list) and name == "copy":
+            return list(value)
+        if (
+            isinstance(value, dict)
+            and name == "get"
+            and node.args
+            and (key := self._string(node.args[0])) in value
+        ):
+            return value[key]
+        if isinstance(value, str) and name == "format" and not node.keywords:
+            return self._format(str(value), self._list(node.args), node)
+        if isinstance(value, str) and name in ("splitlines", "split") and not node.args:
+            parts = value.splitlines() if name == "splitlines" else value.split()
+            return [_text(part, node.lineno) for part in parts if part.strip()]
+        if isinstance(value, str) and name == "strip" and not node.args:
+            return _text(value.strip(), node.lineno)
+        raise _Computed
+
+    def _of_function(self, function: ast.FunctionDef, node: ast.Call) -> object:
+        """What a function of the script returns: its one expression, or the file that it reads."""
+        if self.depth >= 3:
+            raise _Computed
+        before, self.depth = self.names, self.depth + 1
+        names = [one.arg for one in function.args.args]
+        defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
+        given = dict(zip(names, node.args, strict=False)) | {
+            word.arg: word.value for word in node.keywords if word.arg
+        }
+        bound = {name: self._value(value) for name, value in {**defaults, **given}.items() if name}
+        try:
+            self.names = {**before, **bound}
+            if function.args.vararg:
+                self.names[function.args.vararg.arg] = self._list(node.args[len(names) :])
+            body = [one for one in function.body if not _is_text(one)]
+            if len(body) == 1 and isinstance(only := body[0], ast.Return) and only.value:
+                return self._evaluate(only.value)
+            for inner in body:
+                if (
+                    isinstance(inner, ast.Assign)
+                    and len(inner.targets) == 1
+                    and isinstance(inner.targets[0], ast.Name)
+                ):
+                    self.names[inner.targets[0].id] = self._value(inner.value)
+            read = [
+                one
+                for one in self._nodes(function)
+                if isinstance(one, ast.Call) and _called(one) in ("open", "read_text", "parse_requirements")
+            ]
+            found = {value for one in read if isinstance(value := self._value(one), _Lines)}
+            if len({one.path for one in found}) == 1:
+                return _Lines(found.pop().path, node.lineno)
+        finally:
+            self.names, self.depth = before, self.depth - 1
+        raise _Computed
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _changed(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """The names that statements set, or whose lists they change."""
+    seen: dict[str, None] = {}
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                seen[node.id] = None
+            elif (
+                isinstance(node, ast.Subscript)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+            ):
+                seen[node.value.id] = None
+            elif _called(node) in _CHANGES if isinstance(node, ast.Call) else False:
+                of = node.func.value if isinstance(node.func, ast.Attribute) else None  # type: ignore[attr-defined]
+                if isinstance(of, ast.Name):
+                    seen[of.id] = None
+    yield from seen

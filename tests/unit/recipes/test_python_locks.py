@@ -1,0 +1,167 @@
+"""uv.lock and poetry.lock: extras, groups, sources, and what is reached by the markers that hold."""
+
+# ruff: noqa: E501 -- files of others, a line a line
+from __future__ import annotations
+
+import pytest
+
+from imagefactory.errors import RecipeError
+from imagefactory.recipes.environments import Reading, parse_wish
+from imagefactory.recipes.wish import Wish
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+INDEX = 'source = { registry = "https://index.example.org/simple" }\n'
+
+
+def package(name: str, version: str = "1.0", source: str = INDEX, more: str = "") -> str:
+    return f'[[package]]\nname = "{name}"\nversion = "{version}"\n{source}{more}'
+
+
+UV = (
+    'version = 1\nrequires-python = ">=3.11"\n'
+    + package(
+        "lab",
+        source='source = { editable = "." }\n',
+        more='dependencies = [{ name = "core" }, { name = "ops" }, { name = "torch", version = "2.5.1", '
+        'source = { registry = "https://index.example.org/simple" }, marker = "extra != \'extra-3-lab-cu\'" }, '
+        '{ name = "torch", version = "2.5.1", source = { registry = "https://w.example.org/whl/cu124" }, '
+        "marker = \"extra == 'extra-3-lab-cu'\" }]\n"
+        '[package.optional-dependencies]\ncu = [{ name = "triton" }]\n'
+        '[package.dev-dependencies]\ndev = [{ name = "pytest" }]\n',
+    )
+    + package(
+        "core",
+        source='source = { editable = "packages/core" }\n',
+        more='dependencies = [{ name = "einops" }]\n',
+    )
+    + package("unused", source='source = { virtual = "packages/unused" }\n')
+    + package(
+        "ops",
+        source=f'source = {{ git = "https://git.example.org/ops?rev=main&subdirectory=py#{COMMIT}" }}\n',
+    )
+    + package("torch", "2.5.1")
+    + package("torch", "2.5.1", 'source = { registry = "https://w.example.org/whl/cu124" }\n')
+    + package("triton")
+    + package("pytest")
+    + package("einops")
+)
+
+
+def read(
+    text: str, file: str, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = (), **beside: str
+) -> Wish:
+    files = {name.replace("_toml", ".toml"): one for name, one in beside.items()}
+    reading = Reading(pythons=("3.11",), beside=files.get, place=".", extras=extras, groups=groups)
+    return parse_wish(text, file, reading)
+
+
+def test_a_workspace_of_uv() -> None:
+    wish = read(UV, "uv.lock")
+    assert wish.pip == ["einops==1.0", "torch==2.5.1"]
+    assert wish.sources == [
+        "./packages/core",
+        ".",
+        f"git+https://git.example.org/ops@{COMMIT}#subdirectory=py",
+    ]
+    assert (wish.left, wish.indexes) == ([], [])
+    assert sum("optional" in note for note in wish.notes) == 1
+
+
+def test_extras_that_exclude_each_other_choose_the_index() -> None:
+    wish = read(UV, "uv.lock", extras=("cu",), groups=("dev",))
+    assert wish.pip == ["einops==1.0", "pytest==1.0", "torch==2.5.1", "triton==1.0"]
+    assert wish.indexes == ["https://w.example.org/whl/cu124"]
+
+
+@pytest.mark.parametrize(("extras", "groups"), [(("gpu",), ()), ((), ("cu",))])
+def test_an_unknown_one_stops(extras: tuple[str, ...], groups: tuple[str, ...]) -> None:
+    with pytest.raises(RecipeError, match="--extra cu or --group dev"):
+        read(UV, "uv.lock", extras=extras, groups=groups)
+
+
+def test_a_project_that_is_no_package() -> None:
+    text = "version = 1\n" + package(
+        "lab", source='source = { virtual = "." }\n', more='dependencies = [{ name = "a" }]\n'
+    )
+    wish = read(text + package("a"), "uv.lock")
+    assert (wish.pip, wish.sources, wish.left) == (["a==1.0"], [], [])
+    assert any("files:" in note for note in wish.notes)
+
+
+POETRY = (
+    package("torch", "2.5.1", "", 'optional = false\ngroups = ["main"]\n')
+    + package(
+        "near",
+        "0.1",
+        'optional = false\ngroups = ["main"]\n',
+        '[package.source]\ntype = "directory"\nurl = "libs/near"\n',
+    )
+    + package(
+        "ops",
+        "0.1",
+        'optional = false\ngroups = ["main"]\n',
+        '[package.source]\ntype = "git"\nurl = "https://git.example.org/ops.git"\nreference = "main"\n'
+        f'resolved_reference = "{COMMIT}"\n',
+    )
+    + package("wandb", "0.17", 'optional = true\ngroups = ["main"]\nmarkers = "extra == \\"log\\""\n')
+    + package("click", "8.0", 'optional = false\ngroups = ["dev", "main"]\n')
+    + package("pytest", "8.0", 'optional = false\ngroups = ["dev"]\n')
+    + '[extras]\nlog = ["wandb"]\n[metadata]\nlock-version = "2.1"\npython-versions = "^3.11"\n'
+)
+
+
+def test_a_lock_of_poetry() -> None:
+    wish = read(POETRY, "poetry.lock")
+    assert wish.pip == ["torch==2.5.1", "click==8.0"]
+    assert wish.sources == ["./libs/near", f"git+https://git.example.org/ops.git@{COMMIT}"]
+    assert wish.left == []
+    chosen = read(POETRY, "poetry.lock", extras=("log",), groups=("dev",))
+    assert chosen.pip == ["torch==2.5.1", "wandb==0.17", "click==8.0", "pytest==8.0"]
+    with pytest.raises(RecipeError, match="--extra log or --group dev"):
+        read(POETRY, "poetry.lock", extras=("dev",))
+
+
+def test_what_an_extra_of_a_dependency_brings_is_kept() -> None:
+    """Poetry names it optional where it is asked for, and it is no package of an extra of the project."""
+    text = (
+        package(
+            "uvicorn",
+            "0.35",
+            "optional = false\n",
+            '[package.dependencies]\nhttptools = {version = "*", optional = true, markers = "extra == \\"standard\\""}\n',
+        )
+        + package("httptools", "0.6", "optional = false\n")
+        + '[metadata]\npython-versions = "^3.11"\n'
+    )
+    groups = text.replace("optional = false\n", 'optional = false\ngroups = ["main"]\n')
+    for lock in (text, groups):
+        assert read(lock, "poetry.lock").pip == ["uvicorn==0.35", "httptools==0.6"]
+    project = "[tool.poetry.dependencies]\nuvicorn = {extras = ['standard'], version = '*'}\n"
+    assert read(text, "poetry.lock", pyproject_toml=project).pip == ["uvicorn==0.35", "httptools==0.6"]
+    bare = "[tool.poetry.dependencies]\nuvicorn = '*'\n"
+    assert read(text, "poetry.lock", pyproject_toml=bare).pip == ["uvicorn==0.35"]
+
+
+def test_two_versions_of_one_name_are_not_chosen_between() -> None:
+    text = package("torch", "2.7.1+cpu", "optional = false\n") + package(
+        "torch", "2.7.1+cu126", "optional = false\n"
+    )
+    wish = read(text + '[metadata]\npython-versions = "^3.11"\n', "poetry.lock")
+    assert (wish.pip, len(wish.left)) == ([], 1)
+
+
+def test_a_lock_without_groups_takes_what_the_project_beside_it_needs() -> None:
+    """As Poetry 1.5 to 1.8 wrote them: what is for development stands among the others."""
+    text = (
+        package("torch", "2.5.1", "optional = false\n", '[package.dependencies]\nsympy = "*"\n')
+        + package("sympy", "1.12", "optional = false\n")
+        + package("pytest", "8.0", "optional = false\n")
+        + '[metadata]\nlock-version = "2.0"\npython-versions = "^3.11"\n'
+    )
+    project = (
+        "[build-system]\nrequires = []\n[tool.poetry]\nname = 'lab'\n[tool.poetry.dependencies]\npython = '^3.11'\n"
+        "torch = '^2.5'\n[tool.poetry.group.dev.dependencies]\npytest = '*'\n"
+    )
+    wish = read(text, "poetry.lock", pyproject_toml=project)
+    assert (wish.pip, wish.sources) == (["torch==2.5.1", "sympy==1.12"], ["."])
+    assert read(text, "poetry.lock").pip == ["torch==2.5.1", "sympy==1.12", "pytest==8.0"]
