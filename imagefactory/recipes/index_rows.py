@@ -33,7 +33,7 @@ def index_rows(wish: Wish, known: Mapping[str, str]) -> IndexRows:
     names = {url.rstrip("/"): name for name, url in known.items()}
     asked = {}
     for text in wish.pip:
-        if is_source(text) or text.startswith("./"):  # a wheel of the project
+        if text.startswith("./") or is_source(text):
             continue
         requirement = Requirement(text)
         asked[canonical(requirement.name)] = str(requirement.specifier)

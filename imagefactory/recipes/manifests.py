@@ -711,8 +711,10 @@ def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
         names = " or ".join(environments.keys) or "leave it out"
         raise refused(root.where, f"has no environment {show(wanted)}", f"--environment {names}")
     if not environment and (others := [name for name in environments.keys if name != "default"]):
-        takes = f"--environment {' or '.join(others)} takes another"
-        wish.note(environments.where, f"the default environment was taken ({takes})")
+        names = show(" or ".join(others), limit=200)[1:-1]
+        wish.note(
+            environments.where, f"the default environment was taken (--environment {names} takes another)"
+        )
     if chosen is None:
         return []
     return [item.text for item in (chosen.items or _at(chosen, "features").items)]

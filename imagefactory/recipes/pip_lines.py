@@ -209,7 +209,9 @@ def take_index(wish: Wish, address: str, where: Where, option: str = "the index"
     if plain in wish.indexes:
         return
     wish.indexes.append(plain)
-    if _OF_PYTORCH.search(plain):
+    if knowledge.known_index(plain):
+        wish.note(where, f"{shown}: what PyPI lacks is taken from there, by `index` of the recipe")
+    elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
         told = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
         wish.note(where, f"{shown}: {told}, and packages come from the index of this machine's settings")

@@ -263,7 +263,7 @@ class _Planner:
         With `sources` packages without wheels are solved too, by what their sources declare.
         """
         request, wish = self._request, self._read(python)
-        wanted = [one for one in wish.pip if not (one.startswith("./") or is_source(one))]
+        wanted = [one for one in wish.pip if not (is_source(one) or one.startswith("./"))]
         bounds = list(wish.constraints)
         row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:

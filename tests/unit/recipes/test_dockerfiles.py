@@ -154,6 +154,12 @@ def test_conda_s_packages_are_found() -> None:
     assert "3:45" in places(wish.notes)  # mamba itself
 
 
+@pytest.mark.parametrize(("options", "expected"), [("", True), ("--override-channels", False)])
+def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str, expected: bool) -> None:
+    wish = run(f"RUN conda install {options} -c pytorch pytorch=2.3", base="debian:12")
+    assert (wish.channels, wish.defaults) == (["pytorch"], expected)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -322,6 +322,13 @@ def test_what_the_file_leaves_open_is_asked(dependencies: str, message: str, hin
     assert hint in caught.value.hint
 
 
+def test_the_cuda_that_is_proposed_is_one_that_the_version_was_released_for() -> None:
+    with pytest.raises(UsageError) as caught:
+        drafted("dependencies: ['pytorch::pytorch=1.12.*']\n", "environment.yml")
+    assert "11.3" in caught.value.hint
+    assert "12." not in caught.value.hint
+
+
 def test_the_person_may_say_it() -> None:
     asked = DraftAsk(family="lab", framework="NumPy", version="2.0", cuda="12.4")
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
@@ -676,6 +683,21 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "lab-2.3.1-cu121" in capsys.readouterr().out
     assert call(factory, "new", "lab", "--from", str(factory / "environment.yml")) == 2
     assert "lab.yaml exists" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("offline")
+def test_new_writes_the_index_that_the_settings_have(
+    factory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (factory / "requirements.txt").write_text("torch==2.1.2+cu118\nnumpy<2\n")
+    source = str(factory / "requirements.txt")
+    assert call(factory, "new", "lab", "--from", source) == 2
+    address = "https://download.pytorch.org/whl/cu118"
+    assert f'pytorch-cu118 = "{address}"' in capsys.readouterr().err
+    monkeypatch.setenv("IMAGEFACTORY_INDEXES", f"pytorch-cu118={address}")
+    assert call(factory, "new", "lab", "--from", source) == 0
+    recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
+    assert [(row.origins, row.cuda) for row in recipe.matrix] == [((("torch", "pytorch-cu118"),), ("11.8",))]
 
 
 @pytest.mark.usefixtures("offline")

@@ -33,7 +33,7 @@ def rows(*lines: str, **known: str) -> tuple[dict[str, str], set[str]]:
         (["torch==2.1.2", "torchvision"], set()),
         (["torch==2.9.1", "cuml-cu11", "cuml-cu12"], {"cuml-cu11"}),
         (["cudf_cu12>=24.2,<24.10"], {"cudf-cu12"}),
-        (["torch-scatter", "numpy"], set()),
+        (["torch-scatter", "numpy", "./wheels/lab-1.0-py3-none-any.whl"], set()),
     ],
 )
 def test_packages_that_are_on_another_index_alone(lines: list[str], expected: set[str]) -> None:
@@ -67,3 +67,22 @@ def test_what_the_hint_says_makes_the_recipe(source: str) -> None:
     (target,) = check_draft(made.text, "lab", [], BASES)
     wanted = {"cuml-cu11": "nvidia"} | ({"torch": "pytorch-cu118"} if source != "environment.yml" else {})
     assert (dict(target.origins), target.cuda) == (wanted, "11.8")
+
+
+@pytest.mark.parametrize(
+    ("option", "lost"),
+    [
+        (f"--extra-index-url {NVIDIA}", False),
+        (f"--extra-index-url={CU118}", False),
+        ("--extra-index-url https://packages.example.org/simple", True),
+    ],
+)
+def test_an_index_whose_packages_are_known_is_no_loss(option: str, lost: bool) -> None:
+    wish = parse_wish(f"{option}\ncuml-cu11\n", "requirements.txt", READING)
+    assert bool(wish.left) == lost
+    assert set(index_rows(wish, {}).missing) == {"cuml-cu11"}
+
+
+def test_an_index_of_pytorch_means_its_build() -> None:
+    wish = parse_wish(f"--extra-index-url {CU118}\ntorch==2.1.2\n", "requirements.txt", READING)
+    assert set(index_rows(wish, {}).missing) == {"torch"}
