@@ -32,6 +32,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from packaging.utils import canonicalize_name  # noqa: E402
+
 from tests.projects import requested  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -130,9 +132,12 @@ def _fetch(address: str) -> bytes:
 
 @dataclass
 class Call:
+    """One run of the program. `said` is what it prints for a person, `document` its JSON."""
+
     code: int
     document: dict[str, Any]
-    text: str
+    said: str
+    output: str = ""
 
     @property
     def errors(self) -> list[dict[str, Any]]:
@@ -141,7 +146,12 @@ class Call:
 
     @property
     def first_error(self) -> str:
-        return self.errors[0].get("message", "").splitlines()[0][:300] if self.errors else ""
+        """The first line of the first error; of packages without wheels their names."""
+        for error in self.errors:
+            if packages := error.get("packages"):
+                return f"no wheel of {', '.join(one['name'] or one['source'] for one in packages)}"
+            return str(error.get("message", "")).partition("\n")[0][:300]
+        return ""
 
     @property
     def advice(self) -> str:
@@ -164,7 +174,7 @@ def call(program: Path, folder: Path, *words: str, seconds: int) -> Call:
         document = json.loads(done.stdout)
     except ValueError:
         document = {"errors": [{"message": (done.stderr or done.stdout)[-300:]}]} if done.returncode else {}
-    return Call(done.returncode, document, done.stderr + done.stdout)
+    return Call(done.returncode, document, done.stderr, done.stderr + done.stdout)
 
 
 def advised(advice: str, answers: Sequence[str]) -> list[tuple[str, str]]:
@@ -210,11 +220,11 @@ def measure(project: Project, program: Path, origin: str, work: Path, *, solve: 
 
 def _steps(project: Project, program: Path, folder: Path, result: Result, *, solve: bool) -> None:
     options = pairs(project.options)
-    text = ""
+    said = ""
     for tried in range(HINTS + 1):
         done = call(program, folder, "new", project.name, "--from", project.file, *flat(options), seconds=600)
-        text += done.text
-        result.output = text
+        said += done.said
+        result.output += done.output
         if done.code == 0:
             break
         result.error = done.first_error
@@ -236,13 +246,13 @@ def _steps(project: Project, program: Path, folder: Path, result: Result, *, sol
     if not solve:
         return
     done = call(program, folder, "lock", seconds=900)
-    result.output += done.text
+    result.output += done.output
     if done.code:
         result.error = done.first_error
         result.lock = word_of(done)
         return
     result.lock = LOCKS
-    compare(project, folder, result, [*text.splitlines(), *done.text.splitlines()], options)
+    compare(project, folder, result, (said + done.said).lower(), options)
 
 
 def losses_of(done: Call) -> int:
@@ -266,7 +276,7 @@ def chosen(recipe: str) -> str:
 
 def word_of(done: Call) -> str:
     """Why a lock failed: it needs conda's channels, a build of packages without wheels, or anything else."""
-    if re.search(r"the channel \S+ cannot be read", done.text):
+    if re.search(r"the channel \S+ cannot be read", done.said):
         return CONDA
     if any("--build" in str(error.get("hint", "")) for error in done.errors):
         return BUILD
@@ -274,9 +284,12 @@ def word_of(done: Call) -> str:
 
 
 def compare(
-    project: Project, folder: Path, result: Result, said: Sequence[str], options: Sequence[tuple[str, str]]
+    project: Project, folder: Path, result: Result, said: str, options: Sequence[tuple[str, str]]
 ) -> None:
-    """Search the lock for each requirement of the file. A missing one that a message names is reported."""
+    """Search the lock for each requirement of the file.
+
+    A missing one that a message names is reported. One outside of its bounds is changed, whatever is said.
+    """
     locks = sorted((folder / "lockfiles").glob("*.requirements.txt"))
     if not locks:
         return
@@ -284,16 +297,23 @@ def compare(
     extras = [value for option, value in options if option == "--extra"]
     groups = [value for option, value in options if option == "--group"]
     asked = requested.read(folder / project.file, folder, extras, groups)
-    text = "\n".join(said).lower()
-    for one in requested.unmet(asked.requirements, versions, python):
-        name = re.split(r"[^A-Za-z0-9._-]", one)[0].lower()
-        named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", re.sub(r"\bnote: [0-9]+ of.*", "", text))
-        (result.reported if named else result.changed).append(one)
+    for name, what in requested.unmet(asked.requirements, versions, python):
+        named = re.search(rf"(?<![\w-]){re.escape(name.lower())}(?![\w-])", said)
+        reported = named and canonicalize_name(name) not in versions
+        (result.reported if reported else result.changed).append(what)
     if len(majors := requested.cuda_majors(versions)) > 1:
         result.changed.append(f"CUDA {' and '.join(sorted(majors))} in one lock")
+    recipe = (folder / f"recipes/{project.name}.yaml").read_text()
     for one in asked.unread:
-        name = re.sub(r"\.git\b.*|[@#].*", "", one).rstrip("/").split("/")[-1].lower()
-        if name and name not in text and name.replace("_", "-") not in versions and name not in ("-e .", "."):
+        path = one.removeprefix("-e ").partition("[")[0]
+        if path == "." and re.search(r"^ +- [\"']?\.[\"']?$|^files:", recipe, re.MULTILINE):
+            continue
+        name = re.sub(r"\.git\b.*|[@#].*", "", path).rstrip("/").split("/")[-1].lower()
+        if (
+            name not in versions
+            and name.replace("_", "-") not in versions
+            and (path == "." or path.lower() not in said)
+        ):
             result.changed.append(f"{one}: not in the lock")
 
 

@@ -209,8 +209,10 @@ def lock_versions(text: str) -> tuple[str, dict[str, str]]:
     return python[1] if python else "", dict(rows)
 
 
-def unmet(requirements: Sequence[Requirement], versions: Mapping[str, str], python: str) -> list[str]:
-    """Requirements that the lock does not have, or has outside of their bounds, each with what it has."""
+def unmet(
+    requirements: Sequence[Requirement], versions: Mapping[str, str], python: str
+) -> list[tuple[str, str]]:
+    """Names that the lock does not have, or has outside of their bounds, each with what it has."""
     missing = []
     for one in requirements:
         if not applies(one, python):
@@ -218,9 +220,9 @@ def unmet(requirements: Sequence[Requirement], versions: Mapping[str, str], pyth
         version = versions.get(canonicalize_name(one.name))
         bounds: SpecifierSet = one.specifier
         if version is None:
-            missing.append(f"{one.name}: not in the lock")
+            missing.append((one.name, f"{one.name}: not in the lock"))
         elif not one.url and not bounds.contains(version, prereleases=True):
-            missing.append(f"{one.name}{bounds}: {version}")
+            missing.append((one.name, f"{one.name}{bounds}: {version}"))
     return missing
 
 

@@ -96,7 +96,7 @@ def test_what_a_file_asks_for(tmp_path: Path, name: str) -> None:
 def test_requirements_that_a_lock_does_not_meet() -> None:
     asked = [Requirement(text) for text in ("a>=2", "B-b", "c", "d; sys_platform == 'win32'", "e<2")]
     missing = requested.unmet(asked, {"a": "1.0", "b-b": "1", "e": "1.9rc1"}, "3.11")
-    assert [line.split(":")[0] for line in missing] == ["a>=2", "c"]
+    assert [what.split(":")[0] for _, what in missing] == ["a>=2", "c"]
 
 
 def test_cuda_majors_of_a_lock() -> None:
