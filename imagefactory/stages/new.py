@@ -278,7 +278,7 @@ class _Planner:
         target = replace(
             target,
             origins=tuple(sorted(elsewhere.rows.items())),
-            sources=tuple(filter(is_source, wish.pip)),
+            sources=tuple(wish.sources),
         )
         trial = _Trial(python=python, wish=wish, sources=sources)
         try:
