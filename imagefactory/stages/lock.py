@@ -204,6 +204,11 @@ def solve_target(
     return {package.name: package.version for package in lock.packages}
 
 
+def explain_error(access: Access, target: Target, base: Base, error: LockError) -> LockError:
+    """The error of a target of wheels with the requirements that contradict, as far as they are found."""
+    return uv_locker(package_index(access)).reason(LockRequest(target=target, base=base), error)
+
+
 def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[str, ...]:
     """Requires-Dist of a release (`torch==2.7.1`) for a target's Python. Raises LockError."""
     locker = uv_locker(package_index(access))

@@ -53,7 +53,7 @@ from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.files import FILE_NAME
-from imagefactory.stages.lock import has_wheels, read_needs, solve_target
+from imagefactory.stages.lock import explain_error, has_wheels, read_needs, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
 
@@ -102,6 +102,9 @@ class Solver(Protocol):
     def declared(self, target: Target, base: Base) -> Mapping[str, str]:
         """The same by what packages declare alone. Raises LockError, NoWheelError."""
 
+    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+        """The error of a target with the requirements that contradict, as far as the solver finds them."""
+
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
 
@@ -121,6 +124,9 @@ class IndexSolver:
 
     def declared(self, target: Target, base: Base) -> Mapping[str, str]:
         return solve_target(self.factory, target, base, self.progress, declared=True)
+
+    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+        return explain_error(self.factory, target, base, error)
 
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
@@ -154,6 +160,7 @@ class _Planner:
         self._recipes = [one for one in read_recipes(folder) if one.family != request.family]
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
+        self._asked: dict[str, tuple[Target, Base]] = {}
         self._sourced: bool | None = None
         self.notes: list[str] = []
         self.lost: list[str] = []
@@ -281,6 +288,7 @@ class _Planner:
             sources=tuple(wish.sources),
         )
         trial = _Trial(python=python, wish=wish, sources=sources)
+        self._asked[python] = target, base
         try:
             if sources:
                 return replace(trial, versions=self._solver.solve(target, base, None))
@@ -533,10 +541,14 @@ class _Planner:
         order = [*usual, *failed]
         python = next((one for one in order if isinstance(failed[one], UnsolvableError)), order[0])
         error = failed[python]
+        if python in self._asked:
+            error = self._solver.explain(*self._asked[python], error)
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
         elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
         hint = elsewhere or f"change in {wish.file} what the reason names"
+        if error.hint != failed[python].hint:  # a change that has a solution
+            hint = error.hint
         if isinstance(error, NoWheelError):
             hint = error.hint
         return UnsolvableError(

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.errors import UnbuiltError, UnreachableError, UnsolvableError
+from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target
 
@@ -56,6 +56,9 @@ class SmallIndex:
 
     def has_wheels(self, target: Target, base: Base, name: str) -> bool:
         return any(pin.startswith(f"{name}==") and one.pythons for pin, one in self.releases.items())
+
+    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+        return error
 
     def _solution(self, target: Target, under: Lock | None, *, sources: bool) -> dict[str, str]:
         kept = {wheel.name: wheel.version for wheel in under.wheels} if under else {}

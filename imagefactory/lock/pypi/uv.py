@@ -121,6 +121,10 @@ class UvLocker:
         check_facts(lock, target)
         return lock
 
+    def reason(self, request: LockRequest, error: LockError) -> LockError:
+        """The error of a request with what contradicts, and a hint that the solver has tried."""
+        return self.explained(error, self._question(request), request.target)
+
     def explained(self, error: LockError, question: WheelQuestion, target: Target) -> LockError:
         """The error of a question with what contradicts, and a hint that the solver has tried."""
         if isinstance(error, NoWheelError):
