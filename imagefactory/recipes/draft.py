@@ -125,9 +125,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
     lines.notes += elsewhere.notes
     for package, write in elsewhere.missing.items():
         if package != framework:
-            lines.note(
-                f"{package}: PyPI has no wheel of what is asked for ({write}, and run this command again)"
-            )
+            lines.lose(f"{package} has no wheel on PyPI that fits", f"{write}, and run this command again")
     if not version or not cuda:
         raise row.ask(version, cuda)
     row.refuse_version(version)

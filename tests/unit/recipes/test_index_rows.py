@@ -64,6 +64,7 @@ def test_what_the_hint_says_makes_the_recipe(source: str) -> None:
         told = f"{error.hint}\n{index_rows(wish, {}).missing}"
     settings = tuple(dict(re.findall(r'([a-z0-9-]+) = "([^"]+)"', told)).items())
     made = draft(wish, DraftAsk(family="lab", indexes=settings), BASES)
+    assert made.lost == ()
     (target,) = check_draft(made.text, "lab", [], BASES)
     wanted = {"cuml-cu11": "nvidia"} | ({"torch": "pytorch-cu118"} if source != "environment.yml" else {})
     assert (dict(target.origins), target.cuda) == (wanted, "11.8")
@@ -81,6 +82,14 @@ def test_an_index_whose_packages_are_known_is_no_loss(option: str, lost: bool) -
     wish = parse_wish(f"{option}\ncuml-cu11\n", "requirements.txt", READING)
     assert bool(wish.left) == lost
     assert set(index_rows(wish, {}).missing) == {"cuml-cu11"}
+
+
+def test_a_package_that_no_index_of_the_settings_has_is_a_loss() -> None:
+    """PyPI has a stub of it, whose build fetches the wheel: `lock --build` could not make it."""
+    wish = parse_wish("torch==2.9.1\ncuml-cu11\n", "requirements.txt", READING)
+    made = draft(wish, DraftAsk(family="lab"), BASES)
+    assert len(made.lost) == 1
+    assert NVIDIA in made.lost[0]
 
 
 def test_an_index_of_pytorch_means_its_build() -> None:
