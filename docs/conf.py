@@ -85,6 +85,7 @@ PAGES = {
         "docs/security",
         "docs/architecture",
         "docs/benchmarks",
+        "docs/projects",
         "benchmarks/README",
         "CONTRIBUTING",
         "CHANGELOG",

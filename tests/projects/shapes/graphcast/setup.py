@@ -1,0 +1,30 @@
+import setuptools
+
+setuptools.setup(
+    name="weathernext",
+    version="1.0.0",
+    packages=setuptools.find_packages(),
+    install_requires=[
+        "chex",
+        "colabtools",
+        "dask",
+        "dinosaur-dycore",
+        "dm-haiku",
+        "dm-tree",
+        "gdm-xarray-jax @ git+https://github.com/google-deepmind/xarray_jax.git@v0.1.1",
+        "fiddle",
+        "h5netcdf",
+        "jax",
+        "jraph",
+        "matplotlib",
+        "numpy",
+        "pandas",
+        "pyproj",
+        "rtree",
+        "scipy",
+        "trimesh",
+        "typing_extensions",
+        "xarray<=2026.2.0",
+        "xarray_tensorstore",
+    ],
+)

@@ -1,0 +1,3 @@
+from setuptools import setup
+
+setup(name="minGPT", version="1.0.0", packages=["mingpt"], install_requires=["torch"])

@@ -1,0 +1,106 @@
+"""The facts of `tests/run projects`, its table in the docs, and its own reader of files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.projects import measure, requested
+
+PROJECTS = measure.load()
+
+
+def test_each_project_is_one_file_at_one_commit() -> None:
+    assert len(PROJECTS) >= 40
+    assert len({one.name for one in PROJECTS}) == len(PROJECTS)
+    for one in PROJECTS:
+        assert re.fullmatch(r"[0-9a-f]{40}", one.commit), one.name
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", one.repository), one.name
+        assert not any(name.startswith("/") or ".." in name for name in (one.file, *one.beside)), one.name
+        assert one.new in measure.NEW_WORDS, one.name
+        assert one.lock in measure.LOCK_WORDS, one.name
+
+
+def test_each_project_has_a_stand_in_of_the_same_files() -> None:
+    for one in PROJECTS:
+        folder = measure.SHAPES / one.name
+        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        assert found == {one.file, *one.beside}
+    assert {path.name for path in measure.SHAPES.iterdir()} == {one.name for one in PROJECTS}
+
+
+def test_the_table_of_the_docs_has_the_rows_of_the_facts() -> None:
+    assert measure.table(PROJECTS) in measure.PAGE.read_text()
+
+
+def test_results_are_taken_over_into_the_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FACTS", "PAGE"):
+        copy = tmp_path / name
+        copy.write_text(getattr(measure, name).read_text())
+        monkeypatch.setattr(measure, name, copy)
+    first, second = PROJECTS[:2]
+    stopped = measure.Result(
+        first.name, real=True, new=measure.STOPS, error=f'{first.name}-1-cu1: no "torch"'
+    )
+    locked = measure.Result(second.name, real=True, new=measure.IMPORTS, lock=measure.LOCKS)
+    measure.write([stopped, locked])
+    rows = {one.name: one for one in measure.load(tmp_path / "FACTS")}
+    assert list(rows) == [one.name for one in PROJECTS]
+    assert (rows[first.name].new, rows[first.name].lock, rows[first.name].why) == ("stops", "-", "no 'torch'")
+    assert (rows[second.name].new, rows[second.name].lock, rows[second.name].why) == ("imports", "locks", "")
+    assert measure.table(list(rows.values())) in (tmp_path / "PAGE").read_text()
+
+
+@pytest.mark.parametrize(
+    ("advice", "obeyed"),
+    [
+        ("say it: --framework torch=VERSION --cuda VERSION (such as 12.4)", ["torch=2.6", "12.4"]),
+        ("--framework torch=2.7.1 --cuda 12.6, or --on x-1-cu126", ["torch=2.7.1", "12.6"]),
+        ("write the recipe without these: --partial", ["--partial"]),
+        ("mend the line", []),
+    ],
+)
+def test_a_hint_is_obeyed_by_options_that_the_row_lists(advice: str, obeyed: list[str]) -> None:
+    answers = ("--framework", "torch=2.6", "--cuda", "12.4", "--partial")
+    assert [value or option for option, value in measure.advised(advice, answers)] == obeyed
+
+
+FILES = {
+    "requirements.txt": "torch==2.6.0\n-r more/extra.txt\nnumpy<2 ; python_version < '3.9'\n-e .\n# six\n",
+    "more/extra.txt": "tqdm >=4 # fine\n",
+    "pyproject.toml": (
+        '[project]\nname = "x"\ndependencies = ["torch==2.6.0"]\n'
+        '[project.optional-dependencies]\ntrain = ["tqdm>=4"]\n'
+    ),
+    "environment.yml": "dependencies:\n  - python\n  - pip:\n    - torch==2.6.0\n    - -r more/extra.txt\n",
+    "Dockerfile": (
+        "FROM x\nRUN apt-get install -y git && pip install --no-cache-dir \\\n  # why\n  torch==2.6.0 -f https://x\n"
+        "RUN python -m pip install -r /app/extra.txt\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "pyproject.toml", "environment.yml", "Dockerfile"])
+def test_what_a_file_asks_for(tmp_path: Path, name: str) -> None:
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = requested.read(tmp_path / name, tmp_path, extras=("train",))
+    names = [f"{one.name}{one.specifier}" for one in found.requirements if requested.applies(one, "3.11")]
+    assert names == ["torch==2.6.0", "tqdm>=4"]
+
+
+def test_requirements_that_a_lock_does_not_meet() -> None:
+    asked = [Requirement(text) for text in ("a>=2", "B-b", "c", "d; sys_platform == 'win32'", "e<2")]
+    missing = requested.unmet(asked, {"a": "1.0", "b-b": "1", "e": "1.9rc1"}, "3.11")
+    assert [what.split(":")[0] for _, what in missing] == ["a>=2", "c"]
+
+
+def test_cuda_majors_of_a_lock() -> None:
+    assert requested.cuda_majors({"nvidia-cublas-cu12": "12.4", "nvidia-cuda-runtime": "13.0"}) == {
+        "12",
+        "13",
+    }
