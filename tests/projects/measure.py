@@ -50,7 +50,7 @@ _OPTION = re.compile(
 )
 _PLACEHOLDER = re.compile(r"(^|=)[A-Z]{2,}$")
 
-NEW_WORDS = IMPORTS, PARTLY, STOPS = "imports", "in part", "stops"
+NEW_WORDS = IMPORTS, PARTLY, STOPS, NONE = "imports", "in part", "stops", "-"
 LOCK_WORDS = LOCKS, BUILD, CONDA, CANNOT, NONE = "locks", "needs a build", "needs conda", "cannot", "-"
 
 
