@@ -40,6 +40,10 @@ class Need:
     add: bool
     source: str
 
+    @property
+    def package(self) -> str:
+        return self.by.partition(" ")[0]
+
     def __str__(self) -> str:
         return f"{self.by} needs {self.wants}"
 
@@ -55,6 +59,7 @@ def known_needs(versions: Mapping[str, str]) -> tuple[Need, ...]:
         if row.package in versions
         and (row.add or row.needs.name in versions)
         and row.versions.contains(_public(versions[row.package]), prereleases=True)
+        and not (row.add and _is_other_build(versions[row.package]))
     ]
     for framework in sorted({*knowledge.families().values()} & versions.keys()):
         version = _public(versions[framework])
@@ -99,6 +104,7 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
     leave no solution, and whatever the solver raises.
     """
     brought = _brought(question)
+    given = {package_of(text) for text in question.given}
     pins, kept = solver.solve(question), list[Need]()
     for _ in range(_ROUNDS):
         versions = brought | _versions(pins)
@@ -106,7 +112,13 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
             needs = known_needs(versions)
         except UnsolvableError as error:
             raise _of_target(question, error) from error
-        broken = [one for one in needs if one.wants.name not in brought and not _is_met(one, versions)]
+        broken = [
+            one
+            for one in needs
+            if one.wants.name not in brought
+            and not (one.add and one.package in given)  # a channel's build has needs of its own
+            and not _is_met(one, versions)
+        ]
         if not broken:
             for one in kept:
                 progress.note(f"{question.lock.target}: {one}, which it does not declare")
@@ -145,6 +157,12 @@ def _public(version: str) -> str:
         return Version(version).public
     except InvalidVersion:
         return version.partition("+")[0]
+
+
+def _is_other_build(version: str) -> bool:
+    """Whether a version (`2.5.1+cpu`, `+rocm6.2`) is of a build that is not for CUDA."""
+    local = version.partition("+")[2]
+    return bool(local) and not local.startswith("cu")
 
 
 def _is_met(need: Need, versions: Mapping[str, str]) -> bool:
@@ -186,8 +204,8 @@ def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockErr
     hint = error.hint
     if own:
         message += f"the recipe asks for {' and '.join(own)}"
-        by = against[0].by.partition(" ")[0]
-        hint = f"write what {against[0].by} needs in place of {' and '.join(own)}, or another version of {by}"
+        by = against[0]
+        hint = f"write what {by.by} needs in place of {' and '.join(own)}, or another version of {by.package}"
     else:
         message += "no solution has that"
     return UnsolvableError(

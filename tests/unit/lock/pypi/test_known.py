@@ -54,10 +54,13 @@ def fixed(pin: str) -> LockedWheel:
 @pytest.mark.parametrize(
     ("versions", "needs"),
     [
-        ("torch==2.2.2 numpy==2.4.6", {"numpy<2"}),
-        ("torch==2.3.0 numpy==2.4.6", set()),
-        ("torch==2.2.2", set()),  # nothing needs numpy
+        ("torch==2.2.2 numpy==2.4.6", {"numpy<2", "triton==2.2.*"}),
+        ("torch==2.3.0 numpy==2.4.6", {"triton==2.3.*"}),
+        ("torch==2.2.2", {"triton==2.2.*"}),  # nothing needs numpy
         ("torch==2.6.0 triton==3.2.0", {"setuptools"}),
+        ("torch==2.5.1", {"triton==3.1.*"}),  # on Python 3.13 its wheel asks for none
+        ("torch==2.5.1+cpu", set()),
+        ("torch==2.5.1+cu118", {"triton==3.1.*"}),
         ("torch==2.7.0 triton==3.3.0", set()),
         ("torch==2.6.0 torchaudio==2.11.0", {"torchaudio==2.6.*"}),
         ("torch==2.6.0+cu124 torchvision==0.21.0", {"torchvision==0.21.*"}),
@@ -113,6 +116,9 @@ def test_what_is_below_or_of_conda_decides_and_is_not_bounded() -> None:
     given = ("torch==2.6.0+given", "torchvision==0.20.0+given")
     question, pins = solve_known(Solver(answer), ask("torchaudio", given=given), Quiet())
     assert (pins.lines, question.constraints) == (("torchaudio==2.6.0",), ("torchaudio==2.6.*",))
+    plain = ask("numpy", given=("torch==2.5.1+given",))
+    question, _ = solve_known(Solver(lambda _: "numpy==2.1.0"), plain, Quiet())
+    assert question.requirements == ("numpy",)  # conda's torch names its Triton itself
 
 
 def test_a_companion_without_a_release_for_the_framework_stops() -> None:
