@@ -304,7 +304,7 @@ def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
     if one.debian:
         needs.append(f"Debian's {', '.join(one.debian)} (system: in the recipe)")
     if one.project.dependencies is None:
-        needs.append("its build, which alone says what it requires")
+        needs.append("more packages, which only its build names")
     return needs, possible
 
 
@@ -317,7 +317,9 @@ def list_unbuilt(
     for one in unbuilt:
         needs, possible = needs_of(one, target)
         version = "" if one.version == UNKNOWN else one.version
-        label = f"{one.name} {version}".strip() or one.source
+        label = f"{one.name} {version}".strip()
+        if one.source in question.sources:  # the project's own code, or a repository
+            label = f"{label} ({one.source})" if label else one.source
         lines.append(f"{label}: {'needs ' + ', '.join(needs) if needs else 'pure Python'}")
         if not possible:
             impossible.append(one.name)
@@ -336,7 +338,7 @@ def list_unbuilt(
                 "named": one.name in named or one.source in question.sources,
             }
         )
-    count = "1 package has" if len(rows) == 1 else f"{len(rows)} packages have"
+    count = "1 package" if len(rows) == 1 else f"{len(rows)} packages"
     hint = f"imagefactory lock {target.name} --build"
     if impossible:
         hint = (
@@ -344,7 +346,7 @@ def list_unbuilt(
             f"or write the path of a wheel that you have (./wheels/NAME.whl); then {hint}"
         )
     return UnbuiltError(
-        f"{target.name}: {count} no wheel and must be built first:\n  " + "\n  ".join(lines),
+        f"{target.name}: {count} must be built from source first:\n  " + "\n  ".join(lines),
         packages=tuple(rows),
         hint=hint,
         pins=pins,
