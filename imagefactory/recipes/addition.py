@@ -164,7 +164,9 @@ def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...
     known = {
         str(one.needs)
         for one in knowledge.bounds()
-        if one.package == recipe.framework and any(release in one.versions for release in releases)
+        if one.package == recipe.framework
+        and not one.python
+        and any(release in one.versions for release in releases)
     }
     return tuple(text for text in _texts(node, "constraints") if text.replace(" ", "") not in known)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -116,7 +117,8 @@ def last_with(companion: str, framework: str) -> str:
 class Bound:
     """What `versions` of a package need and do not declare: `needs`, another one's name and versions.
 
-    With `add` it is needed even where nothing else asks for it.
+    With `add` it is needed even where nothing else asks for it. `python` (`3.13`) is the one that it is for,
+    empty for all.
     """
 
     package: str
@@ -124,6 +126,7 @@ class Bound:
     needs: Requirement
     add: bool
     source: str
+    python: str = ""
 
 
 @cache
@@ -132,14 +135,25 @@ def bounds() -> tuple[Bound, ...]:
     return tuple(parse_bound(**row) for row in read_table("bounds")["bound"])
 
 
-def parse_bound(*, package: str, versions: str, needs: str, source: str, add: bool = False) -> Bound:
+def parse_bound(
+    *, package: str, versions: str, needs: str, source: str, add: bool = False, python: str = ""
+) -> Bound:
     """Return a row of bounds.toml. Raises ValueError for a malformed one."""
     needed = Requirement(needs)
     if package != canonicalize_name(package) or needed.name != canonicalize_name(needed.name):
         raise ValueError(f"'{package}' or '{needed.name}' is not a normalised name")
     if needed.extras or needed.marker or needed.url or not (add or needed.specifier):
         raise ValueError(f"'{needs}' is not a name with versions")
-    return Bound(package=package, versions=SpecifierSet(versions), needs=needed, add=add, source=source)
+    if python and not re.fullmatch(r"3\.[0-9]{1,2}", python):
+        raise ValueError(f"'{python}' is not a minor version of Python")
+    return Bound(
+        package=package,
+        versions=SpecifierSet(versions),
+        needs=needed,
+        add=add,
+        source=source,
+        python=python,
+    )
 
 
 def newest_cuda() -> int:

@@ -48,8 +48,8 @@ class Need:
         return f"{self.by} needs {self.wants}"
 
 
-def known_needs(versions: Mapping[str, str]) -> tuple[Need, ...]:
-    """Return the needs of releases (name -> version) that bear on one another.
+def known_needs(versions: Mapping[str, str], python: str) -> tuple[Need, ...]:
+    """Return the needs of releases (name -> version) that bear on one another, for a Python (`3.11`).
 
     Raises UnsolvableError for a companion that has no release for the version of its framework.
     """
@@ -57,6 +57,7 @@ def known_needs(versions: Mapping[str, str]) -> tuple[Need, ...]:
         Need(by=f"{row.package} {versions[row.package]}", wants=row.needs, add=row.add, source=row.source)
         for row in knowledge.bounds()
         if row.package in versions
+        and row.python in ("", python)
         and (row.add or row.needs.name in versions)
         and row.versions.contains(_public(versions[row.package]), prereleases=True)
         and not (row.add and _is_other_build(versions[row.package]))
@@ -109,7 +110,7 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
     for _ in range(_ROUNDS):
         versions = brought | _versions(pins)
         try:
-            needs = known_needs(versions)
+            needs = known_needs(versions, question.lock.python)
         except UnsolvableError as error:
             raise _of_target(question, error) from error
         broken = [

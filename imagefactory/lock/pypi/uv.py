@@ -177,7 +177,7 @@ class UvLocker:
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
         """What of a solution is far behind the newest release of the index. Raises like `lock`."""
-        question = with_needs(self._question(request), known_needs(versions_of(lock.wheels)))
+        question = with_needs(self._question(request), known_needs(versions_of(lock.wheels), lock.python))
         return find_behind(self, question, lock.wheels, request.target.framework, progress)
 
     def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:

@@ -54,13 +54,10 @@ def fixed(pin: str) -> LockedWheel:
 @pytest.mark.parametrize(
     ("versions", "needs"),
     [
-        ("torch==2.2.2 numpy==2.4.6", {"numpy<2", "triton==2.2.*"}),
-        ("torch==2.3.0 numpy==2.4.6", {"triton==2.3.*"}),
-        ("torch==2.2.2", {"triton==2.2.*"}),  # nothing needs numpy
+        ("torch==2.2.2 numpy==2.4.6", {"numpy<2"}),
+        ("torch==2.3.0 numpy==2.4.6", set()),
+        ("torch==2.2.2", set()),  # nothing needs numpy
         ("torch==2.6.0 triton==3.2.0", {"setuptools"}),
-        ("torch==2.5.1", {"triton==3.1.*"}),  # on Python 3.13 its wheel asks for none
-        ("torch==2.5.1+cpu", set()),
-        ("torch==2.5.1+cu118", {"triton==3.1.*"}),
         ("torch==2.7.0 triton==3.3.0", set()),
         ("torch==2.6.0 torchaudio==2.11.0", {"torchaudio==2.6.*"}),
         ("torch==2.6.0+cu124 torchvision==0.21.0", {"torchvision==0.21.*"}),
@@ -70,9 +67,23 @@ def fixed(pin: str) -> LockedWheel:
     ],
 )
 def test_needs_go_by_the_very_versions(versions: str, needs: set[str]) -> None:
-    found = known_needs(dict(pin.split("==") for pin in versions.split()))  # type: ignore[misc]
+    found = known_needs(dict(pin.split("==") for pin in versions.split()), "3.11")  # type: ignore[misc]
     assert {str(one.wants) for one in found} == needs
     assert all(one.source for one in found)
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "needs"),
+    [
+        ("2.5.1", "3.13", {"triton==3.1.*"}),
+        ("2.5.1+cu118", "3.13", {"triton==3.1.*"}),
+        ("2.5.1+cpu", "3.13", set()),
+        ("2.5.1", "3.12", set()),  # its wheel asks for Triton itself
+        ("2.3.1", "3.12", {"triton==2.3.*"}),
+    ],
+)
+def test_a_need_can_be_of_one_python(version: str, python: str, needs: set[str]) -> None:
+    assert {str(one.wants) for one in known_needs({"torch": version}, python)} == needs
 
 
 def test_the_shipped_locks_meet_every_need() -> None:
@@ -80,7 +91,7 @@ def test_the_shipped_locks_meet_every_need() -> None:
     assert locks
     for lock in locks:
         versions = {wheel.name: wheel.version for wheel in lock.wheels}
-        for need in known_needs(versions):
+        for need in known_needs(versions, lock.python):
             assert need.wants.name in versions, (lock.target, need)
             assert need.wants.specifier.contains(versions[need.wants.name]), (lock.target, need)
 
