@@ -37,6 +37,7 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
+from imagefactory.lock.pypi.newest import Release, releases
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
@@ -214,6 +215,15 @@ def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[st
     locker = uv_locker(package_index(access))
     text = locker.metadata(pin, _empty_lock(locker, target, base))
     return tuple(parse_email(text)[0].get("requires_dist", []))
+
+
+def read_releases(
+    access: Access, target: Target, base: Base, names: Sequence[str]
+) -> dict[str, tuple[Release, ...]]:
+    """The releases of projects with their days, the oldest first; none where the index lists none."""
+    locker = uv_locker(package_index(access))
+    listed = locker.projects(names, _empty_lock(locker, target, base))
+    return {name: releases(name, files, target.python) for name, files in listed.items()}
 
 
 def has_wheels(access: Access, target: Target, base: Base, name: str) -> bool:

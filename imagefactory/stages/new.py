@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Protocol
+
+from packaging.version import Version
 
 from imagefactory.errors import (
     FactoryError,
@@ -22,7 +25,8 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import FOLDERS, Factory
 from imagefactory.gpu.drivers import cuda_floor
-from imagefactory.lock.pypi.series import cuda_of
+from imagefactory.lock.pypi.newest import Release
+from imagefactory.lock.pypi.series import cuda_of, first_series_after
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Progress
@@ -43,22 +47,26 @@ from imagefactory.recipes.expand import select_one
 from imagefactory.recipes.framework_row import (
     FRAMEWORKS,
     Row,
+    exact_pins,
     find_framework,
     first_framework,
     named_framework,
     pypi_name,
+    within,
 )
 from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.files import FILE_NAME
-from imagefactory.stages.lock import explain_error, has_wheels, read_needs, solve_target
+from imagefactory.stages.lock import explain_error, has_wheels, read_needs, read_releases, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
 """How many targets a hint names, how many are solved for it, and how many older releases are tried."""
+_PAGES, _AGE = 40, timedelta(days=60)
+"""How many pins are looked up for their days, and how much newer than them a framework may have begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +116,9 @@ class Solver(Protocol):
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
 
+    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+        """The releases of projects, with their days as far as the index tells them; the oldest first."""
+
     def has_wheels(self, target: Target, base: Base, name: str) -> bool:
         """Whether some release of a package has a wheel, for whatever Python. Raises LockError."""
 
@@ -130,6 +141,9 @@ class IndexSolver:
 
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
+
+    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+        return read_releases(self.factory, target, base, names)
 
     def has_wheels(self, target: Target, base: Base, name: str) -> bool:
         return has_wheels(self.factory, target, base, name)
@@ -162,6 +176,7 @@ class _Planner:
         self._hints, self._reached = hints, True
         self._asked: dict[str, tuple[Target, Base]] = {}
         self._sourced: bool | None = None
+        self._age: _Age | None = None
         self.notes: list[str] = []
         self.lost: list[str] = []
 
@@ -226,8 +241,12 @@ class _Planner:
         )
         return replace(said, source="pypi", **asdict(choice)) if choice else said
 
-    def _choose(self, wish: Wish, framework: str) -> Plan:
-        """The first Python on which all packages have wheels and solve together."""
+    def _choose(self, wish: Wish, framework: str, failed: Mapping[str, LockError] | None = None) -> Plan:
+        """The first Python on which all packages have wheels and solve together.
+
+        A framework that the file leaves open beside pins of an older time is of that time, if that solves.
+        `failed` says by Python why wheels alone do not solve, where that is known.
+        """
         request = self._request
         row = Row(framework=framework, source="pypi", wish=wish)
         if framework and request.version and not row.allows(request.version):
@@ -242,27 +261,69 @@ class _Planner:
                 if not self._reached:
                     row.refuse_other_build(version, index=index)
                 raise UsageError(wrong, hint=hint)
+        self._age = self._age_of(wish, row)
+        if self._age:
+            try:
+                return self._within(wish, framework, self._age.below, failed)
+            except (UnsolvableError, NoWheelError):
+                self._age = None
+        return self._within(wish, framework, "", failed)
+
+    def _within(
+        self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
+    ) -> Plan:
+        """The same with the framework older than `below`; `without` says that wheels alone solve nowhere."""
         first, others = python_candidates(wish.python, self._bases)
         if not first and not others:
             raise UsageError(
                 f"{wish.file} asks for Python {wish.python}, and images here have 3.9 to 3.14",
                 hint="change its bounds on Python, such as >=3.11",
             )
-        failed: dict[str, LockError] = {}
-        for python in (*first, *others):
+        failed = dict(without or {})
+        for python in (*first, *others) if without is None else ():
             if python not in first and self._only_sources([failed[one] for one in first]):
                 break
             try:
-                trial = self._try(python, framework)
+                trial = self._try(python, framework, below=below)
                 if found := "" if framework else first_framework(_names(wish), trial.versions):
                     # What the file says of builds and CUDA bounds the framework, now that it is known.
                     return self._choose(wish, found)
                 return self._settle(trial)
             except (UnsolvableError, NoWheelError) as error:
                 failed[python] = error
-        if best := self._unbuilt(failed, framework):
+        if best := self._unbuilt(failed, framework, below):
+            if found := "" if framework else first_framework(_names(wish), best.versions):
+                return self._choose(wish, found, failed)
             return self._settle(best)
         raise self._unsolvable(wish, failed)
+
+    def _age_of(self, wish: Wish, row: Row) -> _Age | None:
+        """The time that a file of pins is of, where it leaves a version open that has newer series."""
+        if not row.framework or self._request.version or row.version:
+            return None
+        elsewhere = self._elsewhere(wish).rows
+        pins = exact_pins(one for one in wish.pip if not (is_source(one) or one.startswith("./")))
+        names = [name for name in pins if name not in elsewhere][:_PAGES]
+        if not names or 2 * len(pins) < len(_names(wish)) or row.framework in elsewhere:
+            return None
+        base = base_for("", self._bases)
+        target = _open_target(self._request.family, base.python, base, (), ())
+        known = self._solver.releases(target, base, (row.framework, *names))
+        days = [
+            one.uploaded
+            for name in names
+            for one in known.get(name, ())
+            if one.uploaded and within(f"=={pins[name]}", str(one.version))
+        ]
+        if not days:
+            return None
+        newest, series = max(days), known.get(row.framework, ())
+        below = first_series_after(series, newest + _AGE)
+        if not below or not any(
+            row.allows(str(one.version)) for one in series if one.version >= Version(below)
+        ):
+            return None
+        return _Age(below=below, day=newest)
 
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
         """Solve the file's packages with the framework open and older than `below`.
@@ -362,7 +423,7 @@ class _Planner:
 
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
-        why = tuple(_reasons(trial.wish, choice, chosen=chosen))
+        why = tuple(_reasons(trial.wish, choice, chosen=chosen, age=self._age))
         return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
 
     def _only_sources(self, errors: Sequence[LockError]) -> bool:
@@ -375,7 +436,7 @@ class _Planner:
             self._sourced = not all(self._solver.has_wheels(target, base, name) for name in common)
         return self._sourced
 
-    def _unbuilt(self, failed: dict[str, LockError], framework: str) -> _Trial | None:
+    def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _Trial | None:
         """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
 
         Where there is none, `failed` says what else stands against each.
@@ -385,7 +446,9 @@ class _Planner:
         for some in (carried.intersection(pythons), set(pythons) - carried):
             with ThreadPoolExecutor(2) as pool:
                 tried = [one for one in pythons if one in some]
-                trials = list(pool.map(lambda python: self._try(python, framework, sources=True), tried))
+                trials = list(
+                    pool.map(lambda python: self._try(python, framework, below=below, sources=True), tried)
+                )
             if found := [one for one in trials if one.error is None]:
                 return min(found, key=lambda one: len(one.unbuilt))
             failed |= {one.python: one.error for one in trials if one.error}
@@ -571,6 +634,14 @@ class _Trial:
     unbuilt: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Age:
+    """The time of a file's pins: the `day` of the newest, and the framework's first series after it."""
+
+    below: str
+    day: date
+
+
 def _open_target(
     family: str, python: str, base: Base, requirements: Iterable[str], constraints: Iterable[str]
 ) -> Target:
@@ -600,7 +671,7 @@ def _names(wish: Wish) -> set[str]:
     return {pypi_name(text) for text in wish.pip}
 
 
-def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
+def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> Iterator[str]:
     """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
     direct = _names(wish)
     if choice.framework not in direct:
@@ -608,6 +679,11 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
     others = [one for one in ("torch", "tensorflow", "jax") if one in direct - {choice.framework}]
     if others and choice.framework in direct:
         yield f"{wish.file} names {' and '.join(others)} too: the image is for {choice.framework}"
+    if age:
+        yield (
+            f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
+            f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
+        )
     if chosen:
         driver = cuda_floor(choice.cuda).driver
         needs = f"; it needs driver {driver} or newer" if driver else ""

@@ -329,15 +329,35 @@ class UvLocker:
 
         uv is not asked where it is: without a wheel it would run the project's own code to know more.
         """
-        known = LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0)
+        return self.projects((name,), lock)[name]
+
+    def projects(self, names: Sequence[str], lock: Lock) -> dict[str, tuple[IndexFile, ...]]:
+        """The same of several projects, read at a time."""
+        own, pip = (
+            from_indexes(lock.origins),
+            LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0),
+        )
+
+        def page_of(known: LockedWheel) -> str:
+            try:
+                return self._page_of(known, lock)
+            except (LockError, KeyError):
+                return ""
+
+        usual = "" if all(name in own for name in names) else page_of(pip).removesuffix("pip/")
+        pages = {name: usual and f"{usual}{name}/" for name in names}
+        pages |= {name: page_of(replace(pip, name=name)) for name in names if name in own}
         web = Web(self._index)
+
+        def read(page: str) -> tuple[IndexFile, ...]:
+            try:
+                return project_files(web, page) if page else ()
+            except (RefusedError, TransientError):
+                return ()
+
         try:
-            if name in from_indexes(lock.origins):
-                known = replace(known, name=name)
-            page = self._page_of(known, lock) if name != "pip" else ""
-            return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
-        except (LockError, KeyError, RefusedError, TransientError):
-            return ()
+            with ThreadPoolExecutor(8) as pool:
+                return dict(zip(pages, pool.map(read, pages.values()), strict=True))
         finally:
             web.close()
 
