@@ -279,8 +279,10 @@ class _Planner:
                 f"{wish.file} asks for Python {wish.python}, and images here have 3.9 to 3.14",
                 hint="change its bounds on Python, such as >=3.11",
             )
-        failed = dict(without or {})
+        failed, built = dict(without or {}), list[Plan]()
         for python in (*first, *others) if without is None else ():
+            if python not in first and built:
+                break
             if python not in first and self._only_sources([failed[one] for one in first]):
                 break
             try:
@@ -288,9 +290,14 @@ class _Planner:
                 if found := "" if framework else first_framework(_names(wish), trial.versions):
                     # What the file says of builds and CUDA bounds the framework, now that it is known.
                     return self._choose(wish, found)
-                return self._settle(trial)
+                plan = self._settle(trial)
+                if len(plan.without_wheel) <= len(trial.wish.sources):
+                    return plan
+                built.append(plan)  # with known needs: another base's Python may have all wheels
             except (UnsolvableError, NoWheelError) as error:
                 failed[python] = error
+        if built:
+            return min(built, key=lambda plan: len(plan.without_wheel))
         if best := self._unbuilt(failed, framework, below):
             if found := "" if framework else first_framework(_names(wish), best.versions):
                 return self._choose(wish, found, failed)

@@ -27,7 +27,7 @@ from imagefactory.lock.pypi.conflict import explain_conflict
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.known import known_needs, with_needs
+from imagefactory.lock.pypi.known import known_needs, solve_companions, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -141,13 +141,13 @@ class UvLocker:
     def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
         """The versions that a lock would have, without a look at their files. Raises like `lock`.
 
-        With `declared` by what packages declare alone: neither known needs nor sources are looked at, and
-        NoWheelError is raised for packages without a wheel.
+        With `declared` by what packages declare: of known needs only companions count, sources are not looked
+        at, and NoWheelError is raised for packages without a wheel.
         """
         try:
             question = self._question(request)
             if declared:
-                return self.solve(question)
+                return solve_companions(self, question)[1]
             return require_wheels(self, question, request.target, progress)[1]
         except UnsolvableError as error:
             raise explain_on(error, request.under, request.target) if request.under else error from error

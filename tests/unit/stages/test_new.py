@@ -11,6 +11,7 @@ import pytest
 
 from imagefactory.errors import (
     FactoryError,
+    UnbuiltError,
     UnreachableError,
     UnsolvableError,
     UsageError,
@@ -140,6 +141,24 @@ def test_an_older_release_is_chosen_where_the_newest_does_not_lock(bench: Bench)
     strict = Bench(bench.root, Strict(INDEX))
     assert strict.choice("torch\n").version == "2.9.1"
     assert isinstance(strict.stop("torch==2.15.0\n"), UnsolvableError)
+
+
+def test_a_python_with_all_wheels_comes_before_one_to_build_for(bench: Bench) -> None:
+    """What is known to be needed, and not declared, may have no wheel."""
+
+    class Needing(SmallIndex):
+        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+            if target.python not in pythons:
+                rows = ({"name": "numpy", "version": "1.26.4", "source": "x"},)
+                raise UnbuiltError("no wheel", packages=rows, pins=("torch==2.15.0",))
+            return dict(SmallIndex.solve(self, target, base, under))
+
+    pythons = {"3.11"}
+    needing = Bench(bench.root, Needing(INDEX))
+    assert needing.choice("torch\n").python == "3.11"
+    pythons = set()
+    plan = needing.plan("torch\n")
+    assert (plan.draft.choice and plan.draft.choice.python, plan.without_wheel) == ("3.13", ("numpy",))
 
 
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
