@@ -397,7 +397,8 @@ class _Planner:
         if not framework:
             raise UsageError(
                 f"neither {wish.file} nor what its packages need has a framework for GPUs that is known here",
-                hint=self._other_ways(wish)
+                hint=self._optional(wish)
+                or self._other_ways(wish)
                 or "say which package uses the GPU, and the CUDA: --framework NAME --cuda VERSION",
             )
         row = Row(framework=framework, source="pypi", wish=wish)
@@ -545,6 +546,16 @@ class _Planner:
             what = f"--framework {choice.framework}={choice.version} --cuda {choice.cuda}"
             ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(given)}")
         return "; or ".join(ways)
+
+    def _optional(self, wish: Wish) -> str:
+        """The extra or group of the file that brings a framework, if its packages solve."""
+        for kind, name in wish.frameworks if self._hints else ():
+            asked = self._request
+            extra = kind == "extra"
+            more = replace(asked, extras=(*asked.extras, name)) if extra else None
+            if self._choice(more or replace(asked, groups=(*asked.groups, name))):
+                return f"--{kind} {name}"
+        return ""
 
     def _choice(self, request: NewRequest) -> Choice | None:
         """What the recipe of a request would be for, if it can be solved."""

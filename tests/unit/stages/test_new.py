@@ -301,6 +301,16 @@ def test_a_file_of_which_nothing_is_taken(bench: Bench) -> None:
         assert isinstance(bench.stop(text, on="pytorch-2.3-cu121"), UsageError)
 
 
+def test_the_extra_that_has_the_framework_is_the_hint(bench: Bench) -> None:
+    text = '[project]\nname = "x"\ndependencies = ["einops"]\n[project.optional-dependencies]\n'
+    text += 'broken = ["torch>=99"]\nworker = ["trainer", "torch"]\n'
+    error = bench.stop(text, file="pyproject.toml")
+    assert error.hint == "--extra worker"
+    plan = bench.plan(text, file="pyproject.toml", extras=("worker",))  # type: ignore[arg-type]
+    assert plan.draft.choice
+    assert plan.draft.choice.version == "2.7.1"
+
+
 # --- what is written all the same ---------------------------------------------------------------
 
 
