@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from packaging.version import Version
 
+from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import (
     FactoryError,
     LockError,
@@ -27,6 +29,7 @@ from imagefactory.factory import FOLDERS, Factory
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.newest import Release
 from imagefactory.lock.pypi.series import cuda_of, first_series_after
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Progress
@@ -119,22 +122,26 @@ class Solver(Protocol):
     def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
         """The releases of projects, with their days as far as the index tells them; the oldest first."""
 
-    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
-        """Whether some release of a package has a wheel, for whatever Python. Raises LockError."""
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexSolver:
     """The solvers of `lock`."""
 
     factory: Factory
     progress: Progress
 
+    @cached_property
+    def _locker(self) -> UvLocker:
+        return uv_locker(package_index(self.factory))
+
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
-        return solve_target(self.factory, target, base, self.progress, under=under)
+        return solve_target(self.factory, target, base, self.progress, under=under, locker=self._locker)
 
     def declared(self, target: Target, base: Base) -> Mapping[str, str]:
-        return solve_target(self.factory, target, base, self.progress, declared=True)
+        return solve_target(self.factory, target, base, self.progress, declared=True, locker=self._locker)
 
     def explain(self, target: Target, base: Base, error: LockError) -> LockError:
         return explain_error(self.factory, target, base, error)
@@ -145,8 +152,8 @@ class IndexSolver:
     def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
         return read_releases(self.factory, target, base, names)
 
-    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
-        return has_wheels(self.factory, target, base, name)
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        return has_wheels(self.factory, target, base, pin)
 
 
 def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
@@ -177,6 +184,7 @@ class _Planner:
         self._asked: dict[str, tuple[Target, Base]] = {}
         self._sourced: bool | None = None
         self._age: _Age | None = None
+        self._ages: dict[str, _Age | None] = {}
         self.notes: list[str] = []
         self.lost: list[str] = []
 
@@ -251,16 +259,8 @@ class _Planner:
         row = Row(framework=framework, source="pypi", wish=wish)
         if framework and request.version and not row.allows(request.version):
             row.refuse_version(request.version)
-        if framework and not request.cuda:
-            row.refuse_rocm()
-            elsewhere, version = self._elsewhere(wish), request.version or row.version
-            wrong = "" if framework in elsewhere.rows else row.other_build(version)
-            if wrong:
-                index = elsewhere.missing.get(framework, "")
-                hint = self._other_builds(wish, row, index)
-                if not self._reached:
-                    row.refuse_other_build(version, index=index)
-                raise UsageError(wrong, hint=hint)
+        if framework:
+            self._refuse_builds(wish, row)
         self._age = self._age_of(wish, row)
         if self._age:
             try:
@@ -268,6 +268,21 @@ class _Planner:
             except (UnsolvableError, NoWheelError):
                 self._age = None
         return self._within(wish, framework, "", failed)
+
+    def _refuse_builds(self, wish: Wish, row: Row) -> None:
+        """Raises UsageError where the file means a build that PyPI does not have, and no CUDA was said."""
+        request, framework = self._request, row.framework
+        if request.cuda:
+            return
+        row.refuse_rocm()
+        elsewhere, version = self._elsewhere(wish), request.version or row.version
+        wrong = "" if framework in elsewhere.rows else row.other_build(version)
+        if wrong:
+            index = elsewhere.missing.get(framework, "")
+            hint = self._other_builds(wish, row, index)
+            if not self._reached:
+                row.refuse_other_build(version, index=index)
+            raise UsageError(wrong, hint=hint)
 
     def _within(
         self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
@@ -280,34 +295,78 @@ class _Planner:
                 hint="change its bounds on Python, such as >=3.11",
             )
         failed, built = dict(without or {}), list[Plan]()
-        for python in (*first, *others) if without is None else ():
-            if python not in first and built:
-                break
-            if python not in first and self._only_sources([failed[one] for one in first]):
-                break
+        for trial in self._tried(wish, framework, below, failed, (first, others)) if without is None else ():
+            if other := self._other_question(wish, framework, trial):
+                return self._choose(wish, other)
             try:
-                trial = self._try(python, framework, below=below)
-                if found := "" if framework else first_framework(_names(wish), trial.versions):
-                    # What the file says of builds and CUDA bounds the framework, now that it is known.
-                    return self._choose(wish, found)
                 plan = self._settle(trial)
                 if len(plan.without_wheel) <= len(trial.wish.sources):
                     return plan
                 built.append(plan)  # with known needs: another base's Python may have all wheels
             except (UnsolvableError, NoWheelError) as error:
-                failed[python] = error
+                failed[trial.python] = error
         if built:
             return min(built, key=lambda plan: len(plan.without_wheel))
         if best := self._unbuilt(failed, framework, below):
-            if found := "" if framework else first_framework(_names(wish), best.versions):
-                return self._choose(wish, found, failed)
+            if other := self._other_question(wish, framework, best):
+                return self._choose(wish, other, failed)
             return self._settle(best)
         raise self._unsolvable(wish, failed)
+
+    def _tried(
+        self,
+        wish: Wish,
+        framework: str,
+        below: str,
+        failed: Mapping[str, LockError],
+        pythons: tuple[Sequence[str], Sequence[str]],
+    ) -> Iterator[_Trial]:
+        """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
+
+        `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
+        package is without wheels for any Python.
+        """
+        first, others = pythons
+        for python in first:
+            yield self._try(python, framework, below=below)
+        if failed.keys() >= set(first) and not self._only_sources(wish, [failed[one] for one in first]):
+            with ThreadPoolExecutor(2) as pool:
+                waiting = [pool.submit(self._try, python, framework, below=below) for python in others]
+                try:
+                    yield from (one.result() for one in waiting)
+                finally:
+                    pool.shutdown(cancel_futures=True)
+
+    def _other_question(self, wish: Wish, framework: str, trial: _Trial) -> str:
+        """The framework that a trial found, where what the file says of it bounds its version.
+
+        Raises UsageError where the file means a build that PyPI does not have.
+        """
+        found = "" if framework else first_framework(_names(wish), trial.versions)
+        if not found:
+            return ""
+        row = Row(framework=found, source="pypi", wish=wish)
+        self._refuse_builds(wish, row)
+        return found if self._age_of(wish, row) or self._own_bounds(row) else ""
+
+    def _own_bounds(self, row: Row) -> list[str]:
+        """What the person says of the framework's version, and the file by its CUDA."""
+        asked, framework = self._request, row.framework
+        bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
+        cuda = "" if framework in self._elsewhere(row.wish).rows else asked.cuda or row.told_cuda()
+        if cuda and not (asked.version or row.version) and (within := row.range_with(cuda)):
+            bounds.append(f"{framework}{within}")
+        return bounds
 
     def _age_of(self, wish: Wish, row: Row) -> _Age | None:
         """The time that a file of pins is of, where it leaves a version open that has newer series."""
         if not row.framework or self._request.version or row.version:
             return None
+        if row.framework not in self._ages:
+            self._ages[row.framework] = self._find_age(wish, row)
+        return self._ages[row.framework]
+
+    def _find_age(self, wish: Wish, row: Row) -> _Age | None:
         elsewhere = self._elsewhere(wish).rows
         pins = exact_pins(one for one in wish.pip if not (is_source(one) or one.startswith("./")))
         names = [name for name in pins if name not in elsewhere][:_PAGES]
@@ -343,11 +402,7 @@ class _Planner:
         row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
-            bounds += [f"{framework}=={request.version}.*"] if request.version else []
-            bounds += [f"{framework}<{below}"] if below else []
-            cuda = "" if framework in elsewhere.rows else request.cuda or row.told_cuda()
-            if cuda and not (request.version or row.version) and (within := row.range_with(cuda)):
-                bounds.append(f"{framework}{within}")
+            bounds += [*self._own_bounds(row), *([f"{framework}<{below}"] if below else [])]
         base = base_for(python, self._bases)
         target = _open_target(request.family, python, base, wanted, bounds)
         target = replace(
@@ -434,14 +489,23 @@ class _Planner:
         why = tuple(_reasons(trial.wish, choice, chosen=chosen, age=self._age))
         return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
 
-    def _only_sources(self, errors: Sequence[LockError]) -> bool:
-        """Whether a package without wheels for some Pythons has none for the others either."""
+    def _only_sources(self, wish: Wish, errors: Sequence[LockError]) -> bool:
+        """Whether a package without wheels for some Pythons has none for the others either.
+
+        It is one that the file names, of the release that it pins, or one that all Pythons lack.
+        """
         if self._sourced is None:
             names = [set(one.names) if isinstance(one, NoWheelError) else set() for one in errors]
+            pins, named = exact_pins(wish.pip), _names(wish)
             base = base_for("", self._bases)
             target = _open_target(self._request.family, base.python, base, (), ())
-            common = sorted(set.intersection(*names)) if names else ()
-            self._sourced = not all(self._solver.has_wheels(target, base, name) for name in common)
+            common = set.intersection(*names) if names else set()
+            asked = [
+                f"{name}=={pins[name]}" if name in pins else name
+                for name in sorted(common.union(*names))
+                if name in common or name in named
+            ]
+            self._sourced = not all(self._solver.has_wheels(target, base, one) for one in asked)
         return self._sourced
 
     def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _Trial | None:

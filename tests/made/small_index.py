@@ -71,8 +71,9 @@ class SmallIndex:
                 found[name].append(newest.Release(version=Version(version), uploaded=day))
         return {name: tuple(sorted(some, key=lambda one: one.version)) for name, some in found.items()}
 
-    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
-        return any(pin.startswith(f"{name}==") and one.pythons for pin, one in self.files.items())
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        prefix = pin if "==" in pin else f"{pin}=="
+        return any(pin.startswith(prefix) and one.pythons for pin, one in self.files.items())
 
     def explain(self, target: Target, base: Base, error: LockError) -> LockError:
         return error

@@ -77,9 +77,15 @@ class UvLocker:
         self._index = index
         self._python = python
         self._platforms: list[tuple[str, str]] = []
+        self._version, self._pages_at = "", ""
+        self._solved: dict[WheelQuestion, Pins | NoWheelError] = {}
 
     def require(self) -> str:
         """uv's version. Raises ToolError without uv."""
+        self._version = self._version or self._ask_version()
+        return self._version
+
+    def _ask_version(self) -> str:
         done = self._run(["--version"])
         match = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
         if done.returncode != 0 or not match:
@@ -215,7 +221,24 @@ class UvLocker:
         return urls | self._search(missing, lock)
 
     def solve(self, question: WheelQuestion) -> Pins:
-        """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv."""
+        """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv.
+
+        A question is asked once, but for one with folders, whose files may change.
+        """
+        key = replace(question, sources=())
+        if question.stubs or question.sdists:
+            return self._solve(key)
+        if key not in self._solved:
+            try:
+                self._solved[key] = self._solve(key)
+            except NoWheelError as error:
+                self._solved[key] = error
+        known = self._solved[key]
+        if isinstance(known, NoWheelError):
+            raise NoWheelError(known.message, hint=known.hint, names=known.names, account=known.account)
+        return known
+
+    def _solve(self, question: WheelQuestion) -> Pins:
         # A pin among the requirements also lets uv take a version that has been yanked since.
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
@@ -344,8 +367,9 @@ class UvLocker:
             except (LockError, KeyError):
                 return ""
 
-        usual = "" if all(name in own for name in names) else page_of(pip).removesuffix("pip/")
-        pages = {name: usual and f"{usual}{name}/" for name in names}
+        if not self._pages_at and any(name not in own for name in names):
+            self._pages_at = page_of(pip).removesuffix("pip/")
+        pages = {name: self._pages_at and f"{self._pages_at}{name}/" for name in names}
         pages |= {name: page_of(replace(pip, name=name)) for name in names if name in own}
         web = Web(self._index)
 

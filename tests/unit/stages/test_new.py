@@ -161,6 +161,23 @@ def test_a_python_with_all_wheels_comes_before_one_to_build_for(bench: Bench) ->
     assert (plan.draft.choice and plan.draft.choice.python, plan.without_wheel) == ("3.13", ("numpy",))
 
 
+@pytest.mark.parametrize(
+    ("text", "solved"),
+    [
+        ("torch\neinops\n", ["3.13", "3.13"]),  # the file, and the recipe
+        ("trainer\n", ["3.13", "3.13"]),  # what was found changes no question
+        ("torch==2.1.2\n", ["3.13", "3.11", "3.11"]),
+        ("torch\nsourced\n", ["3.11", "3.11", "3.13", "3.13", "3.13"]),  # no other Python can have wheels
+        ("torch\nfilterpy==1.4.5\n", ["3.11", "3.11", "3.13", "3.13", "3.13"]),
+    ],
+)
+def test_nothing_is_solved_needlessly(bench: Bench, text: str, solved: list[str]) -> None:
+    bench.index.files = INDEX | {"filterpy==0.1": Release()}
+    bench.plan(text)
+    pythons = [one.python for one in bench.index.solved]
+    assert (sorted(pythons) if len(pythons) > 3 else pythons) == solved
+
+
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
     assert isinstance(bench.stop("librosa\nnumba\n"), UsageError)
     assert bench.choice("numba\n", framework="numba", cuda="13").framework == "numba"
