@@ -222,20 +222,19 @@ def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[st
 
 
 def read_releases(
-    access: Access, target: Target, base: Base, names: Sequence[str]
+    locker: UvLocker, target: Target, base: Base, names: Sequence[str]
 ) -> dict[str, tuple[Release, ...]]:
     """The releases of projects with their days, the oldest first; none where the index lists none."""
-    locker = uv_locker(package_index(access))
     listed = locker.projects(names, _empty_lock(locker, target, base))
     return {name: releases(name, files, target.python) for name, files in listed.items()}
 
 
-def has_wheels(access: Access, target: Target, base: Base, pin: str) -> bool:
-    """Whether the index has a wheel for any Python of a release, or of a package whose release is open."""
-    locker, (name, _, version) = uv_locker(package_index(access)), pin.partition("==")
+def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:
+    """Whether the index has a wheel for any Python 3 of a release, or of a package whose release is open."""
+    name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
-    found = (file.filename.split("-")[1] for file in files if file.filename.endswith(".whl"))
-    return any(not version or within(f"=={version}", one) for one in found)
+    found = (re.fullmatch(r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl", one.filename) for one in files)
+    return any(one and (not version or within(f"=={version}", one[1])) for one in found)
 
 
 def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:

@@ -150,10 +150,10 @@ class IndexSolver:
         return read_needs(self.factory, target, base, pin)
 
     def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
-        return read_releases(self.factory, target, base, names)
+        return read_releases(self._locker, target, base, names)
 
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
-        return has_wheels(self.factory, target, base, pin)
+        return has_wheels(self._locker, target, base, pin)
 
 
 def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
@@ -515,16 +515,27 @@ class _Planner:
         """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         carried = {base.python for base in self._bases}
+
+        def trial_on(python: str) -> _Trial:
+            return self._try(python, framework, below=below, sources=True)
+
         for some in (carried.intersection(pythons), set(pythons) - carried):
+            tried = [one for one in pythons if one in some]
+            trials = [trial_on(one) for one in tried[:1]]
+            if trials and not trials[0].error and not self._has_wheels_elsewhere(trials[0]):
+                return trials[0]
             with ThreadPoolExecutor(2) as pool:
-                tried = [one for one in pythons if one in some]
-                trials = list(
-                    pool.map(lambda python: self._try(python, framework, below=below, sources=True), tried)
-                )
+                trials += pool.map(trial_on, tried[1:])
             if found := [one for one in trials if one.error is None]:
                 return min(found, key=lambda one: len(one.unbuilt))
             failed |= {one.python: one.error for one in trials if one.error}
         return None
+
+    def _has_wheels_elsewhere(self, trial: _Trial) -> bool:
+        """Whether another Python may have a wheel of a package that this one must build."""
+        pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
+        target, base = self._asked[trial.python]
+        return any(self._solver.has_wheels(target, base, pin) for pin in pins)
 
     # --- what all recipes share ---
 
