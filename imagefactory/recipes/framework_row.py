@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -338,6 +338,12 @@ def _pypi(framework: str) -> str:
 def pypi_name(requirement: str) -> str:
     """The distribution that a requirement names."""
     return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
+
+
+def exact_pins(requirements: Iterable[str]) -> dict[str, str]:
+    """By name the one release that each pinned requirement allows (`demo==1.2.3`)."""
+    found = ((pypi_name(text), re.fullmatch(r"===?([0-9][^*,]*)", bounds_in(text))) for text in requirements)
+    return {name: one[1] for name, one in found if one}
 
 
 def fits_python(python: str, bounds: str) -> bool:

@@ -4,7 +4,7 @@ and setup.cfg, which setup_files.py reads."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -16,6 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError
 from imagefactory.model import Where
+from imagefactory.recipes.framework_row import first_framework, pypi_name
 from imagefactory.recipes.own_code import take_folder, take_git
 from imagefactory.recipes.pip_lines import Beside, holds, take_index, take_pip_line, take_project
 from imagefactory.recipes.setup_files import SetupFacts, read_setup
@@ -48,21 +49,27 @@ class ProjectAsk:
 class OptionalPackages:
     """The extras and groups of a project: by normal name what takes each.
 
-    `written` are their own names; `taken` those that were, also by way of others.
+    `written` are their own names; `taken` those that were, also by way of others. `packages` are what each
+    requires.
     """
 
     extras: dict[str, Callable[[], None]] = field(default_factory=dict)
     groups: dict[str, Callable[[], None]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    packages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
-    def add_extra(self, name: str, take: Callable[[], None]) -> None:
+    def add_extra(self, name: str, take: Callable[[], None], packages: Iterable[str] = ()) -> None:
         self.extras.setdefault(canonical(name), take)
-        self.written.setdefault(canonical(name), name)
+        self._keep("extra", name, packages)
 
-    def add_group(self, name: str, take: Callable[[], None]) -> None:
+    def add_group(self, name: str, take: Callable[[], None], packages: Iterable[str] = ()) -> None:
         self.groups.setdefault(canonical(name), take)
+        self._keep("group", name, packages)
+
+    def _keep(self, kind: str, name: str, packages: Iterable[str]) -> None:
         self.written.setdefault(canonical(name), name)
+        self.packages.setdefault((kind, canonical(name)), []).extend(packages)
 
     def take(self, wish: Wish, asked: ProjectAsk, where: Where) -> None:
         """Takes those that are wanted. Raises RecipeError for one that is not there, of the file named."""
@@ -85,7 +92,21 @@ class OptionalPackages:
             if others := [self.written[name] for name in known if name not in self.taken]:
                 left.append(f"{', '.join(others)} (--{kind} NAME)")
         if left and asked.named:
+            for kind, name, requirement in self._frameworks(wish):
+                wish.frameworks.append((kind, name))
+                left.append(f"{requirement} is in the {kind} {name}: --{kind} {name}")
             wish.note(where, f"optional, not taken: {show('; '.join(left), limit=2000)[1:-1]}")
+
+    def _frameworks(self, wish: Wish) -> Iterator[tuple[str, str, str]]:
+        """What was not taken and has a framework that nothing else requires: kind, name, requirement."""
+        required = set(map(pypi_name, wish.pip))
+        for (kind, name), texts in self.packages.items():
+            plain = [re.split(r"[;@]", text)[0].strip() for text in texts]
+            framework = first_framework({pypi_name(text) for text in plain})
+            sayable = re.fullmatch(r"[A-Za-z0-9._-]+", self.written[name])
+            if sayable and framework and name not in self.taken and framework not in required:
+                found = next(text for text in plain if pypi_name(text) == framework)
+                yield kind, self.written[name], found
 
     def names(self, kind: str) -> list[str]:
         return [self.written[name] for name in (self.extras if kind == "extra" else self.groups)]
@@ -214,7 +235,8 @@ def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPa
                 origins.take(wish, item.text, item.where)
 
     for key, value in extras.pairs:
-        optional.add_extra(key.text, lambda key=key, value=value: take(key, value))  # type: ignore[misc]
+        texts = [item.text for item in value.items]
+        optional.add_extra(key.text, lambda key=key, value=value: take(key, value), texts)  # type: ignore[misc]
     for index in _at(uv, "index").items:
         if text_of(index, "explicit") != "true" and text_of(index, "url"):
             default = text_of(index, "default") == "true"
@@ -273,11 +295,7 @@ def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPac
     uv_dev = _at(root, "tool", "uv", "dev-dependencies")
     reached: set[str] = set()
 
-    def take(group: str) -> None:
-        if group in reached:
-            return
-        reached.add(group)
-        optional.taken.add(group)
+    def rows_of(group: str) -> list[YamlNode]:
         rows = [item for key, value in groups.pairs if canonical(key.text) == group for item in value.items]
         rows += uv_dev.items if group == "dev" else []
         rows += [
@@ -286,7 +304,14 @@ def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPac
             if canonical(key.text) == group
             for item in value.items
         ]
-        for item in rows:
+        return rows
+
+    def take(group: str) -> None:
+        if group in reached:
+            return
+        reached.add(group)
+        optional.taken.add(group)
+        for item in rows_of(group):
             if included := text_of(item, "include-group"):
                 take(canonical(included))
             elif (own := _own_extras(item.text, name)) is not None:
@@ -301,7 +326,8 @@ def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPac
         *_at(root, "tool", "pdm", "dev-dependencies").keys,
     ]
     for written in names:
-        optional.add_group(written, lambda written=written: take(canonical(written)))  # type: ignore[misc]
+        texts = [item.text for item in rows_of(canonical(written)) if item.kind == "text"]
+        optional.add_group(written, lambda written=written: take(canonical(written)), texts)  # type: ignore[misc]
 
 
 class _Origins:
@@ -519,7 +545,8 @@ def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Op
         if what == "extras_require" and asked.named:
             wish.note(at, f"what extras there are is computed: {show(code, limit=100)}")
     for extra in facts.extras:
-        optional.add_extra(extra, lambda extra=extra: take(extra))  # type: ignore[misc]
+        texts = [text for text, _ in facts.extras[extra]]
+        optional.add_extra(extra, lambda extra=extra: take(extra), texts)  # type: ignore[misc]
 
 
 def _take_line(wish: Wish, text: str, where: Where, asked: ProjectAsk) -> None:
@@ -564,11 +591,16 @@ def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: OptionalP
     for key, value in _at(poetry, "extras").pairs:
         chosen = frozenset(canonical(re.split(r"[ \[<>=!~;]", item.text)[0]) for item in value.items)
         of_it = [(name, row) for name, row in rows if canonical(name.text) in chosen]
-        optional.add_extra(key.text, lambda of_it=of_it, chosen=chosen: take(of_it, chosen=chosen))  # type: ignore[misc]
+        optional.add_extra(
+            key.text,
+            lambda of_it=of_it, chosen=chosen: take(of_it, chosen=chosen),  # type: ignore[misc]
+            sorted(chosen),
+        )
     for key, value in _at(poetry, "group").pairs:
-        optional.add_group(key.text, lambda value=value: take(_at(value, "dependencies").pairs))  # type: ignore[misc]
+        rows = _at(value, "dependencies").pairs
+        optional.add_group(key.text, lambda rows=rows: take(rows), [name.text for name, _ in rows])  # type: ignore[misc]
     if (dev := _at(poetry, "dev-dependencies")).pairs:
-        optional.add_group("dev", lambda: take(dev.pairs))
+        optional.add_group("dev", lambda: take(dev.pairs), dev.keys)
 
 
 def _poetry_row(wish: Wish, key: YamlNode, value: YamlNode, asked: ProjectAsk) -> None:

@@ -115,10 +115,12 @@ def _chosen(
     """The extras and groups that are asked for, of those that the lock's own projects have."""
     extras, groups, optional = set[str](), set[str](), OptionalPackages()
     for row in projects.values():
-        for name in _map(row, "optional-dependencies").keys:
-            optional.add_extra(name, lambda name=name: extras.add(canonical(name)))  # type: ignore[misc]
-        for name in _map(row, "dev-dependencies").keys:
-            optional.add_group(name, lambda name=name: groups.add(canonical(name)))  # type: ignore[misc]
+        for key, value in _map(row, "optional-dependencies").pairs:
+            needs = [text_of(item, "name") for item in value.items]
+            optional.add_extra(key.text, lambda name=key.text: extras.add(canonical(name)), needs)  # type: ignore[misc]
+        for key, value in _map(row, "dev-dependencies").pairs:
+            needs = [text_of(item, "name") for item in value.items]
+            optional.add_group(key.text, lambda name=key.text: groups.add(canonical(name)), needs)  # type: ignore[misc]
     optional.take(wish, asked, where)
     return extras, groups
 
@@ -202,7 +204,7 @@ def _of_poetry(
     packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
     for key, value in _map(root, "extras").pairs:
         named = dict(_name_extras(item.text) for item in value.items)
-        optional.add_extra(key.text, lambda named=named: packages.update(named))  # type: ignore[misc]
+        optional.add_extra(key.text, lambda named=named: packages.update(named), named)  # type: ignore[misc]
     for name in dict.fromkeys(group for row in rows for group in _groups(row) if group != "main"):
         optional.add_group(name, lambda name=name: groups.add(name))  # type: ignore[misc]
     optional.take(wish, asked, root.where)

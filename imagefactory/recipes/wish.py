@@ -68,7 +68,8 @@ class Wish:
     names it: a folder of the project or a git commit. `indexes` are the addresses of the indexes that the
     file names, without users and tokens. `files` counts what was read beside the file. `left` is what the
     file asks for and a recipe cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person
-    should know although nothing of it is lost.
+    should know although nothing of it is lost. `frameworks` are the extras and groups, as (kind, name), that
+    were not taken and have a framework which the file names nowhere else.
     """
 
     file: str
@@ -91,6 +92,7 @@ class Wish:
     files: int = 0
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    frameworks: list[tuple[str, str]] = field(default_factory=list)
 
     def merge(self, other: Wish) -> None:
         """Takes over what another file asks for too; a Python that is bounded already stays."""
@@ -110,6 +112,7 @@ class Wish:
         self.files += other.files
         self.left += other.left
         self.notes += other.notes
+        self.frameworks += other.frameworks
 
     def leave(self, where: Where, what: str, do: str) -> None:
         """Record a request of the file that is lost, without the secrets that addresses may hold."""

@@ -37,9 +37,11 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
+from imagefactory.lock.pypi.newest import Release, releases
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
+from imagefactory.recipes.framework_row import within
 from imagefactory.recipes.match_spec import channel_name
 from imagefactory.recipes.read import read_each
 from imagefactory.recipes.row_faults import requirement_places
@@ -186,16 +188,19 @@ def solve_target(
     *,
     under: Lock | None = None,
     declared: bool = False,
+    locker: UvLocker | None = None,
 ) -> Mapping[str, str]:
     """The versions that a lock of `target` would have, by name. Nothing is written.
 
     `under` is the lock of the target that it is built on. With `declared` packages of PyPI are solved by what
-    they declare alone, which is quick. Raises UnsolvableError, UnreachableError, UnbuiltError (NoWheelError
-    with `declared`), or what else the solver's adapter raises.
+    they declare alone, which is quick. A `locker` that is given answers the same question only once. Raises
+    UnsolvableError, UnreachableError, UnbuiltError (NoWheelError with `declared`), or what else the solver's
+    adapter raises.
     """
     request = LockRequest(target=target, base=base, under=under)
     if target.source == "pypi" and not (under and under.conda):
-        pins = uv_locker(package_index(factory)).versions(request, progress, declared=declared)
+        locker = locker or uv_locker(package_index(factory))
+        pins = locker.versions(request, progress, declared=declared)
         for name, extra in () if declared else pins.lacking:
             progress.note(f"note: {name} has no extra '{extra}', so it adds nothing")
         solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
@@ -216,11 +221,20 @@ def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[st
     return tuple(parse_email(text)[0].get("requires_dist", []))
 
 
-def has_wheels(access: Access, target: Target, base: Base, name: str) -> bool:
-    """Whether the index has a wheel of a package, of any release and for any Python."""
-    locker = uv_locker(package_index(access))
+def read_releases(
+    locker: UvLocker, target: Target, base: Base, names: Sequence[str]
+) -> dict[str, tuple[Release, ...]]:
+    """The releases of projects with their days, the oldest first; none where the index lists none."""
+    listed = locker.projects(names, _empty_lock(locker, target, base))
+    return {name: releases(name, files, target.python) for name, files in listed.items()}
+
+
+def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:
+    """Whether the index has a wheel for any Python 3 of a release, or of a package whose release is open."""
+    name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
-    return any(file.filename.endswith(".whl") for file in files)
+    found = (re.fullmatch(r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl", one.filename) for one in files)
+    return any(one and (not version or within(f"=={version}", one[1])) for one in found)
 
 
 def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from packaging.version import Version
+
+from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import (
     FactoryError,
     LockError,
@@ -22,7 +27,9 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import FOLDERS, Factory
 from imagefactory.gpu.drivers import cuda_floor
-from imagefactory.lock.pypi.series import cuda_of
+from imagefactory.lock.pypi.newest import Release
+from imagefactory.lock.pypi.series import cuda_of, first_series_after
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Progress
@@ -43,22 +50,26 @@ from imagefactory.recipes.expand import select_one
 from imagefactory.recipes.framework_row import (
     FRAMEWORKS,
     Row,
+    exact_pins,
     find_framework,
     first_framework,
     named_framework,
     pypi_name,
+    within,
 )
 from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.files import FILE_NAME
-from imagefactory.stages.lock import explain_error, has_wheels, read_needs, solve_target
+from imagefactory.stages.lock import explain_error, has_wheels, read_needs, read_releases, solve_target
 from imagefactory.stages.locked import require_lock
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
 """How many targets a hint names, how many are solved for it, and how many older releases are tried."""
+_PAGES, _AGE = 40, timedelta(days=60)
+"""How many pins are looked up for their days, and how much newer than them a framework may have begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,22 +119,29 @@ class Solver(Protocol):
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
 
-    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
-        """Whether some release of a package has a wheel, for whatever Python. Raises LockError."""
+    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+        """The releases of projects, with their days as far as the index tells them; the oldest first."""
+
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexSolver:
     """The solvers of `lock`."""
 
     factory: Factory
     progress: Progress
 
+    @cached_property
+    def _locker(self) -> UvLocker:
+        return uv_locker(package_index(self.factory))
+
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
-        return solve_target(self.factory, target, base, self.progress, under=under)
+        return solve_target(self.factory, target, base, self.progress, under=under, locker=self._locker)
 
     def declared(self, target: Target, base: Base) -> Mapping[str, str]:
-        return solve_target(self.factory, target, base, self.progress, declared=True)
+        return solve_target(self.factory, target, base, self.progress, declared=True, locker=self._locker)
 
     def explain(self, target: Target, base: Base, error: LockError) -> LockError:
         return explain_error(self.factory, target, base, error)
@@ -131,8 +149,11 @@ class IndexSolver:
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
 
-    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
-        return has_wheels(self.factory, target, base, name)
+    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+        return read_releases(self._locker, target, base, names)
+
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        return has_wheels(self._locker, target, base, pin)
 
 
 def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
@@ -162,6 +183,8 @@ class _Planner:
         self._hints, self._reached = hints, True
         self._asked: dict[str, tuple[Target, Base]] = {}
         self._sourced: bool | None = None
+        self._age: _Age | None = None
+        self._ages: dict[str, _Age | None] = {}
         self.notes: list[str] = []
         self.lost: list[str] = []
 
@@ -226,43 +249,147 @@ class _Planner:
         )
         return replace(said, source="pypi", **asdict(choice)) if choice else said
 
-    def _choose(self, wish: Wish, framework: str) -> Plan:
-        """The first Python on which all packages have wheels and solve together."""
+    def _choose(self, wish: Wish, framework: str, failed: Mapping[str, LockError] | None = None) -> Plan:
+        """The first Python on which all packages have wheels and solve together.
+
+        A framework that the file leaves open beside pins of an older time is of that time, if that solves.
+        `failed` says by Python why wheels alone do not solve, where that is known.
+        """
         request = self._request
         row = Row(framework=framework, source="pypi", wish=wish)
         if framework and request.version and not row.allows(request.version):
             row.refuse_version(request.version)
-        if framework and not request.cuda:
-            row.refuse_rocm()
-            elsewhere, version = self._elsewhere(wish), request.version or row.version
-            wrong = "" if framework in elsewhere.rows else row.other_build(version)
-            if wrong:
-                index = elsewhere.missing.get(framework, "")
-                hint = self._other_builds(wish, row, index)
-                if not self._reached:
-                    row.refuse_other_build(version, index=index)
-                raise UsageError(wrong, hint=hint)
+        if framework:
+            self._refuse_builds(wish, row)
+        self._age = self._age_of(wish, row)
+        if self._age:
+            try:
+                return self._within(wish, framework, self._age.below, failed)
+            except (UnsolvableError, NoWheelError):
+                self._age = None
+        return self._within(wish, framework, "", failed)
+
+    def _refuse_builds(self, wish: Wish, row: Row) -> None:
+        """Raises UsageError where the file means a build that PyPI does not have, and no CUDA was said."""
+        request, framework = self._request, row.framework
+        if request.cuda:
+            return
+        row.refuse_rocm()
+        elsewhere, version = self._elsewhere(wish), request.version or row.version
+        wrong = "" if framework in elsewhere.rows else row.other_build(version)
+        if wrong:
+            index = elsewhere.missing.get(framework, "")
+            hint = self._other_builds(wish, row, index)
+            if not self._reached:
+                row.refuse_other_build(version, index=index)
+            raise UsageError(wrong, hint=hint)
+
+    def _within(
+        self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
+    ) -> Plan:
+        """The same with the framework older than `below`; `without` says that wheels alone solve nowhere."""
         first, others = python_candidates(wish.python, self._bases)
         if not first and not others:
             raise UsageError(
                 f"{wish.file} asks for Python {wish.python}, and images here have 3.9 to 3.14",
                 hint="change its bounds on Python, such as >=3.11",
             )
-        failed: dict[str, LockError] = {}
-        for python in (*first, *others):
-            if python not in first and self._only_sources([failed[one] for one in first]):
-                break
+        failed, built = dict(without or {}), list[Plan]()
+        for trial in self._tried(wish, framework, below, failed, (first, others)) if without is None else ():
+            if other := self._other_question(wish, framework, trial):
+                return self._choose(wish, other)
             try:
-                trial = self._try(python, framework)
-                if found := "" if framework else first_framework(_names(wish), trial.versions):
-                    # What the file says of builds and CUDA bounds the framework, now that it is known.
-                    return self._choose(wish, found)
-                return self._settle(trial)
+                plan = self._settle(trial)
+                if len(plan.without_wheel) <= len(trial.wish.sources):
+                    return plan
+                built.append(plan)  # with known needs: another base's Python may have all wheels
             except (UnsolvableError, NoWheelError) as error:
-                failed[python] = error
-        if best := self._unbuilt(failed, framework):
+                failed[trial.python] = error
+        if built:
+            return min(built, key=lambda plan: len(plan.without_wheel))
+        if best := self._unbuilt(failed, framework, below):
+            if other := self._other_question(wish, framework, best):
+                return self._choose(wish, other, failed)
             return self._settle(best)
         raise self._unsolvable(wish, failed)
+
+    def _tried(
+        self,
+        wish: Wish,
+        framework: str,
+        below: str,
+        failed: Mapping[str, LockError],
+        pythons: tuple[Sequence[str], Sequence[str]],
+    ) -> Iterator[_Trial]:
+        """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
+
+        `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
+        package is without wheels for any Python.
+        """
+        first, others = pythons
+        for python in first:
+            yield self._try(python, framework, below=below)
+        if failed.keys() >= set(first) and not self._only_sources(wish, [failed[one] for one in first]):
+            with ThreadPoolExecutor(2) as pool:
+                waiting = [pool.submit(self._try, python, framework, below=below) for python in others]
+                try:
+                    yield from (one.result() for one in waiting)
+                finally:
+                    pool.shutdown(cancel_futures=True)
+
+    def _other_question(self, wish: Wish, framework: str, trial: _Trial) -> str:
+        """The framework that a trial found, where what the file says of it bounds its version.
+
+        Raises UsageError where the file means a build that PyPI does not have.
+        """
+        found = "" if framework else first_framework(_names(wish), trial.versions)
+        if not found:
+            return ""
+        row = Row(framework=found, source="pypi", wish=wish)
+        self._refuse_builds(wish, row)
+        return found if self._age_of(wish, row) or self._own_bounds(row) else ""
+
+    def _own_bounds(self, row: Row) -> list[str]:
+        """What the person says of the framework's version, and the file by its CUDA."""
+        asked, framework = self._request, row.framework
+        bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
+        cuda = "" if framework in self._elsewhere(row.wish).rows else asked.cuda or row.told_cuda()
+        if cuda and not (asked.version or row.version) and (within := row.range_with(cuda)):
+            bounds.append(f"{framework}{within}")
+        return bounds
+
+    def _age_of(self, wish: Wish, row: Row) -> _Age | None:
+        """The time that a file of pins is of, where it leaves a version open that has newer series."""
+        if not row.framework or self._request.version or row.version:
+            return None
+        if row.framework not in self._ages:
+            self._ages[row.framework] = self._find_age(wish, row)
+        return self._ages[row.framework]
+
+    def _find_age(self, wish: Wish, row: Row) -> _Age | None:
+        elsewhere = self._elsewhere(wish).rows
+        pins = exact_pins(one for one in wish.pip if not (is_source(one) or one.startswith("./")))
+        names = [name for name in pins if name not in elsewhere][:_PAGES]
+        if not names or 2 * len(pins) < len(_names(wish)) or row.framework in elsewhere:
+            return None
+        base = base_for("", self._bases)
+        target = _open_target(self._request.family, base.python, base, (), ())
+        known = self._solver.releases(target, base, (row.framework, *names))
+        days = [
+            one.uploaded
+            for name in names
+            for one in known.get(name, ())
+            if one.uploaded and within(f"=={pins[name]}", str(one.version))
+        ]
+        if not days:
+            return None
+        newest, series = max(days), known.get(row.framework, ())
+        below = first_series_after(series, newest + _AGE)
+        if not below or not any(
+            row.allows(str(one.version)) for one in series if one.version >= Version(below)
+        ):
+            return None
+        return _Age(below=below, day=newest)
 
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
         """Solve the file's packages with the framework open and older than `below`.
@@ -275,11 +402,7 @@ class _Planner:
         row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
-            bounds += [f"{framework}=={request.version}.*"] if request.version else []
-            bounds += [f"{framework}<{below}"] if below else []
-            cuda = "" if framework in elsewhere.rows else request.cuda or row.told_cuda()
-            if cuda and not (request.version or row.version) and (within := row.range_with(cuda)):
-                bounds.append(f"{framework}{within}")
+            bounds += [*self._own_bounds(row), *([f"{framework}<{below}"] if below else [])]
         base = base_for(python, self._bases)
         target = _open_target(request.family, python, base, wanted, bounds)
         target = replace(
@@ -329,7 +452,8 @@ class _Planner:
         if not framework:
             raise UsageError(
                 f"neither {wish.file} nor what its packages need has a framework for GPUs that is known here",
-                hint=self._other_ways(wish)
+                hint=self._optional(wish)
+                or self._other_ways(wish)
                 or "say which package uses the GPU, and the CUDA: --framework NAME --cuda VERSION",
             )
         row = Row(framework=framework, source="pypi", wish=wish)
@@ -362,34 +486,56 @@ class _Planner:
 
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
-        why = tuple(_reasons(trial.wish, choice, chosen=chosen))
+        why = tuple(_reasons(trial.wish, choice, chosen=chosen, age=self._age))
         return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
 
-    def _only_sources(self, errors: Sequence[LockError]) -> bool:
-        """Whether a package without wheels for some Pythons has none for the others either."""
+    def _only_sources(self, wish: Wish, errors: Sequence[LockError]) -> bool:
+        """Whether a package without wheels for some Pythons has none for the others either.
+
+        It is one that the file names, of the release that it pins, or one that all Pythons lack.
+        """
         if self._sourced is None:
             names = [set(one.names) if isinstance(one, NoWheelError) else set() for one in errors]
+            pins, named = exact_pins(wish.pip), _names(wish)
             base = base_for("", self._bases)
             target = _open_target(self._request.family, base.python, base, (), ())
-            common = sorted(set.intersection(*names)) if names else ()
-            self._sourced = not all(self._solver.has_wheels(target, base, name) for name in common)
+            common = set.intersection(*names) if names else set()
+            asked = [
+                f"{name}=={pins[name]}" if name in pins else name
+                for name in sorted(common.union(*names))
+                if name in common or name in named
+            ]
+            self._sourced = not all(self._solver.has_wheels(target, base, one) for one in asked)
         return self._sourced
 
-    def _unbuilt(self, failed: dict[str, LockError], framework: str) -> _Trial | None:
+    def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _Trial | None:
         """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
 
         Where there is none, `failed` says what else stands against each.
         """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         carried = {base.python for base in self._bases}
+
+        def trial_on(python: str) -> _Trial:
+            return self._try(python, framework, below=below, sources=True)
+
         for some in (carried.intersection(pythons), set(pythons) - carried):
+            tried = [one for one in pythons if one in some]
+            trials = [trial_on(one) for one in tried[:1]]
+            if trials and not trials[0].error and not self._has_wheels_elsewhere(trials[0]):
+                return trials[0]
             with ThreadPoolExecutor(2) as pool:
-                tried = [one for one in pythons if one in some]
-                trials = list(pool.map(lambda python: self._try(python, framework, sources=True), tried))
+                trials += pool.map(trial_on, tried[1:])
             if found := [one for one in trials if one.error is None]:
                 return min(found, key=lambda one: len(one.unbuilt))
             failed |= {one.python: one.error for one in trials if one.error}
         return None
+
+    def _has_wheels_elsewhere(self, trial: _Trial) -> bool:
+        """Whether another Python may have a wheel of a package that this one must build."""
+        pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
+        target, base = self._asked[trial.python]
+        return any(self._solver.has_wheels(target, base, pin) for pin in pins)
 
     # --- what all recipes share ---
 
@@ -475,6 +621,16 @@ class _Planner:
             what = f"--framework {choice.framework}={choice.version} --cuda {choice.cuda}"
             ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(given)}")
         return "; or ".join(ways)
+
+    def _optional(self, wish: Wish) -> str:
+        """The extra or group of the file that brings a framework, if its packages solve."""
+        for kind, name in wish.frameworks if self._hints else ():
+            asked = self._request
+            extra = kind == "extra"
+            more = replace(asked, extras=(*asked.extras, name)) if extra else None
+            if self._choice(more or replace(asked, groups=(*asked.groups, name))):
+                return f"--{kind} {name}"
+        return ""
 
     def _choice(self, request: NewRequest) -> Choice | None:
         """What the recipe of a request would be for, if it can be solved."""
@@ -571,6 +727,14 @@ class _Trial:
     unbuilt: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Age:
+    """The time of a file's pins: the `day` of the newest, and the framework's first series after it."""
+
+    below: str
+    day: date
+
+
 def _open_target(
     family: str, python: str, base: Base, requirements: Iterable[str], constraints: Iterable[str]
 ) -> Target:
@@ -600,7 +764,7 @@ def _names(wish: Wish) -> set[str]:
     return {pypi_name(text) for text in wish.pip}
 
 
-def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
+def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> Iterator[str]:
     """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
     direct = _names(wish)
     if choice.framework not in direct:
@@ -608,6 +772,11 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool) -> Iterator[str]:
     others = [one for one in ("torch", "tensorflow", "jax") if one in direct - {choice.framework}]
     if others and choice.framework in direct:
         yield f"{wish.file} names {' and '.join(others)} too: the image is for {choice.framework}"
+    if age:
+        yield (
+            f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
+            f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
+        )
     if chosen:
         driver = cuda_floor(choice.cuda).driver
         needs = f"; it needs driver {driver} or newer" if driver else ""

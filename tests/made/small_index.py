@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
+from imagefactory.lock.pypi import newest
 from imagefactory.lock.pypi.wheels_there import NoWheelError
 from imagefactory.model import Base, Lock, Target
 
@@ -18,17 +20,21 @@ PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """`pythons` are those that it has wheels for; none where only its sources are there."""
+    """`pythons` are those that it has wheels for; none where only its sources are there.
+
+    `day` is when it was uploaded (`2023-07-18`), empty where the index does not tell.
+    """
 
     needs: tuple[str, ...] = ()
     pythons: tuple[str, ...] = PYTHONS
+    day: str = ""
 
 
 @dataclass(slots=True)
 class SmallIndex:
-    """Releases by `name==version`. `solved` are the targets that were asked for."""
+    """`files` are releases by `name==version`. `solved` are the targets that were asked for."""
 
-    releases: Mapping[str, Release]
+    files: Mapping[str, Release]
     solved: list[Target] = field(default_factory=list)
 
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
@@ -49,13 +55,25 @@ class SmallIndex:
             return self._solution(target, None, sources=False)
         except UnsolvableError:
             names = {Requirement(text).name for text in target.requirements}
-            pins = [pin.split("==") for pin in self.releases if self._is_source(*pin.split("=="))]
+            pins = [pin.split("==") for pin in self.files if self._is_source(*pin.split("=="))]
             if lacking := tuple(name for name, _ in pins if name in names):
                 raise NoWheelError(f"{target.name}: no wheel", hint="", names=lacking, account="") from None
             raise
 
-    def has_wheels(self, target: Target, base: Base, name: str) -> bool:
-        return any(pin.startswith(f"{name}==") and one.pythons for pin, one in self.releases.items())
+    def releases(
+        self, target: Target, base: Base, names: Sequence[str]
+    ) -> dict[str, tuple[newest.Release, ...]]:
+        found: dict[str, list[newest.Release]] = {name: [] for name in names}
+        for pin, one in self.files.items():
+            name, _, version = pin.partition("==")
+            if name in found:
+                day = date.fromisoformat(one.day) if one.day else None
+                found[name].append(newest.Release(version=Version(version), uploaded=day))
+        return {name: tuple(sorted(some, key=lambda one: one.version)) for name, some in found.items()}
+
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        prefix = pin if "==" in pin else f"{pin}=="
+        return any(pin.startswith(prefix) and one.pythons for pin, one in self.files.items())
 
     def explain(self, target: Target, base: Base, error: LockError) -> LockError:
         return error
@@ -70,10 +88,10 @@ class SmallIndex:
         return found
 
     def _is_source(self, name: str, version: str) -> bool:
-        return not self.releases.get(f"{name}=={version}", Release()).pythons
+        return not self.files.get(f"{name}=={version}", Release()).pythons
 
     def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
-        return self.releases[pin].needs
+        return self.files[pin].needs
 
     def _extend(
         self,
@@ -90,9 +108,9 @@ class SmallIndex:
         first, rest = wanted[0], wanted[1:]
         name = canonicalize_name(first.name)
         limits = [first.specifier, *(one.specifier for one in bounds if canonicalize_name(one.name) == name)]
-        versions = [pin.partition("==")[2] for pin in self.releases if pin.startswith(f"{name}==")]
+        versions = [pin.partition("==")[2] for pin in self.files if pin.startswith(f"{name}==")]
         for version in [found[name]] if name in found else sorted(versions, key=Version, reverse=True):
-            release = self.releases.get(f"{name}=={version}", Release())
+            release = self.files.get(f"{name}=={version}", Release())
             fits = python in release.pythons or (sources and not release.pythons)
             if fits and all(version in limit for limit in limits):
                 needs = [] if name in found else [Requirement(text) for text in release.needs]

@@ -48,10 +48,18 @@ class Need:
         return f"{self.by} needs {self.wants}"
 
 
+class NoCompanionError(UnsolvableError):
+    """A companion has no release for a version of its framework, which `need` bounds to those that it has."""
+
+    def __init__(self, message: str, *, hint: str, conflict: tuple[str, ...], need: Need) -> None:
+        super().__init__(message, hint=hint, conflict=conflict)
+        self.need = need
+
+
 def known_needs(versions: Mapping[str, str], python: str) -> tuple[Need, ...]:
     """Return the needs of releases (name -> version) that bear on one another, for a Python (`3.11`).
 
-    Raises UnsolvableError for a companion that has no release for the version of its framework.
+    Raises NoCompanionError for a companion that has no release for the version of its framework.
     """
     found = [
         Need(by=f"{row.package} {versions[row.package]}", wants=row.needs, add=row.add, source=row.source)
@@ -68,7 +76,7 @@ def known_needs(versions: Mapping[str, str], python: str) -> tuple[Need, ...]:
             if name not in versions:
                 continue
             if not series:
-                raise _no_companion(name, f"{framework} {version}", framework)
+                raise _no_companion(f"{name} {versions[name]}", f"{framework} {version}")
             wants = Requirement(f"{name}=={series}.*")
             found.append(Need(by=f"{framework} {version}", wants=wants, add=False, source="companions.toml"))
     return tuple(found)
@@ -98,6 +106,32 @@ def with_needs(question: WheelQuestion, needs: Iterable[Need]) -> WheelQuestion:
     )
 
 
+def solve_companions(solver: Solver, question: WheelQuestion) -> tuple[WheelQuestion, Pins, tuple[Need, ...]]:
+    """Solve a question, with a framework left open older where a companion has no release for a newer one.
+
+    Return the question with that bound, its solution, and what was bounded. Raises NoCompanionError where
+    that has no solution, and whatever the solver raises.
+    """
+    brought, kept, pins = _brought(question), list[Need](), solver.solve(question)
+    while True:
+        try:
+            known_needs(brought | _versions(pins), question.lock.python)
+        except NoCompanionError as error:
+            bounded = with_needs(question, (error.need,))
+            if bounded == question:  # brought by something else, or bounded before
+                raise _of_target(question, error) from error
+            try:
+                pins = solver.solve(bounded)
+            except (UnbuiltError, UnreachableError):
+                raise
+            except (UnsolvableError, NoWheelError):
+                raise _of_target(question, error) from error
+            question = bounded
+            kept.append(error.need)
+        else:
+            return question, pins, tuple(kept)
+
+
 def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> tuple[WheelQuestion, Pins]:
     """Solve a question so that all known needs are met. Return the question with them, and its solution.
 
@@ -106,13 +140,11 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
     """
     brought = _brought(question)
     given = {package_of(text) for text in question.given}
-    pins, kept = solver.solve(question), list[Need]()
+    question, pins, older = solve_companions(solver, question)
+    kept = [*older]
     for _ in range(_ROUNDS):
         versions = brought | _versions(pins)
-        try:
-            needs = known_needs(versions, question.lock.python)
-        except UnsolvableError as error:
-            raise _of_target(question, error) from error
+        needs = known_needs(versions, question.lock.python)
         broken = [
             one
             for one in needs
@@ -127,8 +159,9 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
         kept += broken
         question = with_needs(question, broken)
         try:
-            pins = solver.solve(question)
-        except (UnbuiltError, UnreachableError):
+            question, pins, older = solve_companions(solver, question)
+            kept += older
+        except (UnbuiltError, UnreachableError, NoCompanionError):
             raise
         except (UnsolvableError, NoWheelError) as error:
             raise _contradicted(question, kept, error) from error
@@ -177,18 +210,22 @@ def _told(needs: Iterable[Need]) -> str:
     return "; ".join(dict.fromkeys(map(str, needs)))
 
 
-def _no_companion(name: str, release: str, framework: str) -> UnsolvableError:
+def _no_companion(companion: str, release: str) -> NoCompanionError:
+    name, framework = companion.partition(" ")[0], release.partition(" ")[0]
     last = knowledge.last_with(name, framework)
-    return UnsolvableError(
+    head, _, tail = last.rpartition(".")
+    wants = Requirement(f"{framework}<{head}.{int(tail) + 1}" if head and tail.isdigit() else framework)
+    return NoCompanionError(
         f"{name} has no release for {release}: its last is for {framework} {last}",
         hint=f"write version: {last} of {framework}, or leave out {name} and what needs it",
         conflict=(name,),
+        need=Need(by=companion, wants=wants, add=False, source="companions.toml"),
     )
 
 
-def _of_target(question: WheelQuestion, error: UnsolvableError) -> UnsolvableError:
+def _of_target(question: WheelQuestion, error: NoCompanionError) -> NoCompanionError:
     message = f"{question.lock.target}: {error.message}"
-    return UnsolvableError(message, hint=error.hint, conflict=error.conflict)
+    return NoCompanionError(message, hint=error.hint, conflict=error.conflict, need=error.need)
 
 
 def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockError) -> UnsolvableError:

@@ -71,6 +71,17 @@ def series_after(offered: Mapping[str, Sequence[Release]], rows: Collection[str]
     return tuple(found)
 
 
+def first_series_after(some: Iterable[Release], day: date) -> str:
+    """The oldest series (`2.1`) whose first release is of a later day; empty for none, or for all of them."""
+    begun: dict[tuple[int, ...], date] = {}
+    for one in some:
+        if one.uploaded:
+            cut = _cut(one.version, 2)
+            begun[cut] = min(one.uploaded, begun.get(cut, one.uploaded))
+    later = [cut for cut, first in sorted(begun.items()) if first > day]
+    return ".".join(map(str, later[0])) if later and later[0] != min(begun) else ""
+
+
 def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple[str, str]:
     """(release, Python): the newest Python that the newest release has a wheel of its own for.
 

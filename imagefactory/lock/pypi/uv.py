@@ -27,7 +27,7 @@ from imagefactory.lock.pypi.conflict import explain_conflict
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.known import known_needs, with_needs
+from imagefactory.lock.pypi.known import known_needs, solve_companions, with_needs
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
@@ -77,9 +77,15 @@ class UvLocker:
         self._index = index
         self._python = python
         self._platforms: list[tuple[str, str]] = []
+        self._version, self._pages_at = "", ""
+        self._solved: dict[WheelQuestion, Pins | NoWheelError] = {}
 
     def require(self) -> str:
         """uv's version. Raises ToolError without uv."""
+        self._version = self._version or self._ask_version()
+        return self._version
+
+    def _ask_version(self) -> str:
         done = self._run(["--version"])
         match = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
         if done.returncode != 0 or not match:
@@ -141,13 +147,13 @@ class UvLocker:
     def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
         """The versions that a lock would have, without a look at their files. Raises like `lock`.
 
-        With `declared` by what packages declare alone: neither known needs nor sources are looked at, and
-        NoWheelError is raised for packages without a wheel.
+        With `declared` by what packages declare: of known needs only companions count, sources are not looked
+        at, and NoWheelError is raised for packages without a wheel.
         """
         try:
             question = self._question(request)
             if declared:
-                return self.solve(question)
+                return solve_companions(self, question)[1]
             return require_wheels(self, question, request.target, progress)[1]
         except UnsolvableError as error:
             raise explain_on(error, request.under, request.target) if request.under else error from error
@@ -215,7 +221,24 @@ class UvLocker:
         return urls | self._search(missing, lock)
 
     def solve(self, question: WheelQuestion) -> Pins:
-        """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv."""
+        """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv.
+
+        A question is asked once, but for one with folders, whose files may change.
+        """
+        key = replace(question, sources=())
+        if question.stubs or question.sdists:
+            return self._solve(key)
+        if key not in self._solved:
+            try:
+                self._solved[key] = self._solve(key)
+            except NoWheelError as error:
+                self._solved[key] = error
+        known = self._solved[key]
+        if isinstance(known, NoWheelError):
+            raise NoWheelError(known.message, hint=known.hint, names=known.names, account=known.account)
+        return known
+
+    def _solve(self, question: WheelQuestion) -> Pins:
         # A pin among the requirements also lets uv take a version that has been yanked since.
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
@@ -329,15 +352,36 @@ class UvLocker:
 
         uv is not asked where it is: without a wheel it would run the project's own code to know more.
         """
-        known = LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0)
+        return self.projects((name,), lock)[name]
+
+    def projects(self, names: Sequence[str], lock: Lock) -> dict[str, tuple[IndexFile, ...]]:
+        """The same of several projects, read at a time."""
+        own, pip = (
+            from_indexes(lock.origins),
+            LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0),
+        )
+
+        def page_of(known: LockedWheel) -> str:
+            try:
+                return self._page_of(known, lock)
+            except (LockError, KeyError):
+                return ""
+
+        if not self._pages_at and any(name not in own for name in names):
+            self._pages_at = page_of(pip).removesuffix("pip/")
+        pages = {name: self._pages_at and f"{self._pages_at}{name}/" for name in names}
+        pages |= {name: page_of(replace(pip, name=name)) for name in names if name in own}
         web = Web(self._index)
+
+        def read(page: str) -> tuple[IndexFile, ...]:
+            try:
+                return project_files(web, page) if page else ()
+            except (RefusedError, TransientError):
+                return ()
+
         try:
-            if name in from_indexes(lock.origins):
-                known = replace(known, name=name)
-            page = self._page_of(known, lock) if name != "pip" else ""
-            return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
-        except (LockError, KeyError, RefusedError, TransientError):
-            return ()
+            with ThreadPoolExecutor(8) as pool:
+                return dict(zip(pages, pool.map(read, pages.values()), strict=True))
         finally:
             web.close()
 

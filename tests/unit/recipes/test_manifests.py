@@ -88,6 +88,49 @@ def test_what_is_optional_is_one_note() -> None:
     assert note.endswith("train, vision, all (--extra NAME); test, lint, dev (--group NAME)")
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        (
+            "pyproject.toml",
+            '[project]\nname = "x"\ndependencies = []\n[project.optional-dependencies]\n'
+            'model_worker = ["peft", "torch>=2 ; python_version > \'3\'"]\nweb = ["gradio"]\n"a b" = ["torch"]\n',
+            ("extra", "model_worker", "torch>=2 is in the extra model_worker: --extra model_worker"),
+        ),
+        (
+            "pyproject.toml",
+            '[project]\nname = "x"\ndependencies = []\n[dependency-groups]\ngpu = ["jax[cuda12]"]\nall = []\n',
+            ("group", "gpu", "jax[cuda12] is in the group gpu: --group gpu"),
+        ),
+        (
+            "pyproject.toml",
+            '[tool.poetry]\nname = "x"\n[tool.poetry.dependencies]\npython = "^3.10"\n'
+            'torch = {version = "^2", optional = true}\n[tool.poetry.extras]\ndeep = ["torch"]\n',
+            ("extra", "deep", "torch is in the extra deep: --extra deep"),
+        ),
+        (
+            "setup.py",
+            'from setuptools import setup\nsetup(name="x", extras_require={"torch": ["torch==2.6.0"]})\n',
+            ("extra", "torch", "torch==2.6.0 is in the extra torch: --extra torch"),
+        ),
+    ],
+)
+def test_an_extra_or_group_with_a_framework_is_named(
+    file: str, text: str, found: tuple[str, str, str]
+) -> None:
+    wish = read({file: text}, file=file)
+    kind, name, told = found
+    assert wish.frameworks == [(kind, name)]
+    (note,) = [line for line in wish.notes if "optional" in line]
+    assert told in note
+    assert read({file: text}, file=file, **{f"{kind}s": (name,)}).frameworks == []
+
+
+def test_a_framework_that_the_project_requires_itself_is_not_looked_for() -> None:
+    text = '[project]\nname = "x"\ndependencies = ["torch"]\n[dependency-groups]\ngpu = ["torch>=2"]\n'
+    assert read({"pyproject.toml": text}).frameworks == []
+
+
 @pytest.mark.parametrize(("extras", "groups"), [(("tarin",), ()), ((), ("train",))])
 def test_an_unknown_one_stops_and_names_those_there_are(
     extras: tuple[str, ...], groups: tuple[str, ...]

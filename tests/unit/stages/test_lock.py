@@ -20,12 +20,13 @@ from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
+from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.question import Pins
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, Quiet
 from imagefactory.report.locks import format_relock
 from imagefactory.stages import lock as stages_lock
-from imagefactory.stages.lock import Relock, solve_target
+from imagefactory.stages.lock import Relock, has_wheels, solve_target
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
@@ -550,3 +551,23 @@ def test_a_solve_writes_nothing_and_names_extras_that_are_not_there(
         assert solved == {"einops": "0.8.0"}
     assert ["nothing" in text for text in noted] == [True]
     assert not place.factory.lock_folder.exists()
+
+
+def test_whether_some_python_has_a_wheel_of_a_release(place: Place) -> None:
+    class Index:
+        def platform(self, *_: object) -> str:
+            return "manylinux_2_36_x86_64"
+
+        def project(self, name: str, _: Lock) -> tuple[IndexFile, ...]:
+            files = (
+                "1.0-py2-none-any.whl",
+                "1.1-py2.py3-none-any.whl",
+                "1.2-2-cp38-cp38-any.whl",
+                "1.3.tar.gz",
+            )
+            return tuple(IndexFile(filename=f"{name}-{one}", url="", sha256="") for one in files)
+
+    target = place.factory.targets[0]
+    base = place.factory.base_of(target)
+    found = [has_wheels(Index(), target, base, pin) for pin in ("x", "x==1.0", "x==1.1", "x==1.2", "x==1.3")]  # type: ignore[arg-type]
+    assert found == [True, False, True, True, False]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from imagefactory.errors import (
     FactoryError,
+    UnbuiltError,
     UnreachableError,
     UnsolvableError,
     UsageError,
@@ -111,8 +112,8 @@ def test_an_index_of_builds_says_which_cuda(bench: Bench) -> None:
 
 
 def test_a_version_that_no_table_knows_says_its_cuda_itself(bench: Bench) -> None:
-    bench.index.releases = {"torch==9.1.0": Release(needs=("nvidia-cuda-runtime==14.1.5",))} | INDEX
-    bench.index.releases["nvidia-cuda-runtime==14.1.5"] = Release()  # type: ignore[index]
+    bench.index.files = {"torch==9.1.0": Release(needs=("nvidia-cuda-runtime==14.1.5",))} | INDEX
+    bench.index.files["nvidia-cuda-runtime==14.1.5"] = Release()  # type: ignore[index]
     assert bench.choice("torch\n").cuda == "14.1"
 
 
@@ -142,9 +143,91 @@ def test_an_older_release_is_chosen_where_the_newest_does_not_lock(bench: Bench)
     assert isinstance(strict.stop("torch==2.15.0\n"), UnsolvableError)
 
 
+def test_a_python_with_all_wheels_comes_before_one_to_build_for(bench: Bench) -> None:
+    """What is known to be needed, and not declared, may have no wheel."""
+
+    class Needing(SmallIndex):
+        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+            if target.python not in pythons:
+                rows = ({"name": "numpy", "version": "1.26.4", "source": "x"},)
+                raise UnbuiltError("no wheel", packages=rows, pins=("torch==2.15.0",))
+            return dict(SmallIndex.solve(self, target, base, under))
+
+    pythons = {"3.11"}
+    needing = Bench(bench.root, Needing(INDEX))
+    assert needing.choice("torch\n").python == "3.11"
+    pythons = set()
+    plan = needing.plan("torch\n")
+    assert (plan.draft.choice and plan.draft.choice.python, plan.without_wheel) == ("3.13", ("numpy",))
+
+
+@pytest.mark.parametrize(
+    ("text", "solved"),
+    [
+        ("torch\neinops\n", ["3.13", "3.13"]),  # the file, and the recipe
+        ("trainer\n", ["3.13", "3.13"]),  # what was found changes no question
+        ("torch==2.1.2\n", ["3.13", "3.11", "3.11"]),
+        ("torch\nsourced\n", ["3.11", "3.13", "3.13", "3.13"]),  # no other Python can have wheels
+        ("torch\nfilterpy==1.4.5\n", ["3.11", "3.13", "3.13", "3.13"]),
+    ],
+)
+def test_nothing_is_solved_needlessly(bench: Bench, text: str, solved: list[str]) -> None:
+    bench.index.files = INDEX | {"filterpy==0.1": Release()}
+    bench.plan(text)
+    pythons = [one.python for one in bench.index.solved]
+    assert (sorted(pythons) if len(pythons) > 3 else pythons) == solved
+
+
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
     assert isinstance(bench.stop("librosa\nnumba\n"), UsageError)
     assert bench.choice("numba\n", framework="numba", cuda="13").framework == "numba"
+
+
+# --- a file of pins of an older time ---------------------------------------------------------------
+
+DAYS = {
+    "torch==2.15.0": Release(day="2026-10-01"),
+    "torch==2.3.1": Release(day="2024-06-05"),
+    "torch==2.3.0": Release(day="2024-04-24"),
+    "torch==2.2.2": Release(day="2024-01-30", pythons=OLD),
+    "adapter==1.0": Release(needs=("torch",), day="2024-01-02"),
+    "tool==2.0": Release(day="2024-03-01"),
+    "tool==3.0": Release(day="2026-03-01"),
+    "newer==1.0": Release(needs=("torch>=2.9",), day="2024-03-01"),
+    "sourced==1.0": Release(pythons=(), day="2024-03-01"),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("torch\nadapter==1.0\ntool==2.0\n", "2.3.1"),  # a series that began within 60 days
+        ("torch\nadapter==1.0\n", "2.2.2"),
+        ("adapter==1.0\ntool==2.0\n", "2.3.1"),  # the framework comes by another
+        ("adapter==1.0\nsourced==1.0\n", "2.3.1"),  # a package to be built
+        ("torch\nadapter\ntool==2.0\n", "2.15.0"),  # most is open
+        ("torch\ntool==2.*\n", "2.15.0"),
+        ("torch>=2.9\ntool==2.0\n", "2.15.0"),  # the file wants a newer one
+        ("torch\nnewer==1.0\n", "2.15.0"),  # so does a package
+        ("torch==2.15.0\ntool==2.0\n", "2.15.0"),
+        ("torch\ntool==3.0\n", "2.3.1"),
+    ],
+)
+def test_a_framework_beside_pins_is_of_their_time(bench: Bench, text: str, version: str) -> None:
+    bench.index.files = DAYS
+    plan = bench.plan(text)
+    assert plan.draft.choice
+    assert plan.draft.choice.version == version
+    told = any("--framework torch=VERSION" in line for line in plan.draft.notes)
+    assert told is (version != "2.15.0")
+
+
+def test_pins_of_no_day_and_a_version_that_was_said_change_nothing(bench: Bench) -> None:
+    text = "torch\ntool==2.0\n"
+    bench.index.files = DAYS
+    said = bench.choice(text, framework="torch", version="2.15.0")
+    bench.index.files = {pin: replace(one, day="") for pin, one in DAYS.items()}
+    assert said.version == bench.choice(text).version == "2.15.0"
 
 
 # --- where it stops ------------------------------------------------------------------------------
@@ -159,7 +242,7 @@ def test_an_option_completes_the_file_and_does_not_override_it(bench: Bench) -> 
 
 
 def test_a_series_within_whose_releases_only_some_are_allowed_is_written_as_one(bench: Bench) -> None:
-    bench.index.releases = INDEX | {"torch==2.3.0": Release()}
+    bench.index.files = INDEX | {"torch==2.3.0": Release()}
     assert bench.choice("torch<2.3.1\n", framework="torch", version="2.3").version == "2.3.0"
     assert bench.choice("torch==2.3\n").version == "2.3.0"
 
@@ -207,7 +290,7 @@ def test_a_target_whose_packages_do_not_go_with_the_file(bench: Bench) -> None:
 
 
 def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
-    bench.index.releases = INDEX | {"torch==2.2.1": Release(pythons=OLD)}
+    bench.index.files = INDEX | {"torch==2.2.1": Release(pythons=OLD)}
     error = bench.stop("torch==2.2.1+cu118\neinops\n")
     assert "--cuda 12.1" in error.hint
     assert "--on" not in error.hint  # a target of another torch
@@ -233,6 +316,16 @@ def test_a_file_of_which_nothing_is_taken(bench: Bench) -> None:
     for text in ("# nothing\n", "-e .\n"):
         assert isinstance(bench.stop(text), UsageError)
         assert isinstance(bench.stop(text, on="pytorch-2.3-cu121"), UsageError)
+
+
+def test_the_extra_that_has_the_framework_is_the_hint(bench: Bench) -> None:
+    text = '[project]\nname = "x"\ndependencies = ["einops"]\n[project.optional-dependencies]\n'
+    text += 'broken = ["torch>=99"]\nworker = ["trainer", "torch"]\n'
+    error = bench.stop(text, file="pyproject.toml")
+    assert error.hint == "--extra worker"
+    plan = bench.plan(text, file="pyproject.toml", extras=("worker",))  # type: ignore[arg-type]
+    assert plan.draft.choice
+    assert plan.draft.choice.version == "2.7.1"
 
 
 # --- what is written all the same ---------------------------------------------------------------
@@ -271,6 +364,6 @@ def test_an_index_that_cannot_be_reached(bench: Bench) -> None:
 
 
 def test_every_python_is_one_that_the_index_may_have(bench: Bench) -> None:
-    bench.index.releases = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
+    bench.index.files = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
     assert bench.choice("torch==2.0.1\n").python == "3.10"
     assert {one.python for one in bench.index.solved} <= set(PYTHONS)

@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.gpu import knowledge
-from imagefactory.lock.pypi.known import known_needs, solve_known
+from imagefactory.lock.pypi.known import NoCompanionError, known_needs, solve_companions, solve_known
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.requirements import read_lock
 from imagefactory.model import LockedWheel
@@ -138,6 +138,27 @@ def test_a_companion_without_a_release_for_the_framework_stops() -> None:
         solve_known(solver, ask("torch==2.15.*", "torchaudio"), Quiet())
     assert "torchaudio has no release for torch 2.15.0" in caught.value.message
     assert "2.11" in caught.value.hint
+
+
+def test_an_open_framework_is_as_old_as_its_companions_need_it() -> None:
+    def answer(asked: tuple[str, ...]) -> str:
+        return f"torch=={'2.11.0' if 'torch<2.12' in asked else '2.15.0'} torchaudio==2.11.0"
+
+    notes = Notes()
+    question, pins = solve_known(Solver(answer), ask("torchaudio"), notes)
+    assert (pins.lines, question.constraints) == (("torch==2.11.0", "torchaudio==2.11.0"), ("torch<2.12",))
+    assert len(notes.told) == 1
+    assert solve_companions(Solver(answer), ask("torchaudio"))[:2] == (question, pins)
+
+    def pinned(asked: tuple[str, ...]) -> str:
+        if "torch<2.12" in asked:
+            raise UnsolvableError("t: No solution found")
+        return answer(asked)
+
+    with pytest.raises(NoCompanionError):
+        solve_known(Solver(pinned), ask("torch==2.15.*", "torchaudio"), notes)
+    with pytest.raises(NoCompanionError):
+        solve_known(Solver(answer), ask("torchaudio", fixed=(fixed("torch==2.15.0"),)), notes)
 
 
 def test_a_recipe_that_asks_for_the_contrary_has_no_solution() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from datetime import date
 
 import pytest
+from packaging.version import Version
 
+from imagefactory.lock.pypi.newest import Release
 from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.series import cuda_of, newer_series, newest_python
+from imagefactory.lock.pypi.series import cuda_of, first_series_after, newer_series, newest_python
 
 PLATFORM = "manylinux_2_36_x86_64"
 
@@ -97,3 +99,13 @@ def test_a_wheel_for_any_python_names_none() -> None:
 )
 def test_the_cuda_that_a_wheel_pins(needs: list[str], cuda: str) -> None:
     assert cuda_of(needs) == cuda
+
+
+def test_the_first_series_that_began_after_a_day() -> None:
+    days = {"2.0.0": "2023-03-15", "2.0.1": "2023-05-08", "2.1.0": "2023-10-04", "2.2.0": "2024-01-30"}
+    some = [Release(version=Version(one), uploaded=date.fromisoformat(day)) for one, day in days.items()]
+    untold = Release(version=Version("2.1.5"), uploaded=None)
+    assert first_series_after([*some, untold], date(2023, 9, 30)) == "2.1"
+    assert first_series_after(some, date(2023, 10, 4)) == "2.2"
+    assert first_series_after(some, date(2024, 2, 1)) == ""
+    assert first_series_after(some, date(2020, 1, 1)) == ""  # nothing would be left
