@@ -460,7 +460,7 @@ def test_an_environment_comes_in(lab: Factory, scratch: Path) -> None:
     here = replace(lab, root=root)
     environment = root / "environment.yml"
     environment.write_text(
-        f"name: course\nchannels: [made]\ndependencies:\n  - python=3.{sys.version_info.minor}\n"
+        f"name: course\nchannels: [made, nodefaults]\ndependencies:\n  - python=3.{sys.version_info.minor}\n"
         "  - tinytorch=1.0\n  - tinytool<1.1\n  - cuda-version=12.1\n  - pip:\n      - idna==3.7\n"
     )
     told = here.run("new", "course", "--from", str(environment), "--framework", "tinytorch", code=None)
