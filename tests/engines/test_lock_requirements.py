@@ -204,7 +204,7 @@ def test_a_yanked_version_is_still_found(index: Index, tmp_path: Path) -> None:
     index.yanked.update(index.rows["numpy"])
     assert len(uv.addresses(lock)) == 3
     index.add("numpy", "1.26.4")
-    assert versions(uv.lock(REQUEST, Quiet()))["numpy"] == "1.26.4"
+    assert versions(locker(index, tmp_path).lock(REQUEST, Quiet()))["numpy"] == "1.26.4"
 
 
 def test_a_file_that_uv_does_not_list_is_found_by_its_hash(index: Index, tmp_path: Path) -> None:
