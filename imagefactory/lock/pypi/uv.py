@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock as ThreadLock
 
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
@@ -65,6 +66,10 @@ _SOLVE = (
     "--no-header",
     "--annotation-style=split",
 )
+
+
+# sysconfig, by which uv's package finds its program, is not ready for two threads that ask it first.
+_FINDING = ThreadLock()
 
 
 class UvLocker:
@@ -398,7 +403,8 @@ class UvLocker:
         try:
             from uv import find_uv_bin
 
-            program = find_uv_bin()
+            with _FINDING:
+                program = find_uv_bin()
         except (ImportError, FileNotFoundError) as error:
             raise ToolError("uv is not installed", hint=extra_hint("build")) from error
         # From `/`: uv reads a uv.toml of the folder it stands in and of those above, and in a shared
