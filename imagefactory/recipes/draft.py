@@ -476,7 +476,7 @@ def _environment(wish: Wish) -> str:
 def _parts(wish: Wish) -> str:
     """What a container file says of its image."""
     parts = wish.parts
-    lines = [_list("system", parts.debian)] if parts.debian else []
+    lines = [_list("system", list(parts.debian))] if parts.debian else []
     if parts.files:
         folders = dict.fromkeys(folder for folder, _ in parts.files)
         inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}

@@ -367,3 +367,13 @@ def test_every_python_is_one_that_the_index_may_have(bench: Bench) -> None:
     bench.index.files = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
     assert bench.choice("torch==2.0.1\n").python == "3.10"
     assert {one.python for one in bench.index.solved} <= set(PYTHONS)
+
+
+def test_a_debian_package_that_the_release_does_not_have_is_lost(bench: Bench) -> None:
+    bench.index.unknown = ("python-opengl",)
+    text = "FROM python:3.11\nRUN apt-get install -y git python-opengl\nRUN pip install torch\n"
+    plan = bench.plan(text, file="Dockerfile")
+    assert "\nsystem:\n  - git\n" in plan.draft.text
+    assert "  - python-opengl" not in plan.draft.text
+    (lost,) = plan.draft.lost
+    assert re.match(r"Dockerfile:2:\d+: apt-get install python-opengl \(", lost)
