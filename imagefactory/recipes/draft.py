@@ -131,6 +131,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
     row.refuse_version(version)
     if row.other_below(cuda):
         lines.note(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+    if others := row.other_extras(cuda):
+        lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
     base, python = _python(wish, asked.python, source, bases, lines)
     common = {
         "family": asked.family,

@@ -670,7 +670,7 @@ class _Planner:
 
     def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
         """What to take in place of a build that PyPI does not have."""
-        told, version = row.told_cuda(), self._request.version or row.version
+        told, version = row.meant_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
         ways = []
         for cuda in reversed(row.offers(newest) if self._hints else ()):

@@ -369,6 +369,14 @@ def test_every_python_is_one_that_the_index_may_have(bench: Bench) -> None:
     assert {one.python for one in bench.index.solved} <= set(PYTHONS)
 
 
+def test_an_extra_for_a_cuda_that_pypi_does_not_have_stops(bench: Bench) -> None:
+    text = "jax[cuda11_cudnn86]>=0.4.2\n"
+    assert "--cuda 13" in bench.stop(text).hint
+    plan = bench.plan(text, cuda="13")
+    assert "extras: [cuda13]" in plan.draft.text
+    assert any(line.startswith("jax[cuda11-cudnn86]") for line in plan.draft.notes)
+
+
 def test_a_debian_package_that_the_release_does_not_have_is_lost(bench: Bench) -> None:
     bench.index.unknown = ("python-opengl",)
     text = "FROM python:3.11\nRUN apt-get install -y git python-opengl\nRUN pip install torch\n"
