@@ -323,8 +323,11 @@ def named_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
 def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
     """The framework that an image is for, among the names that a file has and `others` that these need.
 
-    numba counts where numba-cuda goes with it: else it makes code for CPUs. Empty for none.
+    numba counts where numba-cuda goes with it: else it makes code for CPUs. A file that names tensorflow-cpu
+    reads data with TensorFlow, and keeps the GPU for another one. Empty for none.
     """
+    if "tensorflow-cpu" in names and {*_FIRST}.intersection(others) - {"tensorflow"}:
+        others = {*others} - {"tensorflow"}
     for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):
         if found := next((name for name in ranked if name in some), ""):
             return found

@@ -38,6 +38,9 @@ INDEX = {
     "tensorflow==2.21.0": Release(),
     "jax==0.10.2": Release(),
     "jax==0.4.35": Release(),
+    "tensorflow-cpu==2.21.0": Release(),
+    "data==1.0": Release(needs=("tensorflow",)),
+    "layers==1.0": Release(needs=("jax",)),
     "cupy-cuda12x==13.6.0": Release(),
     "numba==0.68.1": Release(needs=("numpy",)),
     "librosa==1.0": Release(needs=("numba",)),
@@ -96,6 +99,7 @@ def bench(root: Path) -> Bench:
         ("cupy-cuda12x<14\n", ("cupy-cuda12x", "13.6.0", "12", "3.13")),
         ("tensorflow\ntrainer\n", ("tensorflow", "2.21.0", "12", "3.13")),
         ("torch\n-c bounds.txt\n", ("torch", "2.3.1", "12.1", "3.13")),
+        ("tensorflow-cpu\ndata\nlayers\n", ("jax", "0.10.2", "13", "3.13")),
     ],
 )
 def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tuple[str, ...]) -> None:
