@@ -163,9 +163,14 @@ class Row:
         if self.source != "pypi" or not version:
             return ""
         words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
-        majors = {found[1] for one in words if (found := re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", one))}
+        majors = set(filter(None, map(_cuda_in, words)))
         offers = self.offers(version) or tuple(majors)
         return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
+
+    def meant_cuda(self) -> str:
+        """What the file says itself, else the CUDA of the framework's extras (`jax[cuda11_cudnn86]`)."""
+        majors = set(filter(None, map(_cuda_in, self._written_extras()))) if self.source == "pypi" else set()
+        return self.told_cuda() or (majors.pop() if len(majors) == 1 else "")
 
     def _written_extras(self) -> set[str]:
         written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))
@@ -201,7 +206,7 @@ class Row:
 
     def other_build(self, version: str) -> str:
         """What is wrong with a file that means a build for the CPU, or one that its source has not."""
-        told, offers = self.told_cuda(), self.offers(version)
+        told, offers = self.meant_cuda(), self.offers(version)
         what = f"{self.wish.file} means {'a build of ' if told == 'cpu' else ''}{self.framework} {version}"
         if told == "cpu":
             return f"{what.strip()} without CUDA"
@@ -224,7 +229,7 @@ class Row:
         `index` is how to name another index that has it.
         """
         if message := self.other_build(version):
-            told, offers = self.told_cuda(), self.offers(version)
+            told, offers = self.meant_cuda(), self.offers(version)
             ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
             if told != "cpu" and index:
                 ways.append(f"take that build: {index}, and run this command again")
@@ -252,10 +257,16 @@ class Row:
         """Its own extras, and those without which its CUDA libraries do not come."""
         if self.source == "conda":
             return ()
-        own = self._written_extras()
+        own = self._written_extras() - {*self.other_extras(cuda)}
         for wheel in knowledge.offered(self.framework, version):
             own |= {*wheel.extras} if wheel.cuda == cuda else set()
         return tuple(sorted(own))
+
+    def other_extras(self, cuda: str) -> tuple[str, ...]:
+        """Its extras for another major version of CUDA."""
+        major = cuda.partition(".")[0]
+        own = self._written_extras() if self.source == "pypi" else set()
+        return tuple(sorted(one for one in own if _cuda_in(one) not in ("", major)))
 
     def _some_cuda(self, version: str) -> str:
         """The CUDA versions that a version was released for, as an example for a person."""
@@ -312,8 +323,11 @@ def named_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
 def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
     """The framework that an image is for, among the names that a file has and `others` that these need.
 
-    numba counts where numba-cuda goes with it: else it makes code for CPUs. Empty for none.
+    numba counts where numba-cuda goes with it: else it makes code for CPUs. A file that names tensorflow-cpu
+    reads data with TensorFlow, and keeps the GPU for another one. Empty for none.
     """
+    if "tensorflow-cpu" in names and {*_FIRST}.intersection(others) - {"tensorflow"}:
+        others = {*others} - {"tensorflow"}
     for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):
         if found := next((name for name in ranked if name in some), ""):
             return found
@@ -328,6 +342,12 @@ def _of_source(named: str, source: str, conda: set[str]) -> str:
     others = [name for name, own in FRAMEWORKS.items() if own == canonical(named) and name in conda]
     usual = {"torch": "pytorch", "jax": "jaxlib"}.get(canonical(named), named.lower())
     return named.lower() if named.lower() in conda and usual != "jaxlib" else next(iter(others), usual)
+
+
+def _cuda_in(word: str) -> str:
+    """The major version of CUDA that an extra or the end of a name says; empty for none."""
+    found = re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", word)
+    return found[1] if found else ""
 
 
 def _pypi(framework: str) -> str:
