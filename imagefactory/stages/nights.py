@@ -18,6 +18,7 @@ from imagefactory.documents import format_value, parse_value
 from imagefactory.errors import FactoryError, UsageError
 from imagefactory.files import entries_of, explain_full_disk, held_alone, remove_inside, replace_text
 from imagefactory.matrix.changes import KeptPlan, NightReport
+from imagefactory.oci.layout import Layout
 from imagefactory.settings.load import Settings
 from imagefactory.sweeps.sweep_file import SWEEP
 
@@ -37,6 +38,7 @@ def one_night(settings: Settings) -> Iterator[None]:
 
     Raises UsageError where another is at work.
     """
+    Layout(settings.store_path).make()
     lock = nights_folder(settings) / ".lock"
     refusal = UsageError(
         f"another night is at work in {nights_folder(settings)}",
@@ -48,6 +50,7 @@ def one_night(settings: Settings) -> Iterator[None]:
 
 def new_night(settings: Settings, name: str) -> Path:
     """The folder of a night that begins; what is older than the last KEPT goes."""
+    Layout(settings.store_path).make()
     folders = _nights(settings)
     for folder in folders[: max(len(folders) - KEPT + 1, 0)]:
         _drop(settings, folder)

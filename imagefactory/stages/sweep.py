@@ -181,6 +181,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", hint="name a new folder: --folder DIR")
+    factory.layout.make()
     order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
     kits: list[NodeKit] = []
     faults: list[tuple[str, FactoryError]] = []
