@@ -70,6 +70,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
     return {
         "sweep": sweep_status.sweep.id,
+        "pool": sweep_status.sweep.pool,
         "folder": str(sweep_status.folder),
         "driven": sweep_status.driven,
         "done": sweep_status.done,

@@ -198,6 +198,7 @@ class Ending(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    DISCONNECTED = "disconnected"
     EXITED = "exited"
     KILLED = "killed"
     HELD = "held"

@@ -107,6 +107,8 @@ def _word(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[Outcom
             return None, f"waiting: {last.text}" if last.text else "waiting"
         case Ending.RUNNING:
             return None, f"running on {last.machine}" if last.machine else "running"
+        case Ending.DISCONNECTED:
+            return None, f"disconnected from {last.machine or 'its machine'}: {last.text}"[:LONGEST_WORDS]
         case Ending.HELD:
             return _held(last, limits)
         case Ending.REMOVED:

@@ -50,6 +50,8 @@ EXECUTE_ATTRIBUTES = (
 NO_CUDA = "amd|instinct|radeon|gfx"
 """Names of GPUs that tell a Capability and take no CUDA: condor_gpu_discovery gives HIP's version for it."""
 LARGEST_OUTPUT_MB = 16
+LEASE = timedelta(minutes=10)
+"""How long a job waits for a machine that does not answer, before it starts anew (default: 40)."""
 CPUS = 1
 
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
@@ -110,6 +112,7 @@ def _description(limits: JobLimits) -> tuple[str, ...]:
         "request_gpus = 1",
         f'require_gpus = $(gpu) && regexp("{NO_CUDA}", DeviceName, "i") =!= true',
         f"allowed_execute_duration = {_seconds(limits.run)}",
+        f"job_lease_duration = {_seconds(LEASE)}",
         f"periodic_remove = {_removal(limits)}",
         "notification = never",
     )

@@ -582,6 +582,13 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     assert run("status", folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert (told["done"], told["nodes"][0]["outcome"]) == (True, "verified")
+    assert told["pool"] == "htcondor"
+    assert run("status", folder.name) == 0
+    (head, _, header, row, *_) = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == [folder.name, "htcondor", "done:", "1"]
+    assert NAME in head
+    assert header.split() == ["TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE"]
+    assert row.split() == [NAME, "8.0", "verified", "1", "gpu.pool.test"]
     assert run("collect", folder.name, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert (row["outcome"], len(row["attached"])) == ("verified", 2)

@@ -31,6 +31,7 @@ MOVED = ("out", "err", "result", "post.json")
 SUBMITTED, EXECUTING, EVICTED, TERMINATED = 0, 1, 4, 5
 SHADOW_EXCEPTION, ABORTED, HELD, RELEASED = 7, 9, 12, 13
 SUSPENDED, UNSUSPENDED = 10, 11
+DISCONNECTED, RECONNECTED = 22, 23
 REMOTE_ERROR, RECONNECT_FAILED, TRANSFERRING = 21, 24, 40
 
 # Holds by which the pool, not the image or the job, is broken. 35 is an image that cannot be had, 12 and 13
@@ -123,6 +124,11 @@ def follow(events):
             last.trouble = trouble_of(event) or last.trouble
             if event.number != REMOTE_ERROR and last.ending != "held":
                 last.ending, last.text = "waiting", last.trouble
+        elif event.number == DISCONNECTED:
+            last.trouble = trouble_of(event) or last.trouble
+            last.ending, last.text = "disconnected", last.trouble
+        elif event.number == RECONNECTED:
+            last.ending, last.text = "running", ""
         elif event.number in (TRANSFERRING, SUSPENDED):
             last.step = event.text
         elif event.number == UNSUSPENDED:

@@ -45,6 +45,7 @@ GPUs_DriverVersion, GPUs_GlobalMemoryMb, GPUs_NvidiaDriver
   request_gpus = 1
   require_gpus = $(gpu) && regexp("amd|instinct|radeon|gfx", DeviceName, "i") =!= true
   allowed_execute_duration = 3600
+  job_lease_duration = 600
   periodic_remove = (JobStatus == 1 && time() - EnteredCurrentStatus > 60) \
 || (JobStatus == 1 && (NumJobStarts >= 5 || NumShadowStarts >= 20)) \
 || (JobStatus == 2 && JobCurrentStartExecutingDate >= ShadowBday \
