@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from imagefactory.pools.faults import FailedMachine
 from imagefactory.pools.model import Ending, JobLimits, LeftOut, NodeResult, Sweep
 from imagefactory.progress import format_seconds
 from imagefactory.report.text import format_table
@@ -75,6 +76,22 @@ def format_status(sweep: Sweep, results: Sequence[NodeResult], driven: bool | No
     ]
     header = ("TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE")
     return "\n\n".join([headline(sweep, results, driven), format_table(header, rows)])
+
+
+def format_failed_machines(machines: Sequence[FailedMachine], width: int | None = None) -> str:
+    """A row for each machine that failed jobs, with the last reason; empty where none did."""
+    if not machines:
+        return ""
+    rows = [
+        (
+            one.machine,
+            str(len(one.faults)),
+            "left out" if one.left_out else "tried last",
+            f"{one.faults[-1].at:%Y-%m-%d %H:%M}, {one.faults[-1].node}: {one.faults[-1].why}",
+        )
+        for one in machines
+    ]
+    return format_table(("MACHINE", "FAULTS", "NOW", "LAST FAULT"), rows, width)
 
 
 def headline(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None) -> str:
