@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     json_option,
     registry_option,
     say,
+    say_catalogue_notes,
     say_json,
     say_next,
     terminal_width,
@@ -110,6 +111,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     if plain and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, now)
         call.progress.note(shelf.said)
+        say_catalogue_notes(shelf.catalogue)
         return verdicts_on(shelf.offers[0])
     if "/" in name:
         refuse_registry(name, registry)

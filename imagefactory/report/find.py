@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from imagefactory.gpu.model import Basis
 from imagefactory.pools.sizes import format_size
+from imagefactory.report.catalogued import source_json
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
 from imagefactory.report.verdicts import ages_json, format_ages
@@ -117,6 +118,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
         "source": source,
         "place": finding.place,
         "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
+        **source_json(catalogue),
         "proofs": ages_json(finding.ages) if finding.ages else None,
         "pool": {
             "name": inventory.pool,
