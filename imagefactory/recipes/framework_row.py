@@ -35,6 +35,7 @@ _CUDA_PACKAGES = (
     "cuda-cudart",
     "cuda-runtime",
 )
+_FOR_CUDA = re.compile(r".+-cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
 _CUDA = "VERSION (such as 12.4)"
 _FIRST = ("torch", "tensorflow", "jax")
 """Frameworks that an image is for where a file names others of PyPI too."""
@@ -91,10 +92,18 @@ class Row:
         return tuple(sorted((one for one in found if self.allows(one)), key=natural))
 
     def range_with(self, cuda: str) -> str:
-        """The bounds within which PyPI's wheels come with `cuda`; empty where no known version does."""
+        """The bounds within which PyPI's wheels come with `cuda` (`12.4`, or `12` for any such release).
+
+        Empty where no known version does.
+        """
         found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
         series = sorted(found, key=natural)
-        fitting = [one for one in series if self._as_offered(cuda, self.offers(one)) in self.offers(one)]
+        fitting = [
+            one
+            for one in series
+            if self._as_offered(cuda, self.offers(one)) in self.offers(one)
+            or cuda in {offer.partition(".")[0] for offer in self.offers(one)}
+        ]
         if not fitting:
             return ""
         first = last = series.index(fitting[-1])
@@ -140,6 +149,17 @@ class Row:
         words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
         found = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
         return next((one[1] for one in found if one), "")
+
+    def named_beside(self) -> tuple[str, str]:
+        """A package of the file whose name says one major version of CUDA, and that (`cupy-cuda12x`, `12`).
+
+        Both are empty where no name says it, or where the names differ.
+        """
+        names = [name for name in map(pypi_name, self.wish.pip) if name != self.framework]
+        found = {one[1]: name for name in names if (one := _FOR_CUDA.fullmatch(name))}
+        return (
+            next(((name, major) for major, name in found.items()), ("", "")) if len(found) == 1 else ("", "")
+        )
 
     def refuse_rocm(self) -> None:
         """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""

@@ -376,7 +376,8 @@ class _Planner:
         """What the person says of the framework's version, and the file by its CUDA."""
         asked, framework = self._request, row.framework
         bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
-        cuda = "" if framework in self._elsewhere(row.wish).rows else asked.cuda or row.told_cuda()
+        cuda = asked.cuda or row.told_cuda() or row.named_beside()[1]
+        cuda = "" if framework in self._elsewhere(row.wish).rows else cuda
         if cuda and not (asked.version or row.version) and (within := row.range_with(cuda)):
             bounds.append(f"{framework}{within}")
         return bounds
@@ -803,6 +804,9 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> I
             f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
             f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
         )
+    beside, major = Row(framework=choice.framework, source="pypi", wish=wish).named_beside()
+    if chosen and major == choice.cuda.partition(".")[0]:
+        yield f"{beside} is for CUDA {major}: so is {choice.framework}"
     if chosen:
         driver = cuda_floor(choice.cuda).driver
         needs = f"; it needs driver {driver} or newer" if driver else ""

@@ -28,7 +28,9 @@ OLD = ("3.9", "3.10", "3.11")
 CUDA = {"2.15.0": "13.2", "2.7.1": "12.6", "2.6.0": "12.4"}
 INDEX = {
     **{f"torch=={one}": Release() for one in ("2.15.0", "2.9.1", "2.7.1", "2.6.0", "2.4.1", "2.3.1")},
+    "torch==2.0.1": Release(pythons=OLD),
     "torch==2.1.2": Release(pythons=OLD),
+    "cupy-cuda111==12.3.0": Release(pythons=OLD),
     "torch==2.2.2": Release(pythons=OLD),
     "transformers==5.0.0": Release(needs=("numpy",)),
     "trainer==1.0": Release(needs=("torch<2.8", "numpy")),
@@ -99,6 +101,9 @@ def bench(root: Path) -> Bench:
         ("cupy-cuda12x<14\n", ("cupy-cuda12x", "13.6.0", "12", "3.13")),
         ("tensorflow\ntrainer\n", ("tensorflow", "2.21.0", "12", "3.13")),
         ("torch\n-c bounds.txt\n", ("torch", "2.3.1", "12.1", "3.13")),
+        ("torch\ncupy-cuda12x\n", ("torch", "2.9.1", "12.8", "3.13")),
+        ("torch\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
+        ("trainer\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
         ("tensorflow-cpu\ndata\nlayers\n", ("jax", "0.10.2", "13", "3.13")),
     ],
 )
