@@ -34,6 +34,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+import yaml  # noqa: E402
 from packaging.utils import canonicalize_name  # noqa: E402
 
 from tests.projects import requested  # noqa: E402
@@ -259,44 +260,47 @@ def try_image(program: Path, folder: Path, result: Result, images: list[str]) ->
 
     `images` has the names of earlier images of this run, and of this one afterwards.
     """
-    steps = [("build", result.name)]
+    steps: list[tuple[str, ...]] = [("build", result.name)]
     if result.lock == BUILD:
         steps.insert(0, ("lock", "--build"))
-    for words in steps:
+    recipe = folder / f"recipes/{result.name}.yaml"
+    obeyed = 0
+    while steps:
+        words = steps.pop(0)
         done = call(program, folder, *words, seconds=3600)
         result.output += done.output
-        if done.code:
-            reasons = smoke_failure(done) or done.first_error
-            result.image = f"{FAILS}: `{' '.join(words[:-1] if words[0] == 'build' else words)}`: {reasons}"
-            return
+        if not done.code:
+            continue
+        if words[0] == "build" and obeyed < HINTS and obey(done.advice, recipe):
+            obeyed += 1
+            result.hints.append(done.advice.partition(" to the recipe")[0])
+            steps = [("lock",), words]
+            continue
+        said = " ".join(words) if words[0] == "lock" else words[0]
+        result.image = f"{FAILS}: `{said}`: {smoke_failure(done) or done.first_error}"
+        return
     (built,) = done.document["results"]
     mounts = ("--mount", f"{PROBE.parent}:/probe", "--mount", f"{folder}:/project")
-    within = subprocess.run(
-        [
-            program,
-            "-C",
-            folder,
-            "run",
-            "-q",
-            *mounts,
-            built["target"],
-            "--",
-            "python",
-            f"/probe/{PROBE.name}",
-            "/project",
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    inside = ("python", f"/probe/{PROBE.name}", "/project")
+    command = [program, "-C", folder, "run", "-q", *mounts, built["target"], "--", *inside]
+    within = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800)
     result.output += within.stderr + within.stdout
     result.image = imported(within.stdout, within.stderr)
     # The next image shares the framework's layers with this one: only the image before it goes.
-    for name in images:
-        call(program, folder, "store", "rm", name, seconds=60)
-    call(program, folder, "store", "gc", seconds=600)
+    if images:
+        call(program, folder, "store", "rm", *images, seconds=60)
+        call(program, folder, "store", "gc", seconds=600)
     images[:] = [built["image"]["name"]]
+
+
+def obey(advice: str, recipe: Path) -> bool:
+    """Write what a smoke test's hint says to add into the recipe; return whether it says any."""
+    lists = re.findall(r"\b(system|packages|pip|constraints): \[([^\]]+)\]", advice)
+    document = yaml.safe_load(recipe.read_text())
+    for key, values in lists:
+        document[key] = [*document.get(key, ()), *values.split(", ")]
+    recipe.write_text(yaml.safe_dump(document, sort_keys=False))
+    return bool(lists)
 
 
 def smoke_failure(built: Call) -> str:

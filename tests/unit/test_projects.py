@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from tests.projects import imported, measure, requested
@@ -180,3 +181,16 @@ def test_a_whole_project_of_a_directory_or_an_archive(
     for name in ("copy", "unpacked"):
         assert (tmp_path / name / "package/code.py").is_file()
     assert not measure.bring_all(project, str(tmp_path / "nowhere"), tmp_path / "none")
+
+
+def test_a_smoke_tests_hint_is_written_into_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "x.yaml"
+    recipe.write_text('python: "3.13"\npackages: [tqdm]\n')
+    advice = "add system: [libgl1, libx11-6] and packages: [setuptools<82] to the recipe, then lock"
+    assert measure.obey(advice, recipe)
+    assert yaml.safe_load(recipe.read_text()) == {
+        "python": "3.13",
+        "packages": ["tqdm", "setuptools<82"],
+        "system": ["libgl1", "libx11-6"],
+    }
+    assert not measure.obey("the checks above say why", recipe)
