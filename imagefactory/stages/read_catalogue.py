@@ -34,10 +34,7 @@ from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.stages.kept_catalogue import KeptCatalogue
 from imagefactory.verdicts.trust import Trust, read_trust
-from imagefactory.web import Patience
-
-HURRIED = Patience(attempts=2, first_wait=0.5, longest_wait=1.0, connect=5.0, read=15.0)
-"""How long a registry is waited for where there is something else to read."""
+from imagefactory.web import HURRIED, Patience
 
 
 def read_catalogue(

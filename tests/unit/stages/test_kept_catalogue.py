@@ -19,9 +19,10 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.kept_catalogue import MOST, KeptCatalogue
-from imagefactory.stages.read_catalogue import HURRIED, place_name, read_catalogue
+from imagefactory.stages.read_catalogue import place_name, read_catalogue
 from imagefactory.verdicts.keys import PublicKey, SigningKey
 from imagefactory.verdicts.trust import Grant, format_row
+from imagefactory.web import HURRIED
 from tests.made.catalogue import make_catalogue
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings
