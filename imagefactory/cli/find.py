@@ -53,7 +53,8 @@ def find(
     documented: a page says so. Images are those of this factory, else of the catalogue that you joined;
     without either nothing is verified. GPUs are those of the pool, where it can be asked, or of --inventory.
 
-    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have.
+    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have, or
+    nothing is known of it there.
     """
     from imagefactory.pools.sizes import parse_size
     from imagefactory.report.find import format_found, found_json, next_command

@@ -293,6 +293,9 @@ class Pool(Protocol):
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
 
+    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:
+        """How long a job may run whose suite is ended after `timeout` seconds."""
+
     def check_folder(self, folder: Path) -> None:
         """Raises UsageError for a folder that jobs could not name, before anything is made for it."""
 
@@ -334,5 +337,10 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
 
 def pool_here(environ: Mapping[str, str]) -> str:
     """The name of the pool that this machine is of, by its commands; empty where it is of none."""
+    return next(iter(pools_here(environ)), "")
+
+
+def pools_here(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of all pools whose commands this machine has."""
     path = environ.get("PATH")
-    return next((name for name, row in POOLS.items() if shutil.which(row.command, path=path)), "")
+    return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

@@ -54,16 +54,22 @@ class KeptCatalogue:
                 return file.read(LARGEST_PACKED + 1)
         return b""
 
+    def seen(self) -> str:
+        """Return when the newest catalog that was seen of this place was made, empty if not known."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = self.seen_path.read_text(encoding="ascii")
+            return text if _TIME.fullmatch(text) else ""
+        return ""
+
     def refuse_older(self, made: datetime) -> None:
         """Raise StatementError for a catalog that is older than the newest that was seen of this place."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            seen, text = self.seen_path.read_text(encoding="ascii"), format_time(made)
-            if _TIME.fullmatch(seen) and seen > text:
-                raise StatementError(
-                    f"{self.where} is refused: it was made at {text}, and one of {seen} was there before",
-                    hint="ask whoever runs the factory for a new one; if they went back to this one: "
-                    f"rm {self.seen_path}",
-                )
+        seen, text = self.seen(), format_time(made)
+        if seen > text:
+            raise StatementError(
+                f"{self.where} is refused: it was made at {text}, and one of {seen} was there before",
+                hint="ask whoever runs the factory for a new one; if they went back to this one: "
+                f"rm {self.seen_path}",
+            )
 
     def write(self, data: bytes, made: datetime) -> None:
         """Keep a catalog that was verified, and remember when it was made."""

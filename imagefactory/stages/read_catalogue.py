@@ -21,7 +21,7 @@ from imagefactory.access import Access, open_registry, registry_place
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue, CatalogueSource
 from imagefactory.catalogue.package import catalogue_place, pack, parse_layer, unpack
-from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory, is_factory, read_factory
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
@@ -34,10 +34,7 @@ from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.stages.kept_catalogue import KeptCatalogue
 from imagefactory.verdicts.trust import Trust, read_trust
-from imagefactory.web import Patience
-
-HURRIED = Patience(attempts=2, first_wait=0.5, longest_wait=1.0, connect=5.0, read=15.0)
-"""How long a registry is waited for where there is something else to read."""
+from imagefactory.web import HURRIED, Patience
 
 
 def read_catalogue(
@@ -78,6 +75,17 @@ def place_name(place: str) -> str:
 def keep_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
     """Keep what was just published, for this machine's own commands while the registry is down."""
     KeptCatalogue(cache=settings.cache_path, where=place_name(registry)).write(pack(envelope), made)
+
+
+def kept_expiry(settings: Settings) -> datetime | None:
+    """Return when the newest signed catalog of the setting `registry` expires that this machine knows of."""
+    kept = KeptCatalogue(cache=settings.cache_path, where=place_name(settings.registry.value))
+    try:
+        made = datetime.fromisoformat(kept.seen())
+        data = unpack(kept.read(), kept.where)
+        return open_catalogue(data, read_trust(settings.files), made, kept.where).expires
+    except (ValueError, FactoryError):
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

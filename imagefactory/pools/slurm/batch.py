@@ -30,7 +30,7 @@ from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import replace_text
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.node.post import Fault, bad_machines
-from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, PoolGpu, Sweep
+from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
 from imagefactory.verify.kit_make import CARRIED, PROGRAM
@@ -98,6 +98,11 @@ class Batch:
 # --- deciding --------------------------------------------------------------------------------------
 
 
+def run_limit(limits: JobLimits, timeout: float) -> timedelta:
+    """The suite's time and that in which the image comes, never longer than the run limit."""
+    return min(limits.run, timedelta(seconds=timeout) + FETCH)
+
+
 def jobs_of(sweep: Sweep) -> Jobs:
     """A job is as long as its suite may be and its image takes to come, never longer than the run limit."""
     limits = sweep.limits
@@ -109,7 +114,7 @@ def jobs_of(sweep: Sweep) -> Jobs:
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
-                seconds=round(min(limits.run, timedelta(seconds=node.timeout) + FETCH).total_seconds()),
+                seconds=round(run_limit(limits, node.timeout).total_seconds()),
                 mig=node.mig,
                 processor=node.processor or "amd64",
             )

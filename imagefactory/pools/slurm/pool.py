@@ -41,6 +41,7 @@ from imagefactory.pools.slurm.batch import (
     next_number,
     note_tasks,
     read_row,
+    run_limit,
     waiting,
     write_folder,
     write_row,
@@ -60,6 +61,9 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+
+    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:
+        return run_limit(limits, timeout)
 
     def check_folder(self, folder: Path) -> None:
         if not str(folder.resolve()).isprintable():

@@ -101,7 +101,7 @@ def test_show_says_what_is_known_of_one(joined: Call) -> None:
 def test_verdicts_are_those_that_the_catalogue_carries(joined: Call) -> None:
     said = joined("verdicts", "pytorch-2.5")
     assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
-    assert said.out.count("good") == 2
+    assert said.out.count("verified  yes ") == 2
     assert " lab " in said.out
     (image,) = json_of(joined("verdicts", "jax", "--json"), "verdicts")["images"]
     assert image["verdicts"] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,15 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.kept_catalogue import MOST, KeptCatalogue
-from imagefactory.stages.read_catalogue import HURRIED, place_name, read_catalogue
-from imagefactory.verdicts.keys import PublicKey, SigningKey
-from imagefactory.verdicts.trust import Grant, format_row
+from imagefactory.stages.read_catalogue import place_name, read_catalogue
+from imagefactory.verdicts.keys import SigningKey
+from imagefactory.web import HURRIED
 from tests.made.catalogue import make_catalogue
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings
-from tests.made.verdicts import LAB, NOW, STRANGER
+from tests.made.verdicts import LAB, LAB_ROW, NOW, STRANGER
 
 MADE = NOW - timedelta(days=3)
-LAB_ROW = format_row(
-    Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2028, 1, 1))
-)
 
 
 def of(made: datetime) -> Catalogue:

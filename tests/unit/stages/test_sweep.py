@@ -587,8 +587,13 @@ def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
 
 
 def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
-    site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    site: Site,
+    pool: PoolMadeHere,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(PoolMadeHere, "run_limit", lambda *_: timedelta(seconds=7))
     asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
     assert run(*asked) == 0
     said = capsys.readouterr().out
@@ -598,6 +603,7 @@ def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     assert run(*asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["capability"] for row in found["queued"]] == ["7.0", "8.0"]
+    assert (found["idle_seconds"], found["run_seconds"]) == (86400, 7)  # what a job of this pool gets
     assert pool.submitted == []
     assert find_sweeps(site.factory.settings) == ()
 
