@@ -387,15 +387,16 @@ def _spec(job: _Job, step: str) -> RunSpec:
         Mount(source=scratch / "out", target="/build/out", writable=True, scratch=True),
     )
     inside = "/build/source" if source.path.is_dir() else f"/build/source/{source.path.name}"
+    capabilities = asked.capabilities or asked.target.capabilities
     variables = {
         "SOURCE_DATE_EPOCH": FIRST_TIME,
         "PYTHONHASHSEED": "0",
         "MAX_JOBS": str(job.factory.settings.worker_count),
-        "TORCH_CUDA_ARCH_LIST": ";".join(asked.capabilities or asked.target.capabilities),
+        "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
         "FORCE_CUDA": "1" if has_nvcc(asked.target) else "0",
     }
     if known := source_build(source.name):
-        variables |= dict(known.environment)
+        variables |= known.variables(capabilities)
     if source.tagged:
         variables[job.project.version_variable] = source.tagged
     return RunSpec(

@@ -30,12 +30,14 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory, recipes_folder
 from imagefactory.files import replace_text
+from imagefactory.gpu.platforms import architecture
 from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
+from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.lock.pypi.newest import Release, releases
@@ -251,6 +253,13 @@ def read_releases(
     """The releases of projects with their days, the oldest first; none where the index lists none."""
     listed = locker.projects(names, _empty_lock(locker, target, base))
     return {name: releases(name, files, target.python) for name, files in listed.items()}
+
+
+def unknown_system(access: Access, base: Base, names: Sequence[str], progress: Progress) -> tuple[str, ...]:
+    """The names that the archive of a base has no package for. Raises LockError, ToolError."""
+    mirror = debian_mirror(access)
+    with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
+        return archive.unknown(names)
 
 
 def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:
