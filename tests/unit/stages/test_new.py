@@ -386,6 +386,15 @@ def test_an_extra_for_a_cuda_that_pypi_does_not_have_stops(bench: Bench) -> None
     assert any(line.startswith("jax[cuda11-cudnn86]") for line in plan.draft.notes)
 
 
+def test_a_release_that_pypi_has_without_cuda(bench: Bench) -> None:
+    bench.index.files = INDEX | {"tensorflow==2.12.1": Release(pythons=OLD)}
+    error = bench.stop("tensorflow==2.12.1\n")
+    assert isinstance(error, UsageError)
+    assert "--source conda --framework tensorflow=2.12.1 --cuda 11.8" in error.hint
+    plan = bench.plan("tensorflow==2.12.1\n", source="conda", framework="tensorflow", cuda="11.8")
+    assert "\nsource: conda\n" in plan.draft.text
+
+
 def test_a_debian_package_that_the_release_does_not_have_is_lost(bench: Bench) -> None:
     bench.index.unknown = ("python-opengl",)
     text = "FROM python:3.11\nRUN apt-get install -y git python-opengl\nRUN pip install torch\n"
