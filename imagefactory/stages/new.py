@@ -64,6 +64,7 @@ from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.stages.lock import explain_error, has_wheels, read_needs, read_releases, solve_target
 from imagefactory.stages.locked import require_lock
+from imagefactory.stages.own_imports import add_needs
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
@@ -562,6 +563,7 @@ class _Planner:
                 hint="name the file that lists the packages; code of your own comes by `files:` in a recipe "
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
+        add_needs(wish, self._factory.settings.root_path)
         return wish
 
     def _elsewhere(self, wish: Wish) -> IndexRows:
