@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from io import FileIO
@@ -29,13 +29,14 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import FactoryError, UsageError, printable, without_logins
+from imagefactory.errors import EXIT_BUG, FactoryError, UsageError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
     from imagefactory.matrix.changes import NightReport
     from imagefactory.stages.night_steps import Command
 
+Hook = Callable[[str, "Mapping[str, object]"], None]
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -59,6 +60,17 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     metavar="COMMAND",
     help="Run it, the summary on its stdin, when something was done or what is broken changed: "
     "'mail -s night me'.",
+)
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.prom",
+    help="Write the night's numbers for Prometheus's textfile collector.",
+)
+@click.option(
+    "--webhook",
+    metavar="URL|FILE",
+    help="Post the night as JSON, as --json prints it. A FILE holds the address, if that is a secret.",
 )
 @click.option(
     "--install",
@@ -110,7 +122,8 @@ def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> Non
     if given["github"] and given["as_json"]:
         raise UsageError("--github and --json both write to stdout", hint="choose one of them")
     if given["kept"]:
-        own = [f"--{name}" for name in ("pool", "html", "mail", "install") if given[name]]
+        options = ("pool", "html", "mail", "metrics", "webhook", "install")
+        own = [f"--{name}" for name in options if given[name]]
         for word in (*names, *own):
             raise UsageError(f"--kept does nothing, so {word[:80]} has no meaning", hint="leave it out")
 
@@ -127,7 +140,8 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     settings = call.settings
     wait = {"wait": given["wait"]} if given["wait"] else {}
     ask = NightAsk(names=names, pool=given["pool"] or "", html=given["html"], **wait)
-    with _telling(given["mail"]), one_night(settings):
+    hook = _webhook(call, given["webhook"])
+    with _telling(given["mail"], hook), one_night(settings):
         factory, last = call.sound_factory, last_night(settings)
         folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
         bench = NightBench(
@@ -141,7 +155,10 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     log = f"log: {folder / LOG}"
     if given["mail"] and is_news(done, last):  # before stdout, which may be a file on a full disk
         _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
+    hook("night", night_json(done, folder))
     keep_reserve(settings)
+    if given["metrics"]:
+        _write_metrics(call, given["metrics"], done)
     if given["as_json"]:
         say_json("night", night_json(done, folder))
     else:
@@ -151,12 +168,44 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     say_next("status") if ask.pool else say_next("report", "--html", "site")
 
 
+def _webhook(call: Call, given: str | None) -> Hook:
+    """What posts a document to --webhook. Where nobody takes it that is told; the night was what it was."""
+    from imagefactory.stages.webhook import post_json, read_address
+
+    url = read_address(given) if given else ""
+
+    def post(kind: str, value: Mapping[str, object]) -> None:
+        if not url:
+            return
+        try:
+            post_json(call.access, url, {"format": f"imagefactory.{kind}/1", **value})
+        except FactoryError as error:
+            write(2, f"warning: {error.message}")
+
+    return post
+
+
+def _write_metrics(call: Call, path: Path, done: NightReport) -> None:
+    """A file that cannot be written is told; the night was what it was."""
+    from imagefactory.files import replace_text
+    from imagefactory.report.night_metrics import format_metrics
+    from imagefactory.stages.read_catalogue import kept_expiry
+
+    try:
+        replace_text(path, format_metrics(done, kept_expiry(call.settings)))
+    except OSError as error:
+        write(2, f"warning: cannot write {path}: {error.strerror}")
+
+
 @contextmanager
-def _telling(mail: str | None) -> Iterator[None]:
+def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
     """Who gets mail hears of a night that could not be, too: another is at work, the disk is full."""
     try:
         yield
     except (FactoryError, OSError) as error:
+        code = error.exit_code if isinstance(error, FactoryError) else EXIT_BUG
+        text, mend = str(error), error.hint if isinstance(error, FactoryError) else ""
+        hook("error", {"errors": [{"exit_code": code, "message": text, "hint": mend}]})
         if mail:
             hint = f"\n  what to do: {error.hint}" if isinstance(error, FactoryError) else ""
             _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
@@ -218,6 +267,8 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
         ("--wait-limit", _written(given["wait"])),
         ("--html", html),
         ("--mail", given["mail"]),
+        ("--metrics", str(given["metrics"].absolute()) if given["metrics"] else ""),
+        ("--webhook", _named(given["webhook"])),
     )
     words = [word for option in options if option[1] for word in option]
     command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
@@ -229,6 +280,16 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     for name in files:
         say(f"wrote {folder / name}")
     return say("\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling()))))
+
+
+def _named(webhook: str | None) -> str:
+    """As a unit has it: a file by its whole path. Raises UsageError for an address that is none."""
+    from imagefactory.stages.webhook import read_address
+
+    if not webhook:
+        return ""
+    read_address(webhook)
+    return webhook if "://" in webhook else str(Path(webhook).expanduser().absolute())
 
 
 def _written(wait: timedelta | None) -> str:

@@ -33,6 +33,7 @@ from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.access import Access
+    from imagefactory.catalogue.model import Catalogue
     from imagefactory.factory import Factory
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
@@ -210,6 +211,12 @@ def write(stream: int, text: str) -> None:
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
     _echo(stream, paint(printable(text), stream))
+
+
+def say_catalogue_notes(catalogue: Catalogue | None) -> None:
+    """Print how a catalog was had where it is not the current one, and that it expires soon."""
+    for note in catalogue.notes if catalogue else ():
+        write(2, f"note: {note}")
 
 
 def confirm(question: str) -> bool:

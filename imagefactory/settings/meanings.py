@@ -39,6 +39,11 @@ MEANINGS = {
         "that of `registry`",
         "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
+    "catalogue-mirrors": (
+        "none",
+        "where the catalog is read when its place does not answer: `HOST[:PORT][/PATH][:TAG],...` or files "
+        "(`/...`). Ignored if a nearer file sets `catalogue`",
+    ),
     "site": (
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",

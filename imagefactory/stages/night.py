@@ -11,7 +11,6 @@ again: images that are there are not built, sweeps that are underway are waited 
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +26,7 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory
 from imagefactory.files import no_space
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.lock.history import HARMLESS_GIT
+from imagefactory.lock.git import ask_git
 from imagefactory.matrix.changes import (
     KeptPlan,
     NightReport,
@@ -111,14 +110,8 @@ def night_since(factory: Factory, before: KeptPlan, told: NightTold) -> NightRep
 def last_commit(root: Path) -> datetime | None:
     """When a factory's repository last changed; None where git tells of none."""
     # The runner of CI that checked it out is not who asks.
-    command = ("git", "-c", "safe.directory=*", *HARMLESS_GIT, "-C", str(root), "log", "-1", "--format=%ct")
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    text = done.stdout.strip()
+    printed = ask_git(root, "log", "-1", "--format=%ct", options=("-c", "safe.directory=*"))
+    text = printed.decode("ascii", "replace").strip()
     return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
 
 

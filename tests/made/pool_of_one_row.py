@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ class OneRow:
 
     def cancel(self, folder: Path) -> None:
         (folder / QUEUE).unlink(missing_ok=True)
+
+    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:
+        return limits.run
 
     def check_folder(self, folder: Path) -> None:
         if " " in str(folder):

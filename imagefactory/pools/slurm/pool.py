@@ -18,6 +18,7 @@ from typing import Any
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import judged
+from imagefactory.pools.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
 from imagefactory.pools.model import (
     TRIED_AGAIN,
     Inventory,
@@ -40,6 +41,7 @@ from imagefactory.pools.slurm.batch import (
     next_number,
     note_tasks,
     read_row,
+    run_limit,
     waiting,
     write_folder,
     write_row,
@@ -59,6 +61,9 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+
+    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:
+        return run_limit(limits, timeout)
 
     def check_folder(self, folder: Path) -> None:
         if not str(folder.resolve()).isprintable():
@@ -115,7 +120,9 @@ class Slurm(SweepFolder):
                 hint="imagefactory status shows how far it is, imagefactory cancel ends it",
             )
         taken, fault = "", None
-        for number, batch in enumerate(batches_of(left, self.inventory(now)), next_number(folder)):
+        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        batches = batches_of(left, self.inventory(now), faults)
+        for number, batch in enumerate(batches, next_number(folder)):
             try:
                 taken = self._submit(folder, number, batch, jobs) or taken
             except ToolError as error:
