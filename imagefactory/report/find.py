@@ -9,13 +9,14 @@ from imagefactory.gpu.model import Basis
 from imagefactory.pools.sizes import format_size
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
-from imagefactory.report.verdicts import ages_json, format_ages
+from imagefactory.report.verdicts import ages_json, format_ages, revoked_json
 from imagefactory.stages.find import Finding
 from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
 
 MOST = 20
 """Images in one answer for a person."""
+MOST_REVOKED = 4
 
 
 def format_found(finding: Finding, width: int | None = None) -> str:
@@ -33,6 +34,10 @@ def format_found(finding: Finding, width: int | None = None) -> str:
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
+    for one in finding.found[:MOST]:
+        lines += [
+            f"{one.findable.name} {row.where}: {row.said}" for row in one.findable.revoked[:MOST_REVOKED]
+        ]
     for_cpus = [one.findable for one in finding.found if not one.findable.gpu]
     lines += [f"{one.name} needs no GPU: imagefactory {shlex.join(_use(one))}" for one in for_cpus[:MOST]]
     if rest := len(finding.found) - len(usable) - len(for_cpus):
@@ -134,6 +139,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
                 "version": one.findable.version,
                 "cuda": one.findable.cuda,
                 "ready": one.findable.ready,
+                "revoked": [revoked_json(row) for row in one.findable.revoked],
                 "gpus": [_gpu_json(row, counted=inventory is not None) for row in one.gpus],
             }
             for one in finding.found

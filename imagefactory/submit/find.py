@@ -29,6 +29,7 @@ from imagefactory.recipes.yaml_tree import show
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
 from imagefactory.submit.places import Place, SeenMachine, Wish, by_class, find_places, look
 from imagefactory.submit.proven import GpuClass
+from imagefactory.verdicts.model import RevokedCell
 from imagefactory.versions import natural
 
 _NUMBER = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
@@ -41,7 +42,7 @@ class Findable:
     """Something to find. `target` is empty for a release that no recipe makes; `ready`: there is an image.
 
     `known` says why it may run on a GPU of a pool, None where it may not; `classes` are those GPUs where no
-    pool is known. `wish` is what its jobs ask of machines.
+    pool is known. `wish` is what its jobs ask of machines, `revoked` what was taken back of it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Findable:
     classes: tuple[GpuClass, ...]
     known: Callable[[PoolGpu], GpuClass | None]
     wish: Wish
+    revoked: tuple[RevokedCell, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -136,6 +138,7 @@ def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | Non
         classes=classes,
         known=by_class(classes),
         wish=_with_image(wish, image, form, site),
+        revoked=form.grounds.revoked,
     )
 
 
