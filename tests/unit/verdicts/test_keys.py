@@ -41,7 +41,7 @@ from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_tru
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
 from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
-from tests.made.verdicts import LAB, STRANGER
+from tests.made.verdicts import DAY, LAB, NOW, STRANGER
 
 ROW = f"""\
 [[trust]]
@@ -152,11 +152,33 @@ def test_which_key_signs(tmp_path: Path) -> None:
     make_key(folder, "other")
     with pytest.raises(UsageError, match="has 2 keys") as caught:
         find_key("", environ)
-    assert "signing-key" in caught.value.hint
+    assert "keys trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
     with pytest.raises(UsageError, match="is not a file"):
         find_key("third", environ)
+
+
+def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    folder = keys_folder(environ)
+    old, new, later, _ = (make_key(folder, name).keyid for name in ("old", "new", "later", "unknown"))
+    first, second = NOW - 30 * DAY, NOW - DAY
+    times = {old: (first, NOW + DAY), new: (second, NOW + DAY), later: (NOW + DAY, NOW + 9 * DAY)}
+
+    def chosen(now: datetime, **changes: tuple[datetime, datetime]) -> str:
+        found = find_key("", environ, {**times, **changes}, now)
+        return found.stem if found else ""
+
+    assert chosen(NOW) == "new"
+    assert chosen(NOW, **{old: (first, NOW)}) == "new"
+    assert chosen(NOW, **{new: (second, NOW)}) == "old"
+    assert chosen(NOW + 2 * DAY) == "later"
+    with pytest.raises(UsageError, match="new and old are trusted since the same time"):
+        chosen(NOW, **{new: (first, NOW + DAY)})
+    with pytest.raises(UsageError) as caught:
+        chosen(NOW - 60 * DAY)
+    assert caught.value.hint.endswith("keys trust unknown")
 
 
 def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
