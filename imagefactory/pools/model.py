@@ -182,7 +182,8 @@ class CapableMachines:
 class Sweep:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
-    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made.
+    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made,
+    `own` what the settings add to its jobs (sites.Site).
     """
 
     id: str
@@ -194,6 +195,7 @@ class Sweep:
     limits: JobLimits = field(default_factory=JobLimits)
     pool: str = HTCONDOR
     machines: Annotated[tuple[CapableMachines, ...], Most(1000)] = ()
+    own: tuple[str, ...] = ()
 
 
 # --- what became of it ---------------------------------------------------------------------------

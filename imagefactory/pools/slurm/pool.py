@@ -2,8 +2,8 @@
 
 A sweep's jobs are known by the folder in which they were submitted and by their name, so nothing must be
 remembered from one call to the next. Slurm forgets a job minutes after its end: what counts is what its log
-says, and `look` keeps what the queue alone tells. Account, partition and the like are sbatch's own variables
-(SBATCH_ACCOUNT, SBATCH_PARTITION).
+says, and `look` keeps what the queue alone tells. Account, partition and the like are the setting
+`sbatch-options`; sbatch's own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) go before it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from imagefactory.pools.slurm.batch import (
     format_batch,
     next_number,
     note_tasks,
+    read_options,
     read_row,
     waiting,
     write_folder,
@@ -134,7 +135,7 @@ class Slurm(SweepFolder):
         """The job of an array; empty where no GPU of the cluster would take it, which the folder says."""
         script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
         until = now + timedelta(seconds=waiting(batch, jobs))
-        script.write_text(format_batch(batch, number, jobs), encoding="utf-8")
+        script.write_text(format_batch(batch, number, jobs, read_options(folder)), encoding="utf-8")
         note_tasks(folder, number, batch)
         if not batch.options:
             why = f"this cluster tells of no GPU with capability {batch.jobs[0].capability}"
