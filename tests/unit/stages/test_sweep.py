@@ -99,6 +99,18 @@ def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) 
     assert read_submitted(made.folder) == ("1.0",)
 
 
+def test_what_the_settings_add_goes_with_the_sweep(site: Site) -> None:
+    with pytest.raises(UsageError, match="accounting_group"):
+        site.makes(site="igwn")
+    own = Setting(value="accounting_group = igwn.dev", origin="default")
+    tagged = replace(
+        site, factory=replace(site.factory, settings=replace(site.factory.settings, submit_commands=own))
+    )
+    made = tagged.makes(site="igwn")
+    assert read_sweep(made.folder).own == ("accounting_group = igwn.dev",)
+    assert "accounting_group = igwn.dev" in (made.folder / "sweep.sub").read_text().splitlines()
+
+
 def test_what_is_in_the_registry_is_not_sent_again(site: Site) -> None:
     site.makes()
     sent = site.registry.bytes_in
