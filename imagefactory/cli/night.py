@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.report.night import format_night
     from imagefactory.stages.night import NightAsk, run_night
     from imagefactory.stages.night_steps import NightBench
-    from imagefactory.stages.nights import LOG, last_night, new_night, one_night
+    from imagefactory.stages.nights import LOG, keep_reserve, last_night, new_night, one_night
     from imagefactory.stages.sweep import format_id
     from imagefactory.verify.evidence import LocalEvidence
 
@@ -152,15 +153,16 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
         )
         done = run_night(factory, ask, bench, folder, call.progress)
     log = f"log: {folder / LOG}"
+    if given["mail"] and is_news(done, last):  # before stdout, which may be a file on a full disk
+        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
+    hook("night", night_json(done, folder))
+    keep_reserve(settings)
     if given["metrics"]:
         _write_metrics(call, given["metrics"], done)
-    hook("night", night_json(done, folder))
     if given["as_json"]:
         say_json("night", night_json(done, folder))
     else:
         say(f"{format_night(done, terminal_width())}\n\n{log}")
-    if given["mail"] and is_news(done, last):
-        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
     if done.code:
         raise click.exceptions.Exit(done.code)
     say_next("status") if ask.pool else say_next("report", "--html", "site")
@@ -215,9 +217,8 @@ def _runner(root: Path, log: Path) -> Command:
     program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"\n$ imagefactory {shlex.join(words)}\n")
-            file.flush()
+        with _opened(log) as file:
+            _add(file, f"\n$ imagefactory {shlex.join(words)}\n")
             with subprocess.Popen(
                 (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
             ) as step:
@@ -226,10 +227,23 @@ def _runner(root: Path, log: Path) -> Command:
                 except BaseException:
                     step.terminate()
                     raise
-            file.write(f"{said}exit code {step.returncode}\n")
+            _add(file, f"{said}exit code {step.returncode}\n")
         return step.returncode, said
 
     return run
+
+
+def _opened(log: Path) -> FileIO:
+    """The log, to add to it; on a full disk nothing, as a step matters more than what it says."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
+def _add(log: FileIO, text: str) -> None:
+    with suppress(OSError):
+        log.write(text.encode())
 
 
 def _mail(command: str, text: str) -> None:

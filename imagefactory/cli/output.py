@@ -225,11 +225,16 @@ def confirm(question: str) -> bool:
 
 
 def _echo(stream: int, text: str) -> None:
-    """When nobody reads any more (`| head`), the work and its exit code stay what they are."""
+    """Print it. The work and its exit code stay what they are when nobody reads any more (`| head`), and
+    when the log that stderr goes to is on a full disk."""
     try:
         click.echo(text, err=stream == 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    except OSError:
+        if stream == 1:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # it is raised once, not again at the end
+            raise
 
 
 def terminal_width() -> int | None:

@@ -235,7 +235,7 @@ def collect_jobs(
     call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
 ) -> list[dict[str, object]]:
     """Collects a sweep, shows it, and gives its rows; what is not verified goes to `failures` too."""
-    from imagefactory.report.sweep import format_collected, headline
+    from imagefactory.report.sweep import format_collected, format_failed_machines, headline
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.stages.collect import collect_sweep
 
@@ -243,7 +243,8 @@ def collect_jobs(
     results = [node.result for node in done.nodes]
     blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in done.promotions]
-    say("\n\n".join(blocks), unless=as_json)
+    blocks.append(format_failed_machines(done.machines, terminal_width()))
+    say("\n\n".join(filter(None, blocks)), unless=as_json)
     for name, fault in done.faults:
         failures.of(name).add(fault)
     for promotion in done.promotions:
@@ -271,6 +272,7 @@ def _node_json(done: CollectedSweep, node: CollectedNode) -> dict[str, object]:
         "driver": node.driver,
         "attached": list(node.attached),
         "tries": len(node.result.attempts),
+        "machine": node.result.attempts[-1].machine if node.result.attempts else "",
     }
 
 

@@ -167,13 +167,22 @@ class LeftOut:
 
 
 MOST_NODES = 20_000
+MOST_MACHINES = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapableMachines:
+    """The names of the machines that have a GPU of a capability."""
+
+    capability: str
+    machines: Annotated[tuple[str, ...], Most(MOST_MACHINES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
-    `site` is a row of sites.py, `level` the suite's.
+    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made.
     """
 
     id: str
@@ -184,6 +193,7 @@ class Sweep:
     left_out: Annotated[tuple[LeftOut, ...], Most(50 * MOST_NODES)] = ()
     limits: JobLimits = field(default_factory=JobLimits)
     pool: str = HTCONDOR
+    machines: Annotated[tuple[CapableMachines, ...], Most(1000)] = ()
 
 
 # --- what became of it ---------------------------------------------------------------------------
@@ -198,6 +208,7 @@ class Ending(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    DISCONNECTED = "disconnected"
     EXITED = "exited"
     KILLED = "killed"
     HELD = "held"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +18,11 @@ from pathlib import Path
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
+from imagefactory.pools.faults import FailedMachine, read_failed_machines
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
+    CapableMachines,
     ImageKind,
     Inventory,
     JobLimits,
@@ -181,6 +183,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", hint="name a new folder: --folder DIR")
+    factory.layout.make()
     order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
     kits: list[NodeKit] = []
     faults: list[tuple[str, FactoryError]] = []
@@ -208,12 +211,30 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         left_out=tuple(left_out),
         limits=prepared.options.limits,
         pool=prepared.options.pool,
+        machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     ledger(factory).issue_all(runs, sweep.made)
     write_sweep_file(folder, sweep)
     bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
+
+
+def capable_machines(inventory: Inventory, capabilities: Collection[str]) -> tuple[CapableMachines, ...]:
+    """The machines of a pool by capability, those that are asked for alone. Pure.
+
+    Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
+    """
+
+    def names(capability: str) -> Iterator[str]:
+        for machine in inventory.machines:
+            if any(gpu.capability == capability for gpu in machine.gpus):
+                yield machine.name.rpartition("@")[2]
+
+    return tuple(
+        CapableMachines(capability=capability, machines=tuple(dict.fromkeys(names(capability))))
+        for capability in sorted(capabilities)
+    )
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
@@ -261,7 +282,10 @@ def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked."""
+    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked.
+
+    `machines` are those that failed jobs.
+    """
 
     folder: Path
     sweep: Sweep
@@ -269,6 +293,7 @@ class SweepStatus:
     jobs: tuple[str, ...]
     driven: bool | None
     collected: tuple[CollectedNode, ...]
+    machines: tuple[FailedMachine, ...] = ()
 
     @property
     def ended(self) -> int:
@@ -299,6 +324,7 @@ def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatu
         jobs=read_submitted(folder),
         driven=driven,
         collected=read_collected(folder),
+        machines=read_failed_machines(folder, sweep),
     )
 
 

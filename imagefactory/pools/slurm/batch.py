@@ -6,8 +6,9 @@ DIR/batch-N.sh                    an array: which nodes of the sweep its tasks a
 DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch refused it
 DIR/log/N-I                       what the I-th task of that array prints, and slurmstepd of it
 DIR/queue.json                    what the queue said last
+DIR/faults                        which machines failed which jobs, a line each
 DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks (N I, a line each), and
-                                  N-RESTART/ for each time that it ran
+                                  N-RESTART/ for each time that it ran, N-done after the last
 
 Jobs see this folder: it lies where all machines of the cluster see it. Source: Slurm's manual, sbatch(1) and
 "Job Array Support".
@@ -19,7 +20,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from imagefactory.documents import Most, format_document, parse_document
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import replace_text
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
+from imagefactory.pools.htcondor.node.post import Fault, bad_machines
 from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
@@ -79,10 +81,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits."""
+    """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits.
+
+    `machines` are those with a GPU that fits.
+    """
 
     options: tuple[str, ...]
     jobs: tuple[Job, ...]
+    machines: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> int:
@@ -117,8 +123,11 @@ def jobs_of(sweep: Sweep) -> Jobs:
     )
 
 
-def batches_of(jobs: Sequence[Job], inventory: Inventory) -> tuple[Batch, ...]:
-    """The arrays to submit: jobs that ask for the same GPUs and memory share one."""
+def batches_of(jobs: Sequence[Job], inventory: Inventory, faults: Sequence[Fault] = ()) -> tuple[Batch, ...]:
+    """The arrays to submit: jobs that ask for the same GPUs and memory share one.
+
+    Machines that failed two nodes of the sweep, by its `faults`, get none while others are left.
+    """
     groups: dict[tuple[tuple[str, ...], int], list[Job]] = {}
     asked: dict[tuple[str, bool, str], tuple[str, ...]] = {}
     for job in jobs:
@@ -126,11 +135,29 @@ def batches_of(jobs: Sequence[Job], inventory: Inventory) -> tuple[Batch, ...]:
         if kind not in asked:
             asked[kind] = ask_for_one(inventory, lambda gpu, job=job: fits(job, gpu))  # type: ignore[misc]
         groups.setdefault((asked[kind], job.memory), []).append(job)
-    return tuple(
-        Batch(options=options, jobs=tuple(group[start : start + MOST_TASKS]))
-        for (options, _), group in groups.items()
-        for start in range(0, len(group), MOST_TASKS)
-    )
+    batches = []
+    for (options, _), group in groups.items():
+        machines = [
+            machine.name for machine in inventory.machines if any(fits(group[0], gpu) for gpu in machine.gpus)
+        ]
+        batch = Batch(
+            options=_without(options, bad_machines(list(faults), machines)),
+            jobs=tuple(group),
+            machines=tuple(machines),
+        )
+        for start in range(0, len(group), MOST_TASKS):
+            batches.append(replace(batch, jobs=batch.jobs[start : start + MOST_TASKS]))
+    return tuple(batches)
+
+
+def _without(options: tuple[str, ...], machines: Sequence[str]) -> tuple[str, ...]:
+    """The options, and that no job runs on these machines: sbatch takes `--exclude` once."""
+    if not options or not machines:
+        return options
+    name = "--exclude="
+    named = [word for one in options if one.startswith(name) for word in one.removeprefix(name).split(",")]
+    rest = (one for one in options if not one.startswith(name))
+    return (*rest, f"{name}{','.join(sorted({*named, *machines}))}")
 
 
 def fits(job: Job, gpu: PoolGpu) -> bool:
@@ -156,7 +183,9 @@ def format_batch(batch: Batch, number: int, jobs: Jobs) -> str:
     )
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "nodes=("]
     lines += [f"    {shlex.quote(job.node)}" for job in batch.jobs]
-    lines += [")", f'exec bash {TASK} {number} "${{nodes[SLURM_ARRAY_TASK_ID]}}" {jobs.retries}', ""]
+    machines = shlex.quote(" ".join(batch.machines))
+    task = f'exec bash {TASK} {number} "${{nodes[SLURM_ARRAY_TASK_ID]}}" {jobs.retries} {machines}'
+    lines += [")", task, ""]
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import judged
+from imagefactory.pools.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
 from imagefactory.pools.model import (
     TRIED_AGAIN,
     Inventory,
@@ -119,7 +120,9 @@ class Slurm(SweepFolder):
                 hint="imagefactory status shows how far it is, imagefactory cancel ends it",
             )
         taken, fault = "", None
-        for number, batch in enumerate(batches_of(left, self.inventory(now)), next_number(folder)):
+        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        batches = batches_of(left, self.inventory(now), faults)
+        for number, batch in enumerate(batches, next_number(folder)):
             try:
                 taken = self._submit(folder, number, batch, jobs) or taken
             except ToolError as error:

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from imagefactory.cli import sweeps
-from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
+from imagefactory.errors import (
+    BuildError,
+    NothingSelectedError,
+    RegistryError,
+    StoreError,
+    ToolError,
+    UsageError,
+)
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
 from imagefactory.oci.graph import Place
@@ -23,6 +30,7 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import HTCONDOR, Setting
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages import attach
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
@@ -402,6 +410,34 @@ def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
         site.makes(folder=tmp_path / "mine")
 
 
+def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Path) -> None:
+    """The image is in the registry only, and the store is a directory that does not exist yet."""
+    site = replace(
+        site, factory=replace(site.factory, environ={**site.factory.environ, LEDGER_KEY: "k" * 64})
+    )
+    site.makes()
+    fresh = Setting(value=str(tmp_path / "fresh"), origin="test")
+    settings = replace(site.factory.settings, store=fresh)
+    site = replace(site, factory=replace(site.factory, settings=settings))
+    made = site.makes()
+    assert site.factory.layout.founded()
+    site.pool.play(made.folder)
+    done = site.collects(made.folder)
+    assert words(done) == {V100: "verified", A100: "verified"}
+    assert done.faults == ()
+
+
+def test_a_sweep_is_not_made_in_a_directory_of_others(site: Site, tmp_path: Path) -> None:
+    site.makes()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    mine = Setting(value=str(tmp_path / "mine"), origin="test")
+    settings = replace(site.factory.settings, store=mine)
+    with pytest.raises(StoreError, match=r"thesis\.tex"):
+        replace(site, factory=replace(site.factory, settings=settings)).makes()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
 def test_a_machine_without_room_for_the_job_gets_none(site: Site) -> None:
     small = tuple(replace(one, attributes={"Memory": 1024}) for one in site.pool.gpus.machines[:1])
     site.pool.gpus = replace(site.pool.gpus, machines=(*small, *site.pool.gpus.machines[1:]))
@@ -435,7 +471,7 @@ def test_a_sif_is_verified_as_itself(site: Site) -> None:
     assert (one.kind, one.subject.config, one.sha256) == (ImageKind.SIF, sif.file.digest, sif.file.digest)
     assert Path(one.address) == made.folder / "images" / sif.name
     assert Path(one.address).read_bytes() == b"a file that is no .sif"
-    assert "transfer_container" not in (made.folder / "sweep.dag").read_text()
+    assert "transfer_container" not in (made.folder / "sweep.sub").read_text()
     site.pool.play(made.folder)
     done = site.collects(made.folder)
     assert {node.attached for node in done.nodes} == {(str(site.factory.layout.path),)}
@@ -492,7 +528,7 @@ def test_a_sif_in_a_folder_of_all_machines_is_written_once_and_not_transferred(
     assert (one.kind, one.address) == (ImageKind.SIF, str(shared / sif.name))
     assert Path(one.address).read_bytes() == b"a file that is no .sif"
     assert not Path(one.address).samefile(sif.path)
-    assert "transfer_container = false" in (made.folder / "sweep.dag").read_text()
+    assert "transfer_container = false" in (made.folder / "sweep.sub").read_text()
     before = Path(one.address).stat().st_mtime_ns
     sharing(site, str(shared)).makes()
     assert [path.name for path in shared.iterdir()] == [sif.name]
@@ -522,8 +558,8 @@ def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> Non
     made = sharing(site, "osdf:///chtc/staging/me/").makes(site="chtc")
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.address) == (ImageKind.OSDF, f"osdf:///chtc/staging/me/{sif.name}")
-    text = (made.folder / "sweep.dag").read_text()
-    assert "requirements = (HasCHTCStaging == true)" in text
+    text = (made.folder / "sweep.sub").read_text()
+    assert "requirements = $(elsewhere) && (HasCHTCStaging == true)" in text
     assert "transfer_container" not in text
     site.pool.play(made.folder)
     assert words(site.collects(made.folder)) == {V100: "verified", A100: "verified"}
@@ -588,6 +624,13 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     assert run("status", folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert (told["done"], told["nodes"][0]["outcome"]) == (True, "verified")
+    assert told["pool"] == "htcondor"
+    assert run("status", folder.name) == 0
+    (head, _, header, row, *_) = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == [folder.name, "htcondor", "done:", "1"]
+    assert NAME in head
+    assert header.split() == ["TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE"]
+    assert row.split() == [NAME, "8.0", "verified", "1", "gpu.pool.test"]
     assert run("collect", folder.name, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert (row["outcome"], len(row["attached"])) == ("verified", 2)
@@ -596,6 +639,27 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
         assert capsys.readouterr().out.startswith(said)
     assert pool.canceled == [folder, folder]
     assert run("cancel", "20260101-000000-ffff") == 3
+
+
+def test_machines_that_failed_jobs_are_named_with_their_history(
+    site: Site, pool: PoolMadeHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool.gpus = inventory(pool_gpu("8.0"), pool_gpu("8.0"))
+    made = site.makes()
+    (of_capability,) = made.sweep.machines
+    bad, good = of_capability.machines
+    lines = [f"{bad}\tnode{at}\t1{at}.0\t{1767323045 + at}\tno-gpu: none\n" for at in range(2)]
+    (made.folder / "faults").write_text("".join((*lines, f"{good}\tnode1\t19.0\t1767323050\thung\n")))
+    assert run("status", made.folder.name, "--json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["sweeps"]
+    assert {one["machine"]: one["left_out"] for one in told["machines"]} == {bad: True, good: False}
+    assert told["machines"][0]["faults"][0] == {
+        "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "why": "no-gpu: none"
+    }  # fmt: skip
+    assert run("status", made.folder.name) == 0
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert [bad, "2", "left", "out"] in rows
+    assert [good, "1", "tried", "last"] in rows
 
 
 def test_a_recipe_with_faults_keeps_no_other_from_the_pool(
