@@ -97,6 +97,15 @@ def repository_of(path: str, family: str) -> str:
     return f"{path}/{family}" if path else family
 
 
+def open_answering(access: Access, host: str, *, hurried: bool = False) -> Registry:
+    """A registry that answers now. Raises RegistryError; with `hurried` after seconds, not after a minute."""
+    from imagefactory.web import HURRIED
+
+    registry = open_registry(access, host)
+    (open_registry(access, host, patience=HURRIED) if hurried else registry).check()
+    return registry
+
+
 def open_registry(
     access: Access, host: str, brake: Brake | None = None, *, patience: Patience | None = None
 ) -> Registry:

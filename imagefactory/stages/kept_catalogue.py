@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.catalogue.package import LARGEST_PACKED
+from imagefactory.catalogue.document import LARGEST
 from imagefactory.documents import format_time
 from imagefactory.errors import StatementError
 from imagefactory.files import remove_inside, replace_bytes, replace_text
@@ -48,10 +48,10 @@ class KeptCatalogue:
 
     def read(self) -> bytes:
         """Return the kept bytes, none where there are none that can be read."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # somebody else's may be read only
             os.utime(self.path)
-            with self.path.open("rb") as file:
-                return file.read(LARGEST_PACKED + 1)
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            return file.read(LARGEST + 1)
         return b""
 
     def seen(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from imagefactory.catalogue.model import SOON
 from imagefactory.errors import (
     EXIT_CHECK,
     EXIT_NOTHING_SELECTED,
@@ -66,9 +67,11 @@ from imagefactory.stages.nights import (
     write_night,
 )
 from imagefactory.stages.plan import Asking, inventory_devices, read_stages
+from imagefactory.stages.read_catalogue import kept_expiry
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, read_pool_stages
 from imagefactory.verdicts.claims import ProofAges
 
+EXPIRY = "catalog expiry"
 NIGHTS = "nights"
 """What a failure is about where a night cannot be kept."""
 HOUR = timedelta(hours=1)
@@ -150,6 +153,7 @@ class _Night:
         self.steps.do("reconcile", "reconcile")
         _, catalogue = self.steps.do("catalogue", "catalogue")
         self.ages = _ages_in(catalogue.get("proofs"))
+        self._warn_of_expiry()
         self.steps.do("store", "store", "gc")
         after = before
         with self.steps.telling("plan"):
@@ -170,6 +174,14 @@ class _Night:
             self.steps.fail(NIGHTS, error)
             report = self._compare(started, before, after)
         return report
+
+    def _warn_of_expiry(self) -> None:
+        """Nights that cannot sign are told until the last signed catalog expires: from a week before, of its
+        own."""
+        expires = kept_expiry(self.factory.settings)
+        if expires and expires - self.steps.bench.clock() < SOON:
+            why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
+            self.steps.tell(NightRow(what=EXPIRY, why=why, hint="imagefactory catalogue", code=EXIT_CHECK))
 
     def _compare(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
         empty = self._asked(())

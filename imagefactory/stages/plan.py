@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.access import open_registry, registry_place, repository_of
+from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.errors import (
     LockError,
     NothingSelectedError,
@@ -41,7 +41,6 @@ from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import Judge
 from imagefactory.verdicts.model import Standing
 from imagefactory.versions import natural
-from imagefactory.web import HURRIED, Patience
 
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -124,7 +123,7 @@ def _look_in_both(factory: Factory, asking: Asking) -> Look:
     """The registry's candidate, else the store's image. A registry that does not answer is reported."""
     in_store = _look_in_store(factory, asking)
     try:
-        in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), HURRIED)
+        in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
     except RegistryError as error:
         factory.tell(f"note: this plan knows only what the store here has: {error.message}")
         return in_store
@@ -144,10 +143,9 @@ def _look_in_both(factory: Factory, asking: Asking) -> Look:
     return look
 
 
-def _look_in_registry(factory: Factory, asking: Asking, patience: Patience | None = None) -> Look:
+def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False) -> Look:
     host, path = registry_place(factory, asking.registry)
-    registry, judge = open_registry(factory, host, patience=patience), Judge(factory, asking.now)
-    registry.check()
+    registry, judge = open_answering(factory, host, hurried=hurried), Judge(factory, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target

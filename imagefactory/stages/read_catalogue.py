@@ -56,8 +56,8 @@ def read_catalogue(
         factory, registry = read_factory(settings, environ), settings.registry.value
         targets = (select_one(factory.targets, name),) if name else factory.targets
         kept = reader.kept(registry) if registry else None
-        hurried = HURRIED if kept and kept.path.exists() else None
-        making = CatalogueMaking(targets=targets, now=now, named=bool(name), patience=hurried)
+        hurried = kept is not None and kept.path.exists()
+        making = CatalogueMaking(targets=targets, now=now, named=bool(name), hurried=hurried)
         try:
             return replace(catalogue_of(factory, making, Quiet()).catalogue, source=CatalogueSource.MADE)
         except RegistryError as error:

@@ -190,6 +190,17 @@ def test_a_file_has_a_copy_too(tmp_path: Path, reader: Reader) -> None:
     assert (found, found.source) == (of(MADE), CatalogueSource.KEPT)
 
 
+def test_a_copy_that_can_only_be_read_is_used(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader.read()
+    reader.stop()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("imagefactory.stages.kept_catalogue.os.utime", refuse)
+    assert reader.read().source is CatalogueSource.KEPT
+
+
 def test_the_cache_keeps_the_newest_of_a_few_places(tmp_path: Path) -> None:
     kept = [KeptCatalogue(cache=tmp_path, where=place_name(f"/{number}")) for number in range(MOST + 2)]
     for one in kept:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.errors import NoGpuError, ToolError, UsageError
 from imagefactory.factory import read_sound
 from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
@@ -23,7 +24,7 @@ from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.stages import night_sweeps
-from imagefactory.stages.night import NIGHTS, NightAsk, last_commit, run_night
+from imagefactory.stages.night import EXPIRY, NIGHTS, NightAsk, last_commit, run_night
 from imagefactory.stages.night_steps import NightBench
 from imagefactory.stages.nights import (
     KEPT,
@@ -39,14 +40,17 @@ from imagefactory.stages.nights import (
     read_kept_plan,
     write_night,
 )
+from imagefactory.stages.read_catalogue import keep_published
 from imagefactory.stages.sweep import find_sweeps
 from imagefactory.verify.model import Hardware
+from tests.made.catalogue import make_catalogue
 from tests.made.command import run
 from tests.made.factory import NAME
 from tests.made.sweep import PoolMadeHere, inventory, pool_gpu, suite_report
 from tests.made.sweep import play as play_node
 from tests.made.sweep_site import A100, Site, failed, kept_sif
-from tests.made.verdicts import HOST
+from tests.made.trusted import write_settings
+from tests.made.verdicts import HOST, LAB, LAB_ROW
 
 OTHER = """\
 family: other
@@ -151,6 +155,25 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
     assert not is_news(second, first)
     assert last_night(nights.site.factory.settings) == second
+
+
+def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights: Nights) -> None:
+    settings, now = nights.site.factory.settings, datetime.now(UTC).replace(microsecond=0)
+    nights.crashes = ("catalogue",)
+    write_settings(settings.root_path, LAB_ROW, nights.site.factory.environ)
+
+    def night(left: timedelta) -> tuple[NightReport, list[str]]:
+        made = now + left - LIFE
+        catalog = make_catalogue(made=made, expires=made + LIFE)
+        keep_published(settings, nights.site.registry.host, sign_catalogue(catalog, LAB), made)
+        done = nights.run()
+        return done, [row.why for row in done.broken if row.what == EXPIRY]
+
+    well, none = night(timedelta(days=8))
+    soon, (why,) = night(timedelta(days=6))
+    assert (none, f"{now + timedelta(days=6):%Y-%m-%d}" in why) == ([], True)
+    assert is_news(soon, well)
+    assert not is_news(night(timedelta(days=5))[0], soon)
 
 
 def test_where_jobs_run_sif_files_their_verdicts_count(
