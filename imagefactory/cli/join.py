@@ -100,10 +100,14 @@ def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str
     from imagefactory.catalogue.publish import publish_invitation
     from imagefactory.oci.graph import Place
     from imagefactory.oci.store import parse_reference
+    from imagefactory.stages.audit import log_acts
+    from imagefactory.verdicts.audit import PUBLISH, AuditEntry
 
     where = parse_reference(reference)
     place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
-    return str(publish_invitation(place, text, now))
+    written = str(publish_invitation(place, text, now))
+    log_acts(call.access, (AuditEntry(action=PUBLISH, what="invitation", where=written),), now)
+    return written
 
 
 @click.command()

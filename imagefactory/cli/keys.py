@@ -143,6 +143,7 @@ def trust(
     text, where = read_text(path), str(path)
     grant = Grant(key=public, since=begin, until=end, evidence=evidence)
     note = _replace(path, text, add_key(text, grant, where))
+    _log(ctx, "trust", (public.name, public.keyid), where)
     if options["as_json"]:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
         return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
@@ -184,6 +185,13 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     if record:
         file = write_record(path.parent, key.name, record)
     note = _replace(path, text, changed)
+    _log(
+        ctx,
+        "retire",
+        (key.name, key.keyid),
+        where,
+        "stolen" if options["stolen"] else f"until {end.isoformat()}",
+    )
     count = len(record.splitlines())
     if options["as_json"]:
         value = {"name": key.name, "file": where, "until": end.isoformat()}
@@ -250,6 +258,7 @@ def rotate(ctx: click.Context, /, name: str | None, **options: bool) -> None:
     changed = add_key(retire_key(text, old.name, now, where, record), grant, where)
     files = [str(write_record(path.parent, old.name, record))] if record else []
     note = _replace(path, text, changed)
+    _log(ctx, "rotate", (new_name, key.keyid), where, f"in the place of {old.name}")
     written, fault = _published(call, now, before)
     count = len(record.splitlines())
     if options["as_json"]:
@@ -313,6 +322,40 @@ def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], writ
     if not written:
         say("  no catalogue was found to sign again: imagefactory catalogue, and imagefactory invite")
     say(f"  give the new key to other machines that sign (a secret of CI), and delete {old}.pem everywhere")
+
+
+@keys.command()
+@json_option
+@click.pass_context
+def log(ctx: click.Context, /, *, as_json: bool) -> None:
+    """List who signed, revoked, promoted and published from this store.
+
+    The file itself, which --json names, has a JSON object a line; lines are only added.
+    """
+    from imagefactory.report.text import format_table
+    from imagefactory.verdicts.audit import NAME, read_audit
+
+    store = ctx.obj.settings.store_path
+    rows = list(read_audit(store))
+    if as_json:
+        return say_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
+    if not rows:
+        return say("nothing was signed, revoked, promoted or published from this store")
+    header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")
+    names = ("time", "user", "action", "what", "where", "key", "why")
+    table = [tuple(row.get(name, "")[: 16 if name == "key" else None] for name in names) for row in rows]
+    return say(format_table(header, table, terminal_width(), ("WHERE", "USER")))
+
+
+def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
+    from imagefactory.stages.audit import log_acts
+    from imagefactory.verdicts.audit import AuditEntry
+
+    name, keyid = key
+    access = ctx.obj.access
+    if not (access.layout.path / "oci-layout").exists():
+        return  # a reader's own trust needs no store
+    log_acts(access, (AuditEntry(action=action, what=name, where=where, key=keyid, why=why),))
 
 
 def _replace(path: Path, before: str, text: str) -> str:

@@ -22,9 +22,11 @@ from imagefactory.errors import CheckFailedError, RegistryError, StatementError
 from imagefactory.factory import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
+from imagefactory.stages.audit import log_acts
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.stages.read_catalogue import keep_former, keep_published
 from imagefactory.stages.sign import signing_key
+from imagefactory.verdicts.audit import PUBLISH, AuditEntry
 from imagefactory.verdicts.judgement import open_signed, out_of_period
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Standing
@@ -161,11 +163,15 @@ def publish(
     envelope = sign_catalogue(made, key)
     if asked.output is not None:
         write_catalogue(asked.output, envelope)
-        return made, (str(asked.output),)
-    place = current_place(factory, asked.making.registry)
-    references = publish_catalogue(place, envelope, made.made)
-    keep_published(factory.settings, str(place), envelope, made.made)
-    return made, tuple(str(one) for one in references)
+        written: tuple[str, ...] = (str(asked.output),)
+    else:
+        place = current_place(factory, asked.making.registry)
+        written = tuple(str(one) for one in publish_catalogue(place, envelope, made.made))
+        keep_published(factory.settings, str(place), envelope, made.made)
+    what = f"catalogue of {len(made.images)} images"
+    act = AuditEntry(action=PUBLISH, what=what, where=written[-1], key=key.keyid)
+    log_acts(factory, (act,), asked.making.now)
+    return made, written
 
 
 def publishing_key(factory: Factory, now: datetime) -> SigningKey:

@@ -14,8 +14,8 @@
     suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
 
 The rows of all files count: the user's, the site's, and the project's where the user trusts it
-(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does; of policies
-the nearest counts alone.
+(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does, until the
+earliest end that any of them names; of policies the nearest counts alone.
 
 Who holds a key also writes the dates of what it signs. So after `until` a date alone proves nothing: only the
 statements count that were seen before. `record` is the sha256 of the file `retired-keys/NAME.txt` beside
@@ -31,7 +31,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,18 @@ def read_trust(files: Sequence[Path]) -> Trust:
     keys: list[TrustedKey] = []
     for document, where in documents:
         own = _parse_keys(document, where, policy, Path(where).parent)
+        ends = {key.keyid: key for key in own}
+        keys = [_sooner(key, ends.get(key.keyid, key)) for key in keys]
         known = {word for key in keys for word in (key.name, key.keyid)}
         keys += [key for key in own if not {key.name, key.keyid} & known]
     return Trust(keys=tuple(keys), policy=policy)
+
+
+def _sooner(near: TrustedKey, far: TrustedKey) -> TrustedKey:
+    """The nearer row of a key; where another file ends it earlier, it ends then."""
+    return (
+        replace(near, until=max(near.since, far.until), signed=far.signed) if far.until < near.until else near
+    )
 
 
 def parse_trust(text: str, where: str) -> Trust:

@@ -168,6 +168,30 @@ def site_down(bench: Bench) -> Iterator[None]:
     bench.registry.ways = ways
 
 
+def test_the_log_says_who_did_what(site: Bench) -> None:
+    rotate(site)
+    site.call("revoke", TARGET, "--why", "wrong sums")
+    rows = json_of(site.call("keys", "log", "--json"), "log")["acts"]
+    assert {frozenset(row) for row in rows} == {
+        frozenset(("time", "user", "host", "action", "what", "where", "key", "why"))
+    }
+    acts = [(row["action"], row["what"]) for row in rows if row["action"] not in ("promote", "publish")]
+    assert [action for action, _ in acts if action in ("rotate", "revoke")] == ["rotate", "revoke"]
+    keys = {name: key_named(site, name).keyid for name in ("lab", "lab-2")}
+    by = {(row["action"], row["key"]) for row in rows}
+    assert {("sign", keys["lab"]), ("revoke", keys["lab-2"]), ("publish", keys["lab"])} <= by
+    assert {row["why"] for row in rows if row["action"] == "revoke"} == {"wrong sums"}
+    assert any(row["action"] == "promote" and "12.1-cu121" in row["what"] for row in rows)
+    log = site.folder / "store" / "journal" / "audit.jsonl"
+    before = log.read_bytes()
+    log.write_bytes(before + b'{"action": "si')  # a kill
+    site.call("catalogue")
+    assert log.read_bytes().startswith(before)
+    after = json_of(site.call("keys", "log", "--json"), "log")["acts"]
+    assert after[: len(rows)] == rows
+    assert after[-1]["action"] == "publish"
+
+
 # --- a thief -------------------------------------------------------------------------------------
 
 
