@@ -139,6 +139,7 @@ def _write(
     """Signs it and brings it where it is read; says where that is."""
     from imagefactory.catalogue.document import sign_catalogue
     from imagefactory.catalogue.publish import publish_catalogue, write_catalogue
+    from imagefactory.stages.read_catalogue import keep_published
 
     made, key = what
     envelope = sign_catalogue(made, key)
@@ -147,6 +148,7 @@ def _write(
         return [str(output)]
     place = _place(factory, registry)
     references = [str(one) for one in publish_catalogue(place, envelope, made.made)]
+    keep_published(factory.settings, str(place), envelope, made.made)
     asked = factory.settings.catalogue
     if asked.value and not _same_place(asked.value, str(place)):
         write(2, f"note: readers with your settings take another: catalogue = {asked.value} ({asked.origin})")

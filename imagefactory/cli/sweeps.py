@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,11 +136,15 @@ def _targets(
 
 def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
     from imagefactory.report.sweep import format_sweep_plan, plan_json
+    from imagefactory.verify.gpu_run import timeout_of
 
+    options = prepared.options
+    run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
+    limits = replace(options.limits, run=run)
     if as_json:
-        say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan)})
+        say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})
     else:
-        say(format_sweep_plan(prepared.plan, prepared.options.limits, terminal_width()), unless=quiet)
+        say(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
 
 def _submitted(

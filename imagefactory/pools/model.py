@@ -9,7 +9,7 @@ Capabilities are written `8.0`, memory and disk are bytes, times are aware and i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -295,6 +295,9 @@ class Pool(Protocol):
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
 
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        """How long a job may run whose suite is ended after `timeout` seconds; `own` as a sweep has it."""
+
     def check_folder(self, folder: Path) -> None:
         """Raises UsageError for a folder that jobs could not name, before anything is made for it."""
 
@@ -336,5 +339,10 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
 
 def pool_here(environ: Mapping[str, str]) -> str:
     """The name of the pool that this machine is of, by its commands; empty where it is of none."""
+    return next(iter(pools_here(environ)), "")
+
+
+def pools_here(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of all pools whose commands this machine has."""
     path = environ.get("PATH")
-    return next((name for name, row in POOLS.items() if shutil.which(row.command, path=path)), "")
+    return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

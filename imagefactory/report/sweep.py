@@ -148,8 +148,10 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def plan_json(plan: SweepPlan) -> Mapping[str, object]:
+def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
     return {
+        "idle_seconds": round(limits.idle.total_seconds()),
+        "run_seconds": round(limits.run.total_seconds()),
         "queued": [
             {
                 "target": cell.stage.target.name,

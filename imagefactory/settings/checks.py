@@ -48,6 +48,9 @@ def check_values(values: Mapping[str, Setting]) -> None:
             )
     if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
         _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
+    for place in listed(values["catalogue_mirrors"].value):
+        if not place.startswith("/"):
+            _check_place("catalogue-mirrors", values["catalogue_mirrors"], place, tagged=True)
     folder = values["sif_folder"]
     if folder.value and not SIF_FOLDER.fullmatch(folder.value):
         raise UsageError(

@@ -83,6 +83,7 @@ class Settings:
     workers: Setting
     signing_key: Setting
     catalogue: Setting
+    catalogue_mirrors: Setting
     site: Setting
     licences: Setting
     sif_folder: Setting

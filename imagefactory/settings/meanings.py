@@ -8,7 +8,11 @@ MEANINGS = {
     "registry": ("none", "`HOST[:PORT][/PATH]`, where `push` sends images and `pull TARGET` looks"),
     "engine": ("`assemble`", "what builds: or `docker`, `apptainer`"),
     "runner": ("the engine's own", "what starts images: `unshare` (of `assemble`), `docker`, `apptainer`"),
-    "certificates": ("the machine's", "a PEM bundle for registries, index, Debian's archive, inside builds"),
+    "certificates": (
+        "none",
+        "a PEM file with CA certificates to trust besides the machine's: for registries, index, channels, "
+        "Debian's archive, inside builds",
+    ),
     "plain-http": ("none", "registries without TLS: `HOST:PORT,...`"),
     "mirrors": (
         "none",
@@ -34,6 +38,11 @@ MEANINGS = {
     "catalogue": (
         "that of `registry`",
         "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
+    ),
+    "catalogue-mirrors": (
+        "none",
+        "where the catalog is read when its place does not answer: `HOST[:PORT][/PATH][:TAG],...` or files "
+        "(`/...`). Ignored if a nearer file sets `catalogue`",
     ),
     "site": (
         "`generic`",

@@ -50,18 +50,21 @@ from imagefactory.verdicts.judgement import Court
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject
+from imagefactory.web import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueMaking:
     """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
     that is empty too, it is made of the store on this machine. `named`: each target must be there.
+    `patience` is how long the registry is waited for, where that is not as long as usual.
     """
 
     targets: tuple[Target, ...]
     now: datetime
     registry: str = ""
     named: bool = False
+    patience: Patience | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,7 @@ def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
         places = {family: local_place(factory, family) for family in families}
         return _Shelves(places=places, host="", name=str(factory.layout.path))
     host, path = registry_place(factory, making.registry)
-    store = open_registry(factory, host)
+    store = open_registry(factory, host, patience=making.patience)
     store.check()
     places = {family: Place(store=store, repository=repository_of(path, family)) for family in families}
     return _Shelves(places=places, host=host, name=f"{host}/{path}" if path else host)

@@ -287,7 +287,7 @@ def survey_catalogue(
         place=settings.catalogue.value or settings.registry.value,
         combos=combos,
         ranges=make_ranges(combos),
-        notes=notes,
+        notes=(*catalogue.notes, *notes),
     )
     return tables, offers
 

@@ -28,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import DownloadError, LockError, UnbuiltError, UsageError
 from imagefactory.gpu.source_builds import source_build
+from imagefactory.lock.pypi.facts import refuse_two_cudas
 from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.newest import bounds_of
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -35,7 +36,7 @@ from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.sources import Project, read_project
 from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.lock.pypi.wheels_there import NoWheelError
-from imagefactory.model import Lock, Target
+from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 
 ROUNDS = 100
@@ -90,7 +91,8 @@ def require_wheels(
 ) -> tuple[WheelQuestion, Pins]:
     """Solve a question so that all known needs are met, as `solve_known`.
 
-    Raises UnbuiltError with all packages of the solution that have no wheel.
+    Raises UnbuiltError with all packages of the solution that have no wheel, and LockError where others have
+    libraries of two majors of CUDA: nobody shall build for a lock that cannot be.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _Search(solver, question, Path(folder))
@@ -100,6 +102,12 @@ def require_wheels(
         return question, pins
     built = {one.name for one in unbuilt}
     lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
+    solved = (one.partition("==") for one in pins.lines)
+    wheels = [
+        LockedWheel(name=canonicalize_name(name), version=version, filename="", sha256="", size=0)
+        for name, _, version in solved
+    ]
+    refuse_two_cudas(target.name, wheels, pins.via)
     raise list_unbuilt(unbuilt, lines, question, target)
 
 

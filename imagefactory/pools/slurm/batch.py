@@ -31,7 +31,7 @@ from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import replace_text
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.node.post import Fault, bad_machines
-from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, PoolGpu, Sweep
+from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
 from imagefactory.pools.own_commands import TIME, time_of
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
@@ -101,6 +101,13 @@ class Batch:
 # --- deciding --------------------------------------------------------------------------------------
 
 
+def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
+    """The time of the settings, else the suite's and that in which the image comes; never longer than the run
+    limit.
+    """
+    return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
+
+
 def jobs_of(sweep: Sweep) -> Jobs:
     """A job is as long as the settings say, else as its suite may be and its image takes to come; never
     longer than the run limit.
@@ -114,9 +121,7 @@ def jobs_of(sweep: Sweep) -> Jobs:
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
-                seconds=round(
-                    min(limits.run, own or timedelta(seconds=node.timeout) + FETCH).total_seconds()
-                ),
+                seconds=round(run_limit(limits, node.timeout, own).total_seconds()),
                 mig=node.mig,
                 processor=node.processor or "amd64",
             )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +23,18 @@ from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.stages import night_sweeps
-from imagefactory.stages.night import NightAsk, last_commit, run_night
+from imagefactory.stages.night import NIGHTS, NightAsk, last_commit, run_night
 from imagefactory.stages.night_steps import NightBench
 from imagefactory.stages.nights import (
     KEPT,
     NIGHT,
+    RESERVE,
+    has_reserve,
+    keep_reserve,
     killed_before,
     last_night,
     new_night,
+    nights_folder,
     one_night,
     read_kept_plan,
     write_night,
@@ -275,6 +282,54 @@ def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory reconcile` ended with exit code -9"
     assert "catalogue" in told  # nothing is there to be signed
+
+
+def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is on a full disk, or there is no memory for another process."""
+    step = nights.step
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        if words[0] in ("promote", "reconcile"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return step(words)
+
+    monkeypatch.setattr(nights, "step", run)
+    done = nights.run()
+    assert nights.commands[-2:] == ["catalogue", "store"]
+    assert [(row.what, row.code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
+
+
+def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each night keeps a reserve if there is room for it, and gives it back before its last steps."""
+    settings, free = nights.site.factory.settings, shutil.disk_usage("/")
+    assert nights.run().broken == ()
+    assert not has_reserve(settings)
+    keep_reserve(settings)
+    assert has_reserve(settings)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=RESERVE - 1))
+    done = nights.run()
+    assert [(row.what, row.code) for row in done.broken] == [(NIGHTS, 7)]
+    assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
+    assert not has_reserve(settings)
+
+
+def test_a_night_without_room_for_its_folder_takes_a_temporary_one(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = nights.site.factory.settings
+    new_night(settings, "20261125-021700-1")
+    mkdir = Path.mkdir
+
+    def full(path: Path, *rest: Any, **more: Any) -> None:
+        if path.parent == nights_folder(settings):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        mkdir(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    folder = new_night(settings, "20261126-021700-1")
+    assert folder.is_dir()
+    assert folder.parent == Path(tempfile.gettempdir())
+    folder.rmdir()
 
 
 def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Nights) -> None:

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from imagefactory.cli import sweeps
-from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
+from imagefactory.errors import (
+    BuildError,
+    NothingSelectedError,
+    RegistryError,
+    StoreError,
+    ToolError,
+    UsageError,
+)
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
 from imagefactory.oci.graph import Place
@@ -23,6 +30,7 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import HTCONDOR, Setting
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages import attach
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
@@ -414,6 +422,34 @@ def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
         site.makes(folder=tmp_path / "mine")
 
 
+def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Path) -> None:
+    """The image is in the registry only, and the store is a directory that does not exist yet."""
+    site = replace(
+        site, factory=replace(site.factory, environ={**site.factory.environ, LEDGER_KEY: "k" * 64})
+    )
+    site.makes()
+    fresh = Setting(value=str(tmp_path / "fresh"), origin="test")
+    settings = replace(site.factory.settings, store=fresh)
+    site = replace(site, factory=replace(site.factory, settings=settings))
+    made = site.makes()
+    assert site.factory.layout.founded()
+    site.pool.play(made.folder)
+    done = site.collects(made.folder)
+    assert words(done) == {V100: "verified", A100: "verified"}
+    assert done.faults == ()
+
+
+def test_a_sweep_is_not_made_in_a_directory_of_others(site: Site, tmp_path: Path) -> None:
+    site.makes()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    mine = Setting(value=str(tmp_path / "mine"), origin="test")
+    settings = replace(site.factory.settings, store=mine)
+    with pytest.raises(StoreError, match=r"thesis\.tex"):
+        replace(site, factory=replace(site.factory, settings=settings)).makes()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
 def test_a_machine_without_room_for_the_job_gets_none(site: Site) -> None:
     small = tuple(replace(one, attributes={"Memory": 1024}) for one in site.pool.gpus.machines[:1])
     site.pool.gpus = replace(site.pool.gpus, machines=(*small, *site.pool.gpus.machines[1:]))
@@ -563,8 +599,13 @@ def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
 
 
 def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
-    site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    site: Site,
+    pool: PoolMadeHere,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(PoolMadeHere, "run_limit", lambda *_: timedelta(seconds=7))
     asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
     assert run(*asked) == 0
     said = capsys.readouterr().out
@@ -574,6 +615,7 @@ def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     assert run(*asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["capability"] for row in found["queued"]] == ["7.0", "8.0"]
+    assert (found["idle_seconds"], found["run_seconds"]) == (86400, 7)  # what a job of this pool gets
     assert pool.submitted == []
     assert find_sweeps(site.factory.settings) == ()
 

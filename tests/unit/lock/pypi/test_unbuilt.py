@@ -96,6 +96,19 @@ def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path)
     assert caught.value.hint == f"imagefactory lock {TARGET.name} --build"
 
 
+def test_nothing_is_built_for_a_lock_of_two_cudas(tmp_path: Path) -> None:
+    def answer(stubs: set[str]) -> Pins:
+        if not stubs:
+            raise lacks("first")
+        return pins("first==1.0", "cupy-cuda111==12.3.0", "nvidia-cublas-cu12==12.4")
+
+    solver = Solver(tmp_path, answer, {"first": (file("first-1.0.tar.gz"),)})
+    with pytest.raises(LockError) as caught:
+        require_wheels(solver, question("first"), TARGET, Quiet())
+    assert not isinstance(caught.value, UnbuiltError)
+    assert "CUDA 11" in caught.value.message
+
+
 def test_what_has_no_sdist_either_is_the_solvers_own_error(tmp_path: Path) -> None:
     def answer(_: set[str]) -> Pins:
         raise lacks("first")
