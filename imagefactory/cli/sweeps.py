@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from imagefactory.factory import Factory
     from imagefactory.model import Target
     from imagefactory.pools.model import JobLimits, Pool
-    from imagefactory.settings.load import Settings
     from imagefactory.stages.collect import CollectedSweep
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.sweep import Made, Prepared, SweepBench, SweepOptions
@@ -62,7 +61,7 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
         if not given["dry_run"]:
             pool.require()
         prepared = prepare_sweep(factory, targets, inventory, options, bench)
-        _say_plan(prepared, call.settings, as_json=as_json and given["dry_run"], quiet=as_json)
+        _say_plan(prepared, as_json=as_json and given["dry_run"], quiet=as_json)
         if given["dry_run"]:
             return None
         made = make_sweep(factory, prepared, bench, call.progress)
@@ -135,14 +134,12 @@ def _targets(
     return (choose_tuple(factory.targets, wanted),), replace(options, asked=asked)
 
 
-def _say_plan(prepared: Prepared, settings: Settings, *, as_json: bool, quiet: bool) -> None:
-    from imagefactory.pools.sites import own_of
+def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
     from imagefactory.report.sweep import format_sweep_plan, plan_json
     from imagefactory.verify.gpu_run import timeout_of
 
     options = prepared.options
-    own = own_of(options.pool, settings)
-    run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), own)
+    run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
     limits = replace(options.limits, run=run)
     if as_json:
         say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})

@@ -9,7 +9,7 @@ Capabilities are written `8.0`, memory and disk are bytes, times are aware and i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -295,8 +295,8 @@ class Pool(Protocol):
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
 
-    def run_limit(self, limits: JobLimits, timeout: float, own: Iterable[str]) -> timedelta:
-        """How long a job may run whose suite is ended after `timeout` seconds, with the settings' options."""
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        """How long a job may run whose suite is ended after `timeout` seconds; `own` as a sweep has it."""
 
     def check_folder(self, folder: Path) -> None:
         """Raises UsageError for a folder that jobs could not name, before anything is made for it."""

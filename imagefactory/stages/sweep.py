@@ -84,13 +84,17 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet."""
+    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
+
+    `own` is what the settings add to its jobs.
+    """
 
     plan: SweepPlan
     inventory: Inventory
     place: ImagePlace
     id: str
     options: SweepOptions
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ def prepare_sweep(
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
-    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
+    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options, own=own)
 
 
 def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
@@ -217,7 +221,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         left_out=tuple(left_out),
         limits=prepared.options.limits,
         pool=prepared.options.pool,
-        own=own_of(prepared.options.pool, factory.settings),
+        own=prepared.own,
         machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -52,7 +52,7 @@ AWAY = (
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
 
-    def run_limit(self, limits: JobLimits, timeout: float, own: Iterable[str]) -> timedelta:  # noqa: ARG002
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run
 
     def check_folder(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -101,13 +101,18 @@ class Batch:
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def run_limit(limits: JobLimits, timeout: float, own: Iterable[str]) -> timedelta:
-    """The time that options of sbatch name, else the suite's and the image's; at most the run limit."""
-    return min(limits.run, time_of(own) or timedelta(seconds=timeout) + FETCH)
+def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
+    """The time of the settings, else the suite's and that in which the image comes; never longer than the run
+    limit.
+    """
+    return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
 
 
 def jobs_of(sweep: Sweep) -> Jobs:
-    limits = sweep.limits
+    """A job is as long as the settings say, else as its suite may be and its image takes to come; never
+    longer than the run limit.
+    """
+    limits, own = sweep.limits, time_of(sweep.own)
     return Jobs(
         idle=max(1, round(limits.idle.total_seconds())),
         retries=limits.retries,
@@ -116,7 +121,7 @@ def jobs_of(sweep: Sweep) -> Jobs:
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
-                seconds=round(run_limit(limits, node.timeout, sweep.own).total_seconds()),
+                seconds=round(run_limit(limits, node.timeout, own).total_seconds()),
                 mig=node.mig,
                 processor=node.processor or "amd64",
             )

@@ -9,7 +9,7 @@ says, and `look` keeps what the queue alone tells. Account, partition and the li
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ from imagefactory.pools.model import (
     Sweep,
     SweepNode,
 )
+from imagefactory.pools.own_commands import time_of
 from imagefactory.pools.slurm.batch import (
     JOBS,
     NAME,
@@ -63,8 +64,8 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
 
-    def run_limit(self, limits: JobLimits, timeout: float, own: Iterable[str]) -> timedelta:
-        return run_limit(limits, timeout, own)
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        return run_limit(limits, timeout, time_of(own))
 
     def check_folder(self, folder: Path) -> None:
         if not str(folder.resolve()).isprintable():
