@@ -58,8 +58,6 @@ def post_json(
     access: Access, url: str, value: Mapping[str, object], patience: Patience | None = None
 ) -> None:
     """Send the document, trying again what may pass. Raises CheckFailedError where nobody took it."""
-    import requests
-
     patience = patience or Patience(attempts=3)
     host = urlsplit(url).netloc.rpartition("@")[2]
     session = open_session(netrc=False)
@@ -77,7 +75,7 @@ def post_json(
                 verify=package_index(access).certificates or True,
             ) as response:
                 status, after = response.status_code, retry_after(response.headers)
-        except requests.exceptions.RequestException as error:
+        except OSError as error:  # all that requests raises is one
             raise TransientError(_without(url, reason_of(error))) from None
         if may_pass(status):
             raise TransientError(f"it answered {status}", after=after, status=status)
