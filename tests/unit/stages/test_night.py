@@ -313,7 +313,7 @@ def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch
 
     def run(words: Sequence[str]) -> tuple[int, str]:
         if words[0] in ("promote", "reconcile"):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, f"No space left for {words[0]}")  # rows of one cause are joined
         return step(words)
 
     monkeypatch.setattr(nights, "step", run)
