@@ -12,9 +12,9 @@ from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.model import ImageKind
-from imagefactory.pools.own_commands import names_of, parse_commands, parse_options, split_requirements
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SLURM
 from imagefactory.settings.load import Settings
+from imagefactory.settings.own_commands import names_of, parse_commands, parse_options, split_requirements
 
 GENERIC = "generic"
 

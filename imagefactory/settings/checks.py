@@ -9,11 +9,11 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import split_place, split_tagged
-from imagefactory.pools.own_commands import parse_commands, parse_options
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.values import RULES
 from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import without_secrets
+from imagefactory.settings.own_commands import parse_commands, parse_options
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")

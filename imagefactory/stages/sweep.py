@@ -32,11 +32,11 @@ from imagefactory.pools.model import (
     Pools,
     Sweep,
 )
-from imagefactory.pools.own_commands import names_of
 from imagefactory.pools.sites import GENERIC, check_needs, find_site, own_of
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
+from imagefactory.settings.own_commands import names_of
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes

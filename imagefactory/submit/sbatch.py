@@ -17,9 +17,9 @@ from datetime import timedelta
 
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.pools.model import Inventory, PoolGpu
-from imagefactory.pools.own_commands import TIME
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for
+from imagefactory.settings.own_commands import TIME
 from imagefactory.submit.places import Wish, fits
 from imagefactory.submit.submit_file import (
     CHECKPOINTED,

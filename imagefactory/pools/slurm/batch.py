@@ -32,9 +32,9 @@ from imagefactory.files import replace_text
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.node.post import Fault, bad_machines
 from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
-from imagefactory.pools.own_commands import TIME, time_of
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
+from imagefactory.settings.own_commands import TIME, time_of
 from imagefactory.verify.kit_make import CARRIED, PROGRAM
 from imagefactory.verify.kit_make import HERE as KIT_FOLDER
 from imagefactory.verify.suite_files import read_suite, write_suite

@@ -29,7 +29,6 @@ from imagefactory.pools.model import (
     Sweep,
     SweepNode,
 )
-from imagefactory.pools.own_commands import time_of
 from imagefactory.pools.slurm.batch import (
     JOBS,
     NAME,
@@ -54,6 +53,7 @@ from imagefactory.pools.slurm.evidence import job_report
 from imagefactory.pools.slurm.log import SQUEUE, Queue, folders_of, parse_queue, remember
 from imagefactory.pools.slurm.nodes import ask_inventory
 from imagefactory.pools.slurm.probe import fill, recall
+from imagefactory.settings.own_commands import time_of
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.suite_report import clean
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.knowledge.gpu_names import find_gpu
-from imagefactory.pools.own_commands import parse_time
 from imagefactory.pools.sizes import parse_size
+from imagefactory.settings.own_commands import parse_time
 from imagefactory.submit.check.batch.reader import BatchOption, BatchScript
 from imagefactory.submit.check.findings import Spot
 

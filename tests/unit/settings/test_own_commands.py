@@ -10,10 +10,10 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.htcondor.dag import format_common, site_lines
-from imagefactory.pools.own_commands import parse_commands, parse_options, parse_time
 from imagefactory.pools.sites import check_needs, find_site, own_of
 from imagefactory.pools.slurm.batch import Batch, format_batch, jobs_of
 from imagefactory.settings.load import Settings, load_settings
+from imagefactory.settings.own_commands import parse_commands, parse_options, parse_time
 from tests.made.pool import node
 from tests.made.pool import sweep as dag
 from tests.made.slurm_sweep import sweep, sweep_node
