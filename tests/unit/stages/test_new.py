@@ -105,6 +105,7 @@ def bench(root: Path) -> Bench:
         ("torch\ncupy-cuda12x\n", ("torch", "2.9.1", "12.8", "3.13")),
         ("torch\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
         ("trainer\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
+        ("tensorflow\njax\njax-cuda12-plugin\n", ("jax", "0.10.2", "12", "3.13")),
         ("tensorflow-cpu\ndata\nlayers\n", ("jax", "0.10.2", "13", "3.13")),
     ],
 )
