@@ -304,6 +304,11 @@ class Row:
         ]
         return tuple(dict.fromkeys(known))
 
+    def pythons(self, version: str) -> tuple[str, ...]:
+        """The Pythons that a version was released for; empty where that is not known."""
+        rows = (one for one in knowledge.releases(_pypi(self.framework)) if covers(one.version, version))
+        return next((one.pythons for one in rows), ())
+
     def _some_cuda(self, version: str) -> str:
         """The CUDA versions that a version was released for, as an example for a person."""
         known = self.released_for(version)

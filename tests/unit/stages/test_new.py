@@ -395,6 +395,9 @@ def test_a_release_that_pypi_has_without_cuda(bench: Bench) -> None:
     assert "--source conda --framework tensorflow=2.12.1 --cuda 11.8" in error.hint
     plan = bench.plan("tensorflow==2.12.1\n", source="conda", framework="tensorflow", cuda="11.8")
     assert "\nsource: conda\n" in plan.draft.text
+    assert '\npython: "3.11"\n' in plan.draft.text
+    plan = bench.plan("tensorflow==2.11.0\n", source="conda", framework="tensorflow", cuda="11.2")
+    assert '\npython: "3.10"\n' in plan.draft.text
 
 
 def test_a_python_without_wheels_of_what_has_no_source_is_not_solved_with_sources(bench: Bench) -> None:
