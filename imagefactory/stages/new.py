@@ -74,6 +74,7 @@ from imagefactory.stages.lock import (
     unknown_system,
 )
 from imagefactory.stages.locked import require_lock
+from imagefactory.stages.own_imports import add_needs
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
@@ -617,6 +618,7 @@ class _Planner:
                 hint="name the file that lists the packages; code of your own comes by `files:` in a recipe "
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
+        add_needs(wish, self._factory.settings.root_path)
         return wish
 
     def _elsewhere(self, wish: Wish) -> IndexRows:

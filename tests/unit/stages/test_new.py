@@ -189,6 +189,16 @@ def test_nothing_is_solved_needlessly(bench: Bench, text: str, solved: list[str]
     assert (sorted(pythons) if len(pythons) > 3 else pythons) == solved
 
 
+def test_the_projects_own_code_bounds_setuptools_and_python(bench: Bench) -> None:
+    (bench.root / "train.py").write_text("import imp\nimport pkg_resources\n")
+    bench.index.files = INDEX | {f"setuptools=={one}": Release() for one in ("83.0.0", "81.0.0")}
+    plan = bench.plan("torch\nsetuptools>=70\n")
+    assert plan.draft.choice
+    assert plan.draft.choice.python == "3.11"
+    assert "  - setuptools<82" in plan.draft.text.partition("constraints:")[2].splitlines()
+    assert [one for one in plan.draft.notes if one.startswith("train.py:")]
+
+
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
     assert isinstance(bench.stop("librosa\nnumba\n"), UsageError)
     assert bench.choice("numba\n", framework="numba", cuda="13").framework == "numba"
