@@ -133,7 +133,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
         lines.note(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
     if others := row.other_extras(cuda):
         lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
-    base, python = _python(wish, asked.python, source, bases, lines)
+    released = row.pythons(version) if source == "conda" else ()
+    base, python = _python(wish, asked.python, source, bases, lines, released)
     common = {
         "family": asked.family,
         "description": _description(f"{framework} and what {wish.file} asks for"),
@@ -296,13 +297,19 @@ def base_for(python: str, bases: Sequence[Base]) -> Base:
     return next((base for base in fitting if base.python == python), fitting[0])
 
 
-def _python(wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: _Lines) -> tuple[Base, str]:
-    """A base, and the environment's Python: what was chosen, or the file's where it can be."""
+def _python(
+    wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: _Lines, released: Collection[str]
+) -> tuple[Base, str]:
+    """A base, and the environment's Python: what was chosen, or the file's where it can be.
+
+    `released` are the Pythons that the framework was released for, empty where that is not known.
+    """
     fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
         raise UsageError("there is no base to build on", hint="add one to recipes/bases.yaml")
     wanted = [chosen] if chosen else [base.python for base in fitting if base.python]
     wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
+    wanted.sort(key=lambda one: bool(released) and one not in released)
     python = next((python for python in wanted if fits_python(python, wish.python)), "")
     base = next((base for base in fitting if base.python == python), fitting[0])
     if python:

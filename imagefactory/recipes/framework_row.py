@@ -186,11 +186,11 @@ class Row:
             )
 
     def _named_cuda(self, version: str) -> str:
-        """The CUDA that its extras (`jax[cuda12_local]`) or its name (`cupy-cuda12x`) say; empty for none."""
+        """The CUDA that its extras (`jax[cuda12_local]`), its name (`cupy-cuda12x`) or one beside it say."""
         if self.source != "pypi" or not version:
             return ""
         words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
-        majors = set(filter(None, map(_cuda_in, words)))
+        majors = set(filter(None, map(_cuda_in, words))) or set(filter(None, self.named_beside()[1:]))
         offers = self.offers(version) or tuple(majors)
         return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
 
@@ -304,6 +304,11 @@ class Row:
         ]
         return tuple(dict.fromkeys(known))
 
+    def pythons(self, version: str) -> tuple[str, ...]:
+        """The Pythons that a version was released for; empty where that is not known."""
+        rows = (one for one in knowledge.releases(_pypi(self.framework)) if covers(one.version, version))
+        return next((one.pythons for one in rows), ())
+
     def _some_cuda(self, version: str) -> str:
         """The CUDA versions that a version was released for, as an example for a person."""
         known = self.released_for(version)
@@ -356,8 +361,11 @@ def first_framework(names: Collection[str], others: Collection[str] = ()) -> str
     """The framework that an image is for, among the names that a file has and `others` that these need.
 
     numba counts where numba-cuda goes with it: else it makes code for CPUs. A file that names tensorflow-cpu
-    reads data with TensorFlow, and keeps the GPU for another one. Empty for none.
+    reads data with TensorFlow, and keeps the GPU for another one. So does one that names JAX's CUDA plugin.
+    Empty for none.
     """
+    if any(re.fullmatch(r"jax-cuda[0-9]+-plugin", name) for name in names):
+        names = {*names, "jax"} - {"tensorflow"}
     if "tensorflow-cpu" in names and {*_FIRST}.intersection(others) - {"tensorflow"}:
         others = {*others} - {"tensorflow"}
     for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):

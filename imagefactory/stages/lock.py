@@ -41,6 +41,7 @@ from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.lock.pypi.newest import Release, releases
+from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
@@ -268,6 +269,22 @@ def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:
     files = locker.project(name, _empty_lock(locker, target, base))
     found = (re.fullmatch(r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl", one.filename) for one in files)
     return any(one and (not version or within(f"=={version}", one[1])) for one in found)
+
+
+def impossible(locker: UvLocker, target: Target, base: Base) -> tuple[str, ...]:
+    """The packages of which no release within the target's bounds has a wheel for its Python or a source."""
+    bounds = {
+        str(canonicalize_name(one.name)): one.specifier
+        for one in map(Requirement, target.requirements)
+        if any(bound.operator in ("<", "<=", "==", "~=") for bound in one.specifier)
+    }
+    lock = _empty_lock(locker, target, base)
+    listed = locker.projects(tuple(bounds), lock)
+    return tuple(
+        name
+        for name, files in listed.items()
+        if files and not any(bounds[name].filter(installable(name, files, lock), prereleases=True))
+    )
 
 
 def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:

@@ -67,6 +67,7 @@ from imagefactory.settings.files import FILE_NAME
 from imagefactory.stages.lock import (
     explain_error,
     has_wheels,
+    impossible,
     read_needs,
     read_releases,
     solve_target,
@@ -135,6 +136,9 @@ class Solver(Protocol):
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
         """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
 
+    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+        """The packages that a target bounds to releases which its Python can neither install nor build."""
+
     def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
         """The names that the archive of a base has no package for; none where it cannot be asked."""
 
@@ -168,6 +172,9 @@ class IndexSolver:
 
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
         return has_wheels(self._locker, target, base, pin)
+
+    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+        return impossible(self._locker, target, base)
 
     def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
         key = (base.name, *names)
@@ -348,12 +355,15 @@ class _Planner:
         """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
 
         `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
-        package is without wheels for any Python.
+        package is without wheels for any Python, or one is not even to be built on the bases'.
         """
         first, others = pythons
         for python in first:
             yield self._try(python, framework, below=below)
-        if failed.keys() >= set(first) and not self._only_sources(wish, [failed[one] for one in first]):
+        if failed.keys() >= set(first) and (
+            all(self._solver.impossible(*self._asked[one]) for one in first)
+            or not self._only_sources(wish, [failed[one] for one in first])
+        ):
             with ThreadPoolExecutor(2) as pool:
                 waiting = [pool.submit(self._try, python, framework, below=below) for python in others]
                 try:
@@ -558,6 +568,8 @@ class _Planner:
         carried = {base.python for base in self._bases}
 
         def trial_on(python: str) -> _Trial:
+            if self._solver.impossible(*self._asked[python]):  # no search with sources helps, and it is long
+                return _Trial(python=python, wish=self._read(python), error=failed[python])
             return self._try(python, framework, below=below, sources=True)
 
         for some in (carried.intersection(pythons), set(pythons) - carried):

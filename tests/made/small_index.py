@@ -34,17 +34,19 @@ class Release:
 class SmallIndex:
     """`files` are releases by `name==version`. `solved` are the targets that were asked for.
 
-    `unknown` are names that Debian does not have.
+    `searched` are the Pythons that were solved with sources. `unknown` are names that Debian does not have.
     """
 
     files: Mapping[str, Release]
     solved: list[Target] = field(default_factory=list)
+    searched: set[str] = field(default_factory=set)
     unknown: tuple[str, ...] = ()
 
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
         if target.source == "conda":
             raise UnreachableError("there are no channels")
         self.solved.append(target)
+        self.searched.add(target.python)
         found = self._solution(target, under, sources=True)
         unbuilt = {name: version for name, version in found.items() if self._is_source(name, version)}
         if unbuilt:
@@ -78,6 +80,20 @@ class SmallIndex:
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
         prefix = pin if "==" in pin else f"{pin}=="
         return any(pin.startswith(prefix) and one.pythons for pin, one in self.files.items())
+
+    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+        found = []
+        for one in map(Requirement, target.requirements):
+            pins = (
+                pin.split("==") for pin in self.files if pin.startswith(f"{canonicalize_name(one.name)}==")
+            )
+            fitting = [
+                self.files[f"{name}=={version}"].pythons for name, version in pins if version in one.specifier
+            ]
+            found += (
+                [one.name] if fitting and all(some and target.python not in some for some in fitting) else []
+            )
+        return found
 
     def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
         return [name for name in names if name in self.unknown]

@@ -28,10 +28,9 @@ def brings_cuda(lock: Lock) -> tuple[LockedWheel, ...]:
 
 
 # Distributions whose own version is that of the CUDA toolkit.
-_TOOLKIT = re.compile(
-    r"cuda-toolkit|nvidia-cuda-(runtime|nvrtc|cupti|nvcc|cccl)|nvidia-(nvjitlink|nvtx|cublas)"
-)
-_SUFFIX = re.compile(r"(?:nvidia|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
+_TOOLKIT = re.compile(r"cuda-toolkit|nvidia-cuda-(runtime|nvrtc|cupti|nvcc)|nvidia-(nvjitlink|nvtx|cublas)")
+# CCCL is headers: nothing of it is loaded.
+_SUFFIX = re.compile(r"(?:nvidia(?!-cuda-cccl)|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
 
 
 def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, ...]]:
@@ -49,8 +48,12 @@ def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, .
 
 
 def refuse_two_cudas(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
-    """Raise LockError where wheels bring libraries of two majors of CUDA. `via` says what requires each."""
-    majors = cuda_majors(wheels)
+    """Raise LockError where wheels bring libraries of two majors of CUDA. `via` says what requires each.
+
+    A package that requires one library for each major loads the one that fits (nvidia-cutlass-dsl-libs-cu12
+    and -cu13): these do not count.
+    """
+    majors = cuda_majors(_without_pairs(tuple(wheels), via))
     if len(majors) < 2:
         return
     libraries = {wheel.name for some in majors.values() for wheel in some}
@@ -64,6 +67,20 @@ def refuse_two_cudas(target: str, wheels: Iterable[LockedWheel], via: Mapping[st
         f"{target}: the lock would hold libraries of {' and of '.join(told)}",
         hint=f"keep one: constrain or leave out what {' or '.join(dict.fromkeys(bringers.values()))} brings",
     )
+
+
+def _without_pairs(
+    wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]
+) -> Iterable[LockedWheel]:
+    """The wheels, less those of one library for several majors that one package requires together."""
+    series: dict[tuple[str, str], set[str]] = {}
+    for wheel in wheels:
+        if (named := _SUFFIX.fullmatch(wheel.name)) is not None:
+            stem = wheel.name[: named.start(1)]
+            for one in via.get(wheel.name, ()):
+                series.setdefault((one, stem), set()).add(wheel.name)
+    pairs = set[str]().union(*(names for names in series.values() if len(names) > 1))
+    return (wheel for wheel in wheels if wheel.name not in pairs)
 
 
 def cuda_version(lock: Lock) -> str | None:

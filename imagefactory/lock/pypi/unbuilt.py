@@ -10,7 +10,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -211,6 +211,16 @@ def read_own(root: Path, entry: str) -> Project:
     if not folder.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{entry} is a link out of {root}", hint="copy what it leads to into the project")
     return read_project(folder)
+
+
+def installable(name: str, files: Sequence[IndexFile], lock: Lock) -> set[Version]:
+    """The releases that have a wheel for the Python of `lock`, or a source distribution."""
+    found = {version for version, _ in sdists_of(name, files, lock)}
+    for file in files:
+        with suppress(InvalidWheelFilename, InvalidVersion):
+            _, version, _, offered = parse_wheel_filename(file.filename)
+            found |= {version} if offered & fitting_set(lock.python, lock.platform) else set()
+    return found
 
 
 def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tuple[Version, IndexFile]]:

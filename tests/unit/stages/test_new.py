@@ -41,6 +41,7 @@ INDEX = {
     "jax==0.10.2": Release(),
     "jax==0.4.35": Release(),
     "tensorflow-cpu==2.21.0": Release(),
+    "jax-cuda12-plugin==0.10.2": Release(),
     "data==1.0": Release(needs=("tensorflow",)),
     "layers==1.0": Release(needs=("jax",)),
     "cupy-cuda12x==13.6.0": Release(),
@@ -104,6 +105,7 @@ def bench(root: Path) -> Bench:
         ("torch\ncupy-cuda12x\n", ("torch", "2.9.1", "12.8", "3.13")),
         ("torch\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
         ("trainer\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
+        ("tensorflow\njax\njax-cuda12-plugin\n", ("jax", "0.10.2", "12", "3.13")),
         ("tensorflow-cpu\ndata\nlayers\n", ("jax", "0.10.2", "13", "3.13")),
     ],
 )
@@ -403,6 +405,16 @@ def test_a_release_that_pypi_has_without_cuda(bench: Bench) -> None:
     assert "--source conda --framework tensorflow=2.12.1 --cuda 11.8" in error.hint
     plan = bench.plan("tensorflow==2.12.1\n", source="conda", framework="tensorflow", cuda="11.8")
     assert "\nsource: conda\n" in plan.draft.text
+    assert '\npython: "3.11"\n' in plan.draft.text
+    plan = bench.plan("tensorflow==2.11.0\n", source="conda", framework="tensorflow", cuda="11.2")
+    assert '\npython: "3.10"\n' in plan.draft.text
+
+
+def test_a_python_without_wheels_of_what_has_no_source_is_not_solved_with_sources(bench: Bench) -> None:
+    bench.index.files = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
+    plan = bench.plan("torch==2.0.1\nsourced\n")
+    assert plan.without_wheel == ("sourced",)
+    assert bench.index.searched == {"3.10", "3.9"}
 
 
 def test_a_debian_package_that_the_release_does_not_have_is_lost(bench: Bench) -> None:

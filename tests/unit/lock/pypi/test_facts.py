@@ -31,6 +31,7 @@ def wheels(pins: str) -> list[LockedWheel]:
         ("nvidia-cuda-runtime-cu12==12.1 jax-cuda13-plugin==0.10", {12, 13}),
         ("nvidia-cuda-runtime==0.0.1.dev5 nvidia-cuda-runtime-cu12==12.1", {12}),
         ("cuda-toolkit==13.2.0 cuda-bindings==12.9", {13}),  # bindings are no library of CUDA's
+        ("nvidia-cuda-cccl==13.2 nvidia-cuda-cccl-cu12==12.9 nvidia-cublas-cu12==12.4", {12}),
         ("torch==2.6.0", set()),
     ],
 )
@@ -50,6 +51,17 @@ def test_two_majors_are_refused_with_what_brings_each() -> None:
     assert "CUDA 12 (nvidia-cublas-cu12 12.4 and 1 more, required by torch)" in caught.value.message
     assert "CUDA 13 (nvidia-nccl-cu13 2.28, required by other)" in caught.value.message
     refuse_two_cudas("t", some[:2], via)
+
+
+def test_one_library_for_each_major_is_one_library() -> None:
+    some = wheels("nvidia-cublas-cu12==12.4 nvidia-dsl-libs-cu12==4.1 nvidia-dsl-libs-cu13==4.1 torch==2.6.0")
+    via = {
+        "nvidia-dsl-libs-cu12": ("nvidia-dsl",),
+        "nvidia-dsl-libs-cu13": ("nvidia-dsl", "nvidia-dsl-libs-cu12"),
+    }
+    refuse_two_cudas("t", some, via)
+    with pytest.raises(LockError):
+        refuse_two_cudas("t", some, {"nvidia-dsl-libs-cu12": ("one",), "nvidia-dsl-libs-cu13": ("other",)})
 
 
 def test_no_shipped_lock_has_two() -> None:

@@ -45,6 +45,14 @@ def test_what_an_archive_is_built_with(tmp_path: Path, kind: str) -> None:
     assert read_project(archive(tmp_path, kind, **{"setup.py": "x"})).requires == DEFAULT_REQUIRES
 
 
+def test_a_source_with_hundreds_of_dependencies(tmp_path: Path) -> None:
+    """apache-beam has 230 with those of its extras."""
+    lines = "".join(f"Requires-Dist: a{one}; extra == 'all'\n" for one in range(500))
+    info = f"Metadata-Version: 2.2\nName: my-ops\nVersion: 1.0\n{lines}"
+    found = read_project(archive(tmp_path, "tar.gz", **{"setup.py": "x", "PKG-INFO": info}))
+    assert len(found.dependencies or ()) == 500
+
+
 def test_what_a_folder_is_built_with(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"neither pyproject\.toml nor setup\.py"):
         read_project(tmp_path)
