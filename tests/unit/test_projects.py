@@ -103,6 +103,15 @@ def test_what_a_file_asks_for(tmp_path: Path, name: str) -> None:
     assert names == ["torch==2.6.0", "tqdm>=4"]
 
 
+def test_a_clone_that_is_installed_from_its_directory_is_its_address(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        "FROM x\nRUN git clone --depth 1 https://host/A/B-c.git && cd B-c \\\n  && pip install -e .\n"
+        "WORKDIR /app\nRUN pip install -e . ./more\n"
+    )
+    found = requested.read(tmp_path / "Dockerfile", tmp_path)
+    assert found.unread == ["-e https://host/A/B-c.git", "-e .", "./more"]
+
+
 def test_requirements_that_a_lock_does_not_meet() -> None:
     asked = [Requirement(text) for text in ("a>=2", "B-b", "c", "d; sys_platform == 'win32'", "e<2")]
     missing = requested.unmet(asked, {"a": "1.0", "b-b": "1", "e": "1.9rc1"}, "3.11")
