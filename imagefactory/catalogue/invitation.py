@@ -29,7 +29,15 @@ from imagefactory.oci.store import Reference
 from imagefactory.settings.checks import SIF_FOLDER
 from imagefactory.settings.choices import SITES, listed
 from imagefactory.verdicts.keys import PublicKey
-from imagefactory.verdicts.trust import Grant, Trust, TrustedKey, format_row, parse_trust, row_values
+from imagefactory.verdicts.trust import (
+    Grant,
+    Trust,
+    TrustedKey,
+    first_moment,
+    format_row,
+    parse_trust,
+    row_values,
+)
 from imagefactory.verify.model import evidence_kinds
 
 FORMAT = "imagefactory.invitation/1"
@@ -64,8 +72,12 @@ def invitation_place(text: str) -> Reference:
 
 
 def invite_with(trust: Trust, now: datetime) -> tuple[Grant, ...]:
-    """The keys that a site's readers should believe: those that are believed there now, or will be."""
-    return tuple(_grant(key) for key in trust.keys if key.until > now)
+    """The keys that a site's readers should believe, each in its time; none if no key is trusted now.
+
+    Retired keys are among them: what they signed in their time still counts, and who joined before learns
+    that they sign no more.
+    """
+    return tuple(map(_grant, trust.keys)) if any(key.since <= now < key.until for key in trust.keys) else ()
 
 
 def _grant(key: TrustedKey) -> Grant:
@@ -151,7 +163,8 @@ class Joining:
     """What accepting an invitation writes: `text` is the whole file, `told` its changes, a line each.
 
     `fresh` are keys that nobody believed here so far. `before` are those (name, id) that were believed in
-    their stead: under the same name, or for the same catalogue. Where both are there its key is another.
+    their stead: under the same name, or for the same catalogue and no longer now. Where both are there its
+    key is another.
     """
 
     text: str
@@ -164,7 +177,9 @@ class Joining:
         return bool(self.fresh and self.before)
 
 
-def join(text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]], where: str) -> Joining:
+def join(
+    text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]], where: str, now: datetime
+) -> Joining:
     """The settings file of a person with what is missing in it; all else stays as he wrote it.
 
     `others` are the documents of files that count too (the site's): what they say is not written again.
@@ -184,6 +199,7 @@ def join(text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]],
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
     before = _before(rows, invitation, same_place=known.get("catalogue") == invitation.catalogue)
+    _refuse_return(rows, invitation, where, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
         named = next((row for row in rows if row.get("name") == grant.key.name), None)
@@ -217,10 +233,30 @@ def _before(
     rows: Sequence[Mapping[str, Any]], invitation: Invitation, *, same_place: bool
 ) -> list[tuple[str, str]]:
     """The keys that are believed in the stead of those of an invitation."""
-    believed, invited = {row["keyid"] for row in rows}, {one.key.keyid for one in invitation.keys}
+    believed = {row["keyid"] for row in rows}
+    ends = {one.key.keyid: first_moment(one.until) for one in invitation.keys}
     names = {one.key.name for one in invitation.keys if one.key.keyid not in believed}
-    others = [row for row in rows if row["keyid"] not in invited]
+    others = [
+        row for row in rows if row["keyid"] not in ends or ends[row["keyid"]] < first_moment(row["until"])
+    ]
     return [(row["name"], row["keyid"]) for row in others if same_place or row["name"] in names]
+
+
+def _refuse_return(
+    rows: Sequence[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
+) -> None:
+    """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
+    for row in rows:
+        grant = next((one for one in invitation.keys if one.key.keyid == row["keyid"]), None)
+        if (
+            grant
+            and first_moment(row["until"]) <= now
+            and first_moment(grant.until) > first_moment(row["until"])
+        ):
+            raise UsageError(
+                f"the key '{row['name']}' is retired in {where}, and this invitation would bring it back",
+                hint="ask your centre for its present invitation; if they mean it, remove that row first",
+            )
 
 
 def _loaded(text: str) -> dict[str, Any] | None:

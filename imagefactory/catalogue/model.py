@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from imagefactory.gpu.model import Claim
 from imagefactory.model import NO_CUDA
-from imagefactory.verdicts.model import Judged
+from imagefactory.verdicts.model import Judged, RevokedCell
 from imagefactory.verify.model import Subject
 
 Envelopes = tuple[tuple[str, bytes], ...]
@@ -45,7 +45,8 @@ class CataloguedImage:
     the first of its CUDA's major (CUDA's minor-version compatibility). `required` are the capabilities that
     its recipe requires.
     `predicted` are the weightiest claims without a verdict, by capability, those that say no too. `envelopes`
-    are verdicts and `revocations` what takes some back.
+    are verdicts and `revocations` what takes some back. `revoked` says what was taken back of the target, of
+    other images too.
     """
 
     target: str
@@ -67,6 +68,11 @@ class CataloguedImage:
     sifs: tuple[CataloguedSif, ...] = ()
     envelopes: Envelopes = ()
     revocations: Envelopes = ()
+    revoked: tuple[RevokedCell, ...] = ()
+
+    def revoked_of(self, subject: Subject) -> tuple[RevokedCell, ...]:
+        """What was taken back of this image, or of one of its .sif files."""
+        return tuple(row for row in self.revoked if row.subject.manifest == subject.manifest)
 
     @property
     def gpu(self) -> bool:

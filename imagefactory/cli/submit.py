@@ -204,14 +204,14 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     """The options as values. Raises UsageError for those that are none."""
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
-    from imagefactory.pools.sites import find_site
+    from imagefactory.pools.sites import site_of
     from imagefactory.submit.make import SubmitAsk
     from imagefactory.submit.rows import read_rows
     from imagefactory.submit.write import read_files
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
     settings = call.settings
-    site = find_site(options["site"] or settings.site.value)
+    site = site_of(options["site"] or settings.site.value, settings)
     slurm = site.batch == SLURM
     run = run_of(options, site.batch)
     if site.batch == KUBERNETES and options["inventory"]:

@@ -139,7 +139,7 @@ def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
     from imagefactory.verify.gpu_run import timeout_of
 
     options = prepared.options
-    run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level))
+    run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
     limits = replace(options.limits, run=run)
     if as_json:
         say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})

@@ -144,6 +144,8 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
 
 
 def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
+    from imagefactory.report.verdicts import revoked_json
+
     return {
         "place": image.place,
         "digest": image.subject.index,
@@ -151,6 +153,7 @@ def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
         "config": image.subject.config,
         "tags": list(image.tags),
         "verdicts": [_judged_json(judged, keys) for judged in image.judged],
+        "revoked": [revoked_json(row) for row in image.revoked],
         "not_heeded": list(image.ignored),
     }
 

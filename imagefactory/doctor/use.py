@@ -91,7 +91,9 @@ def _trust(facts: UseFacts) -> Iterator[Diagnosis]:
         yield _line("trust", Health.MISSING, "no key is trusted, so no verdict counts", JOIN)
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
-        if key.until <= facts.now:
+        if key.until <= facts.now and any(one.since <= facts.now < one.until for one in facts.keys):
+            yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
+        elif key.until <= facts.now:
             yield _line(name, Health.WARNING, f"its time ended on {until}", "join anew, or leave its row out")
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")

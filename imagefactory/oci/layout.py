@@ -418,6 +418,13 @@ class Layout:
         refuse_links(self.path, "blobs", "locks", "unpacked", "journal", "referrers")
 
 
-_NOT_COLLECTED = {"index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "lost+found"}
+_NOT_COLLECTED = {
+    *("index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal"),
+    *(
+        "keys",
+        "ledger",
+        "lost+found",
+    ),  # what people put there: keys, a ledger of CI, a file system of its own
+}
 """What may be there before the store is made, since a collection removes nothing from it."""
 REBUILD = "build or pull it again: `imagefactory build TARGET` makes what is missing"

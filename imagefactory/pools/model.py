@@ -9,7 +9,7 @@ Capabilities are written `8.0`, memory and disk are bytes, times are aware and i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -182,7 +182,8 @@ class CapableMachines:
 class Sweep:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
-    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made.
+    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made,
+    `own` what the settings add to its jobs (sites.Site).
     """
 
     id: str
@@ -194,6 +195,7 @@ class Sweep:
     limits: JobLimits = field(default_factory=JobLimits)
     pool: str = HTCONDOR
     machines: Annotated[tuple[CapableMachines, ...], Most(1000)] = ()
+    own: tuple[str, ...] = ()
 
 
 # --- what became of it ---------------------------------------------------------------------------
@@ -293,8 +295,8 @@ class Pool(Protocol):
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
 
-    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:
-        """How long a job may run whose suite is ended after `timeout` seconds."""
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        """How long a job may run whose suite is ended after `timeout` seconds; `own` as a sweep has it."""
 
     def check_folder(self, folder: Path) -> None:
         """Raises UsageError for a folder that jobs could not name, before anything is made for it."""

@@ -88,16 +88,23 @@ class Row:
 
     def known(self) -> tuple[str, ...]:
         """The versions in the knowledge table that the file's bounds allow, the oldest first."""
+        return tuple(one for one in self._series() if self.allows(one))
+
+    @property
+    def newest(self) -> str:
+        """The newest version in the knowledge table, whatever the file's bounds; empty for none."""
+        return "".join(self._series()[-1:])
+
+    def _series(self) -> list[str]:
         found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
-        return tuple(sorted((one for one in found if self.allows(one)), key=natural))
+        return sorted(found, key=natural)
 
     def range_with(self, cuda: str) -> str:
         """The bounds within which PyPI's wheels come with `cuda` (`12.4`, or `12` for any such release).
 
         Empty where no known version does.
         """
-        found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
-        series = sorted(found, key=natural)
+        series = self._series()
         fitting = [
             one
             for one in series
@@ -288,14 +295,19 @@ class Row:
         own = self._written_extras() if self.source == "pypi" else set()
         return tuple(sorted(one for one in own if _cuda_in(one) not in ("", major)))
 
-    def _some_cuda(self, version: str) -> str:
-        """The CUDA versions that a version was released for, as an example for a person."""
+    def released_for(self, version: str) -> tuple[str, ...]:
+        """The CUDA versions that a version was released for, wherever its builds are; the newest first."""
         known = [
             one.cuda
             for one in knowledge.releases(_pypi(self.framework))
             if version and (covers(one.version, version) or covers(version, one.version))
         ]
-        return f"VERSION (such as {' or '.join(dict.fromkeys(known[:_FEW]))})" if known else _CUDA
+        return tuple(dict.fromkeys(known))
+
+    def _some_cuda(self, version: str) -> str:
+        """The CUDA versions that a version was released for, as an example for a person."""
+        known = self.released_for(version)
+        return f"VERSION (such as {' or '.join(known[:_FEW])})" if known else _CUDA
 
     def ask(self, version: str, cuda: str) -> UsageError:
         """What to say where the file leaves the version or the CUDA open and nothing can be solved."""

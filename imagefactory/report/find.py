@@ -10,13 +10,14 @@ from imagefactory.pools.sizes import format_size
 from imagefactory.report.catalogued import source_json
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
-from imagefactory.report.verdicts import ages_json, format_ages
+from imagefactory.report.verdicts import ages_json, format_ages, revoked_json
 from imagefactory.stages.find import Finding
 from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
 
 MOST = 20
 """Images in one answer for a person."""
+MOST_REVOKED = 4
 
 
 def format_found(finding: Finding, width: int | None = None) -> str:
@@ -34,6 +35,10 @@ def format_found(finding: Finding, width: int | None = None) -> str:
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
+    for one in finding.found[:MOST]:
+        lines += [
+            f"{one.findable.name} {row.where}: {row.said}" for row in one.findable.revoked[:MOST_REVOKED]
+        ]
     for_cpus = [one.findable for one in finding.found if not one.findable.gpu]
     lines += [f"{one.name} needs no GPU: imagefactory {shlex.join(_use(one))}" for one in for_cpus[:MOST]]
     which = "these GPUs" if inventory else "the known GPUs"
@@ -140,6 +145,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
                 "cuda": one.findable.cuda,
                 "ready": one.findable.ready,
                 "unknown": one.unknown,
+                "revoked": [revoked_json(row) for row in one.findable.revoked],
                 "gpus": [_gpu_json(row, counted=inventory is not None) for row in one.gpus],
             }
             for one in finding.found

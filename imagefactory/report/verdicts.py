@@ -12,7 +12,7 @@ from imagefactory.stages.promote import Promotion
 from imagefactory.stages.revoke import Revoke
 from imagefactory.verdicts.claims import SOON, ProofAges
 from imagefactory.verdicts.found import Found
-from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.verdicts.model import Judged, RevokedCell, Standing, Verdict
 from imagefactory.verdicts.reconcile import Reconciled
 
 _HEADER = (
@@ -46,7 +46,7 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
     tags = f"  ({', '.join(image.tags)})" if image.tags else ""
     lines = [f"{image.place}@{image.subject.index}{tags}"]
     if not image.judged:
-        lines.append("not-tested: no verdict")
+        lines.append("no verdict holds" if image.revoked else "not-tested: no verdict")
     else:
         lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged], width, _DROP))
     lines += [
@@ -54,11 +54,25 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
         for judged in image.judged
         if judged.standing is not Standing.GOOD
     ]
+    lines += [f"{row.where}: {row.said}" for row in image.revoked]
     lines += [f"not heeded: {why}" for why in image.ignored]
     if numbers:
         for judged in image.judged:
             lines += _checks(judged, width)
     return "\n".join(lines)
+
+
+def revoked_json(row: RevokedCell) -> dict[str, object]:
+    """Who took what back, when and why, for programs. The capability is null for all GPUs."""
+    return {
+        "digest": row.subject.index,
+        "manifest": row.subject.manifest,
+        "capability": row.capability or None,
+        "by": row.by,
+        "keyid": row.keyid,
+        "when": format_time(row.when),
+        "why": row.why,
+    }
 
 
 def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class Settings:
     site: Setting
     licences: Setting
     sif_folder: Setting
+    submit_commands: Setting
+    sbatch_options: Setting
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
 

@@ -56,5 +56,15 @@ MEANINGS = {
         "none",
         "where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`",
     ),
+    "submit-commands": (
+        "none",
+        "lines of submit files, for the HTCondor jobs of sweeps and `submit`: `accounting_group = ...`, "
+        "`priority = ...`, `nice_user = true`, `+NAME = ...`",
+    ),
+    "sbatch-options": (
+        "none",
+        "options of sbatch, for the Slurm jobs of sweeps and `submit`: "
+        "`--account=... --partition=... --qos=... --time=...`",
+    ),
 }
 """By its name in imagefactory.toml: the default, and the meaning; Markdown, one line each."""

@@ -33,6 +33,8 @@ REASONS = {
     "site": "",
     "licences": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
+    "submit-commands": "it changes what your jobs may do, and who pays for them",
+    "sbatch-options": "it changes what your jobs may do, and who pays for them",
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }

@@ -91,7 +91,7 @@ def collect_sweep(
         pool=pool,
         pool_name=sweep.pool,
         ledger=ledger(factory, options.ledger),
-        key=signing_key(factory),
+        key=signing_key(factory, now),
         days=trust.policy.days,
         now=now,
         suite=suite_digest(),

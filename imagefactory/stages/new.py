@@ -73,6 +73,7 @@ from imagefactory.stages.lock import (
     unknown_system,
 )
 from imagefactory.stages.locked import require_lock
+from imagefactory.stages.own_imports import add_needs
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
@@ -506,7 +507,23 @@ class _Planner:
         pin = f"{row.framework}=={trial.versions.get(row.framework, version)}"
         if cuda := cuda_of(self._solver.needs(target, base, pin)):
             return (cuda,)
-        raise row.ask(version, "")
+        raise self._without_cuda(row, version)
+
+    def _without_cuda(self, row: Row, version: str) -> UsageError:
+        """The error for a release whose packages on PyPI bring no CUDA."""
+        conda, released = row.conda_name(), row.released_for(version)
+        if not conda or not released or not self._hints:
+            return row.ask(version, "")
+        asked = self._request
+        other = replace(asked, source="conda", framework=conda, version=version, cuda=released[0])
+        try:
+            _Planner(self._factory, other, self._solver, hints=False).of_its_own()
+        except FactoryError:
+            hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
+        else:
+            hint = f"take conda's: --source conda --framework {conda}={version} --cuda {released[0]}"
+        message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
+        return UsageError(message, hint=hint)
 
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
@@ -589,6 +606,7 @@ class _Planner:
                 hint="name the file that lists the packages; code of your own comes by `files:` in a recipe "
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
+        add_needs(wish, self._factory.settings.root_path)
         return wish
 
     def _elsewhere(self, wish: Wish) -> IndexRows:

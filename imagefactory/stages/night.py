@@ -69,6 +69,7 @@ from imagefactory.stages.nights import (
 from imagefactory.stages.plan import Asking, inventory_devices, read_stages
 from imagefactory.stages.read_catalogue import kept_expiry
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, read_pool_stages
+from imagefactory.verdicts.claims import ProofAges
 
 EXPIRY = "catalog expiry"
 NIGHTS = "nights"
@@ -125,6 +126,7 @@ class _Night:
     folder: Path
     targets: tuple[Target, ...]
     steps: Steps
+    ages: ProofAges | None = None
 
     def run(self) -> NightReport:
         started, killed = self.steps.bench.clock(), killed_before(self.factory.settings)
@@ -149,7 +151,8 @@ class _Night:
         promotable = [one.name for one in self.targets]
         self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
         self.steps.do("reconcile", "reconcile")
-        self.steps.do("catalogue", "catalogue")
+        _, catalogue = self.steps.do("catalogue", "catalogue")
+        self.ages = _ages_in(catalogue.get("proofs"))
         self._warn_of_expiry()
         self.steps.do("store", "store", "gc")
         after = before
@@ -188,6 +191,7 @@ class _Night:
             place=self._registry,
             failures=tuple(self.steps.failures),
             notes=tuple(self.steps.notes),
+            ages=self.ages,
         )
         return compare(before or empty, after or before or empty, told)
 
@@ -262,6 +266,18 @@ class _Night:
             name = one.target.name
             image = name if name in built else f"{name}@{one.image}"
             self.steps.do(name, "verify", "--registry", self._registry, "--promote", image)
+
+
+def _ages_in(proofs: object) -> ProofAges | None:
+    """What the catalog's own command says of the age of its verdicts, in its JSON."""
+    if not isinstance(proofs, dict) or not isinstance(proofs.get("lapsing"), int):
+        return None
+    oldest = proofs.get("oldest")
+    try:
+        made = datetime.fromisoformat(oldest) if oldest else None
+    except (TypeError, ValueError):
+        return None
+    return ProofAges(oldest=made, lapsing=proofs["lapsing"])
 
 
 def _both(there: TargetStatus, here: TargetStatus) -> TargetStatus:

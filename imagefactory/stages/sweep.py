@@ -32,7 +32,8 @@ from imagefactory.pools.model import (
     Pools,
     Sweep,
 )
-from imagefactory.pools.sites import GENERIC, find_site
+from imagefactory.pools.own_commands import names_of
+from imagefactory.pools.sites import GENERIC, check_needs, find_site, own_of
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
@@ -57,6 +58,8 @@ from imagefactory.verify.suite_files import suite_digest
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a pool calls a job: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"
+WRITTEN = frozenset({"request_memory", "request_disk"})
+"""What a sweep's jobs always say, of what sites refuse jobs without."""
 FAILED = "failed"
 """The rule of a cell whose image could not be had."""
 
@@ -81,13 +84,17 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet."""
+    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
+
+    `own` is what the settings add to its jobs.
+    """
 
     plan: SweepPlan
     inventory: Inventory
     place: ImagePlace
     id: str
     options: SweepOptions
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +116,10 @@ def prepare_sweep(
 ) -> Prepared:
     """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
     check_limits(options.limits)
-    find_site(options.site)
+    own = own_of(options.pool, factory.settings)
+    site = find_site(options.site)
+    if options.pool == HTCONDOR:
+        check_needs(site, WRITTEN | names_of(own))
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or factory.settings.registry.value
@@ -121,7 +131,7 @@ def prepare_sweep(
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
-    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
+    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options, own=own)
 
 
 def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
@@ -211,6 +221,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         left_out=tuple(left_out),
         limits=prepared.options.limits,
         pool=prepared.options.pool,
+        own=prepared.own,
         machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}

@@ -29,6 +29,7 @@ from imagefactory.recipes.yaml_tree import show
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
 from imagefactory.submit.places import Place, SeenMachine, Wish, by_class, find_places, fits, look
 from imagefactory.submit.proven import GpuClass
+from imagefactory.verdicts.model import RevokedCell
 from imagefactory.versions import natural
 
 _NUMBER = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
@@ -42,7 +43,7 @@ class Findable:
 
     `known` says why it may run on a GPU of a pool, None where it may not; `classes` are those GPUs where no
     pool is known. `wish` is what its jobs ask of machines. `unknown` says whether nothing is known of it on a
-    GPU of a pool, or (None) on GPUs at all.
+    GPU of a pool, or (None) on GPUs at all. `revoked` is what was taken back of it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Findable:
     known: Callable[[PoolGpu], GpuClass | None]
     wish: Wish
     unknown: Callable[[PoolGpu | None], bool]
+    revoked: tuple[RevokedCell, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -153,6 +155,7 @@ def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | Non
         known=by_class(classes),
         wish=_with_image(wish, image, form, site),
         unknown=lambda gpu: not spoken if gpu is None else gpu.capability not in spoken,
+        revoked=form.grounds.revoked,
     )
 
 

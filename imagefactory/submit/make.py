@@ -144,7 +144,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     run = run if run.executable else first_trial(run, image.framework)
     if ask.site.batch == SLURM:
         request = request_gpus(taken, run, ask.inventory) if run.gpus else NO_GPU
-        script = format_sbatch(taken, run, request, ask.rows)
+        script = format_sbatch(taken, run, request, ask.rows, ask.site.own)
         last = gathering(run, len(ask.rows), sent=False)
         return SubmitMade(
             taken=taken,
@@ -153,7 +153,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
             own=ask.own,
             request=request,
             suffix=sbatch.SUFFIX,
-            gather=format_sbatch(taken, last, NO_GPU, ()) if run.gather else "",
+            gather=format_sbatch(taken, last, NO_GPU, (), ask.site.own) if run.gather else "",
         )
     if ask.site.batch == KUBERNETES:
         text = format_manifest(taken, run, ask.rows, ask.files)
@@ -246,6 +246,7 @@ def _not_proven(
     poor = [judgement for judgement in judged if judgement.standing is not Standing.GOOD]
     said += [f"a verdict is {judgement.standing.value}: {judgement.why}" for judgement in poor[:5]]
     said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
+    said += [f"not {row.where}: {row.said}" for row in form.grounds.revoked if not row.capability]
     guessed = [str(gpu_class.capability) for gpu_class in hoped.classes]
     against = [
         str(capability) for capability, _ in hoped.refused if (capability, _) not in form.grounds.refused

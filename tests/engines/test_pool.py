@@ -154,7 +154,7 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     """It takes both jobs while the other machine is busy, and fails them."""
     tricks = ("no-kernel", "wrong-numbers")
     with somebody_else(ground.pool, "9.0") as leaves, ground.pool.black_hole() as hole:
-        sweep = submit(ground, tricks, "--capability", "9.0")
+        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected")
         wait_for(
             "both to fail there", lambda: [len(one["faults"]) for one in sweep.status()["machines"]] == [2]
         )

@@ -100,7 +100,7 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     holds = ("sbatch", "--parsable", "--nodelist=h1", "--gres=gpu:h100:1", "--mem=100M", "--wrap=sleep 1800")
     other = ground.pool.run([*holds], folder=ground.pool.home, **slurm.environ()).stdout.strip()
     with slurm.awake(ground.pool):
-        sweep = submit(ground, tricks, "--capability", "9.0", to=SLURM)
+        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected", to=SLURM)
         wait_for(
             "both to fail there", lambda: [len(one["faults"]) for one in sweep.status()["machines"]] == [2]
         )

@@ -28,7 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import DownloadError, LockError, UnbuiltError, UsageError
 from imagefactory.gpu.source_builds import source_build
-from imagefactory.lock.pypi.facts import refuse_two_cudas
+from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.newest import bounds_of
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -92,7 +92,7 @@ def require_wheels(
     """Solve a question so that all known needs are met, as `solve_known`.
 
     Raises UnbuiltError with all packages of the solution that have no wheel, and LockError where others have
-    libraries of two majors of CUDA: nobody shall build for a lock that cannot be.
+    libraries of two majors of CUDA, or another CUDA than the target: nobody shall build in vain.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _Search(solver, question, Path(folder))
@@ -108,6 +108,9 @@ def require_wheels(
         for name, _, version in solved
     ]
     refuse_two_cudas(target.name, wheels, pins.via)
+    declared = all(one.project and one.project.dependencies is not None for one in unbuilt)
+    if declared and canonicalize_name(target.framework) in {wheel.name for wheel in wheels} - built:
+        check_facts(replace(question.lock, wheels=(*question.fixed, *wheels)), target)
     raise list_unbuilt(unbuilt, lines, question, target)
 
 

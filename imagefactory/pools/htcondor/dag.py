@@ -19,6 +19,7 @@ import os
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -210,7 +211,7 @@ def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
     A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
     sweep's own folder is in one that the machines share, so it is not sent through the access point.
     """
-    site = find_site(sweep.site)
+    site = replace(find_site(sweep.site), own=sweep.own)
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
     needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
     needs |= {'(Arch == "$(processor)")'} if _several_processors(sweep) else set()

@@ -52,7 +52,7 @@ AWAY = (
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
 
-    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:  # noqa: ARG002
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run
 
     def check_folder(self, folder: Path) -> None:

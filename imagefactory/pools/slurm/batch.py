@@ -2,6 +2,7 @@
 
 DIR/jobs.json                     what the jobs are to ask for; written last, so with it the folder is whole
 DIR/run.py, kit/, suite/          a kit without its question; task.sh runs it on a machine
+DIR/options                       what the settings add to sbatch's options, a line each
 DIR/batch-N.sh                    an array: which nodes of the sweep its tasks are
 DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch refused it
 DIR/log/N-I                       what the I-th task of that array prints, and slurmstepd of it
@@ -31,6 +32,7 @@ from imagefactory.files import replace_text
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.node.post import Fault, bad_machines
 from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
+from imagefactory.pools.own_commands import TIME, time_of
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
 from imagefactory.verify.kit_make import CARRIED, PROGRAM
@@ -39,6 +41,7 @@ from imagefactory.verify.suite_files import read_suite, write_suite
 
 FORMAT = 1
 JOBS, QUEUE, TASK, TASKS, IMAGE, LOG = "jobs.json", "queue.json", "task.sh", "tasks", "image", "log"
+OPTIONS = "options"
 HERE = Path(__file__).parent / "node"
 NAME = "imagefactory"
 MOST_TASKS = 1000
@@ -98,14 +101,18 @@ class Batch:
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def run_limit(limits: JobLimits, timeout: float) -> timedelta:
-    """The suite's time and that in which the image comes, never longer than the run limit."""
-    return min(limits.run, timedelta(seconds=timeout) + FETCH)
+def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
+    """The time of the settings, else the suite's and that in which the image comes; never longer than the run
+    limit.
+    """
+    return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
 
 
 def jobs_of(sweep: Sweep) -> Jobs:
-    """A job is as long as its suite may be and its image takes to come, never longer than the run limit."""
-    limits = sweep.limits
+    """A job is as long as the settings say, else as its suite may be and its image takes to come; never
+    longer than the run limit.
+    """
+    limits, own = sweep.limits, time_of(sweep.own)
     return Jobs(
         idle=max(1, round(limits.idle.total_seconds())),
         retries=limits.retries,
@@ -114,7 +121,7 @@ def jobs_of(sweep: Sweep) -> Jobs:
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
-                seconds=round(run_limit(limits, node.timeout).total_seconds()),
+                seconds=round(run_limit(limits, node.timeout, own).total_seconds()),
                 mig=node.mig,
                 processor=node.processor or "amd64",
             )
@@ -166,8 +173,8 @@ def fits(job: Job, gpu: PoolGpu) -> bool:
     return gpu.capability == job.capability and whole and gpu.host in ("", job.processor)
 
 
-def format_batch(batch: Batch, number: int, jobs: Jobs) -> str:
-    """The text of batch-N.sh. A part of a minute is a minute to Slurm."""
+def format_batch(batch: Batch, number: int, jobs: Jobs, own: Sequence[str] = ()) -> str:
+    """The text of batch-N.sh, with `own` options of the settings. A part of a minute is a minute to Slurm."""
     options = (
         f"--job-name={NAME}-{number}",
         f"--array=0-{len(batch.jobs) - 1}",
@@ -180,6 +187,7 @@ def format_batch(batch: Batch, number: int, jobs: Jobs) -> str:
         f"--time={max(1, -(-batch.seconds // 60))}",
         f"--deadline=now+{waiting(batch, jobs)}",
         *batch.options,
+        *(option for option in own if not option.startswith(f"{TIME}=")),
     )
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "nodes=("]
     lines += [f"    {shlex.quote(job.node)}" for job in batch.jobs]
@@ -208,6 +216,7 @@ def write_folder(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, by
         write_suite(folder / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
         (folder / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
         (folder / TASK).write_bytes((HERE / TASK).read_bytes())
+        (folder / OPTIONS).write_text("".join(f"{one}\n" for one in sweep.own), encoding="ascii")
         write_nodes(folder, sweep, texts)
         for node in sweep.nodes:
             of_registry = node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS)
@@ -235,6 +244,14 @@ def read_row(path: Path, kind: Any) -> Any:
     except (OSError, ValueError, RecursionError, StatementError) as error:
         told = error.message if isinstance(error, StatementError) else f"{path} cannot be read"
         raise UsageError(told, hint="it was changed: make a new sweep") from error
+
+
+def read_options(folder: Path) -> tuple[str, ...]:
+    """What the settings added when the sweep was made; nothing where an older version made it."""
+    try:
+        return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
+    except FileNotFoundError:
+        return ()
 
 
 def next_number(folder: Path) -> int:

@@ -2,14 +2,14 @@
 
 A sweep's jobs are known by the folder in which they were submitted and by their name, so nothing must be
 remembered from one call to the next. Slurm forgets a job minutes after its end: what counts is what its log
-says, and `look` keeps what the queue alone tells. Account, partition and the like are sbatch's own variables
-(SBATCH_ACCOUNT, SBATCH_PARTITION).
+says, and `look` keeps what the queue alone tells. Account, partition and the like are the setting
+`sbatch-options`; sbatch's own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) go before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ from imagefactory.pools.model import (
     Sweep,
     SweepNode,
 )
+from imagefactory.pools.own_commands import time_of
 from imagefactory.pools.slurm.batch import (
     JOBS,
     NAME,
@@ -40,6 +41,7 @@ from imagefactory.pools.slurm.batch import (
     format_batch,
     next_number,
     note_tasks,
+    read_options,
     read_row,
     run_limit,
     waiting,
@@ -62,8 +64,8 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
 
-    def run_limit(self, limits: JobLimits, timeout: float) -> timedelta:
-        return run_limit(limits, timeout)
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        return run_limit(limits, timeout, time_of(own))
 
     def check_folder(self, folder: Path) -> None:
         if not str(folder.resolve()).isprintable():
@@ -138,7 +140,7 @@ class Slurm(SweepFolder):
         """The job of an array; empty where no GPU of the cluster would take it, which the folder says."""
         script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
         until = now + timedelta(seconds=waiting(batch, jobs))
-        script.write_text(format_batch(batch, number, jobs), encoding="utf-8")
+        script.write_text(format_batch(batch, number, jobs, read_options(folder)), encoding="utf-8")
         note_tasks(folder, number, batch)
         if not batch.options:
             why = f"this cluster tells of no GPU with capability {batch.jobs[0].capability}"

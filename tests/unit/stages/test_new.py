@@ -187,6 +187,16 @@ def test_nothing_is_solved_needlessly(bench: Bench, text: str, solved: list[str]
     assert (sorted(pythons) if len(pythons) > 3 else pythons) == solved
 
 
+def test_the_projects_own_code_bounds_setuptools_and_python(bench: Bench) -> None:
+    (bench.root / "train.py").write_text("import imp\nimport pkg_resources\n")
+    bench.index.files = INDEX | {f"setuptools=={one}": Release() for one in ("83.0.0", "81.0.0")}
+    plan = bench.plan("torch\nsetuptools>=70\n")
+    assert plan.draft.choice
+    assert plan.draft.choice.python == "3.11"
+    assert "  - setuptools<82" in plan.draft.text.partition("constraints:")[2].splitlines()
+    assert [one for one in plan.draft.notes if one.startswith("train.py:")]
+
+
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
     assert isinstance(bench.stop("librosa\nnumba\n"), UsageError)
     assert bench.choice("numba\n", framework="numba", cuda="13").framework == "numba"
@@ -384,6 +394,15 @@ def test_an_extra_for_a_cuda_that_pypi_does_not_have_stops(bench: Bench) -> None
     plan = bench.plan(text, cuda="13")
     assert "extras: [cuda13]" in plan.draft.text
     assert any(line.startswith("jax[cuda11-cudnn86]") for line in plan.draft.notes)
+
+
+def test_a_release_that_pypi_has_without_cuda(bench: Bench) -> None:
+    bench.index.files = INDEX | {"tensorflow==2.12.1": Release(pythons=OLD)}
+    error = bench.stop("tensorflow==2.12.1\n")
+    assert isinstance(error, UsageError)
+    assert "--source conda --framework tensorflow=2.12.1 --cuda 11.8" in error.hint
+    plan = bench.plan("tensorflow==2.12.1\n", source="conda", framework="tensorflow", cuda="11.8")
+    assert "\nsource: conda\n" in plan.draft.text
 
 
 def test_a_debian_package_that_the_release_does_not_have_is_lost(bench: Bench) -> None:

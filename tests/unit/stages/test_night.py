@@ -46,7 +46,7 @@ from imagefactory.verify.model import Hardware
 from tests.made.catalogue import make_catalogue
 from tests.made.command import run
 from tests.made.factory import NAME
-from tests.made.sweep import PoolMadeHere, suite_report
+from tests.made.sweep import PoolMadeHere, inventory, pool_gpu, suite_report
 from tests.made.sweep import play as play_node
 from tests.made.sweep_site import A100, Site, failed, kept_sif
 from tests.made.trusted import write_settings
@@ -253,6 +253,25 @@ def test_a_sweep_that_cannot_be_read_is_told_and_left_alone(nights: Nights) -> N
     done = nights.run()
     assert [row.what for row in done.broken] == [f"sweep {broken.name}"]
     assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0, 8.0")]
+
+
+def test_a_fault_of_machines_is_one_row_that_names_them(nights: Nights, pool: PoolMadeHere) -> None:
+    def play(_: float) -> None:
+        for folder in pool.submitted:
+            pool.play(folder, checks=[failed("device", "no-gpu")])
+        pool.at_work = False
+
+    nights.pause = play
+    (row,) = nights.run().broken
+    assert (row.what, row.on, row.machines) == (NAME, "7.0, 8.0", ("gpu.pool.test",))
+    assert row.why.startswith("no-gpu: device")
+
+
+def test_ages_do_not_depend_on_the_machines_of_the_night(nights: Nights, pool: PoolMadeHere) -> None:
+    first = nights.run()
+    assert first.ages.oldest is not None
+    pool.gpus = inventory(pool_gpu("9.0"))
+    assert nights.run().ages == first.ages
 
 
 def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> None:

@@ -36,6 +36,7 @@ from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
+from imagefactory.stages.store import collect_sweeps
 from imagefactory.stages.sweep import (
     SweepBench,
     SweepOptions,
@@ -49,7 +50,7 @@ from imagefactory.stages.sweep import (
 from imagefactory.stages.sweep_images import choose_kind
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court, registry_of
 from imagefactory.sweeps.cells import SweepAsk
-from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_sweep
+from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
 from imagefactory.verdicts import attached
 from imagefactory.verdicts.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.verdicts.model import Standing
@@ -96,6 +97,18 @@ def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) 
     assert re.findall(r"^JOB (\S+)", dag, re.MULTILINE) == [V100, A100]
     assert f'image="{image.address}"' in dag
     assert read_submitted(made.folder) == ("1.0",)
+
+
+def test_what_the_settings_add_goes_with_the_sweep(site: Site) -> None:
+    with pytest.raises(UsageError, match="accounting_group"):
+        site.makes(site="igwn")
+    own = Setting(value="accounting_group = igwn.dev", origin="default")
+    tagged = replace(
+        site, factory=replace(site.factory, settings=replace(site.factory.settings, submit_commands=own))
+    )
+    made = tagged.makes(site="igwn")
+    assert read_sweep(made.folder).own == ("accounting_group = igwn.dev",)
+    assert "accounting_group = igwn.dev" in (made.folder / "sweep.sub").read_text().splitlines()
 
 
 def test_what_is_in_the_registry_is_not_sent_again(site: Site) -> None:
@@ -425,6 +438,26 @@ def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Pa
     done = site.collects(made.folder)
     assert words(done) == {V100: "verified", A100: "verified"}
     assert done.faults == ()
+
+
+def test_old_sweeps_go_with_what_no_image_needs(site: Site) -> None:
+    """Except one of which a verdict was signed and not attached."""
+    done, waiting, fresh = (site.makes().folder for _ in range(3))
+    later = datetime.now(UTC) + timedelta(days=61)
+    for folder in (done, waiting):
+        site.pool.play(folder)
+        nodes = site.collects(folder).nodes
+    write_collected(waiting, [replace(node, attached=()) for node in nodes])
+    recent = fresh.rename(fresh.with_name(f"{later:%Y%m%d-%H%M%S}-abcd"))
+    other = recent.with_name("99999999-999999-abcd")
+    other.mkdir()
+    kept = {waiting, recent, other}
+    assert collect_sweeps(site.factory, later - timedelta(days=2), dry_run=False).bytes == 0
+    planned = collect_sweeps(site.factory, later, dry_run=True)
+    assert planned.bytes > 0
+    assert set(done.parent.iterdir()) == {done, *kept}
+    assert collect_sweeps(site.factory, later, dry_run=False).bytes == planned.bytes
+    assert set(done.parent.iterdir()) == kept
 
 
 def test_a_sweep_is_not_made_in_a_directory_of_others(site: Site, tmp_path: Path) -> None:

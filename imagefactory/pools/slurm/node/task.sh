@@ -32,11 +32,12 @@ others() {
 }
 
 # Into the queue again, without the machines of `$1`. Slurm ends this script when it has the job back, and
-# starts it nowhere before that, so there is time to say where not.
+# starts it nowhere before that, so there is time to say where not. SLURM_JOB_ID will not do: that of an array's
+# last task is the array's own, and would queue all of its tasks again.
 requeue() {
     trap '' TERM
-    scontrol requeue "$SLURM_JOB_ID" || return 1
-    [ -z "$1" ] || scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$(printf '%s' "$1" | tr -s ' ' ',')"
+    scontrol requeue "$job" || return 1
+    [ -z "$1" ] || scontrol update "JobId=$job" "ExcNodeList=$(printf '%s' "$1" | tr -s ' ' ',')"
     exit 0
 }
 

@@ -60,6 +60,7 @@ def test_a_job_runs_as_long_as_its_suite_and_image_take_and_no_longer_than_its_l
     assert jobs_of(sweep(sweep_node(), run=timedelta(minutes=1))).jobs[0].seconds == 60
     (limits, timeout) = (sweep(sweep_node()).limits, sweep_node().timeout)
     assert run_limit(limits, timeout) == timedelta(seconds=4600)
+    assert run_limit(limits, timeout, timedelta(hours=2)) == timedelta(hours=2)
 
 
 def test_jobs_that_ask_alike_are_one_array() -> None:

@@ -91,7 +91,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_a_gpu_that_is_not_there_is_looked_for_on_another_machine(folder: Folder) -> None:
     folder.kit_on("h1", 9, NO_GPU)
     folder.kit_on("h2", 0)
-    assert folder.runs("h1") == ["requeue 77", "update JobId=77 ExcNodeList=h1"]
+    assert folder.runs("h1") == ["requeue 77_0", "update JobId=77_0 ExcNodeList=h1"]
     (fault,) = parse_faults((folder.path / "faults").read_bytes())
     assert (fault.machine, fault.node, fault.job) == ("h1", "tiny", "77_0-0")
     assert fault.why == "no usable GPU: the last word"
@@ -124,8 +124,8 @@ def test_an_answer_on_the_image_is_one_anywhere(folder: Folder) -> None:
 def test_what_did_not_start_is_queued_again_as_often_as_it_may(folder: Folder) -> None:
     folder.kit_on("h1", 6)
     folder.kit_on("h2", 6)
-    assert folder.runs("h1") == ["requeue 77", "update JobId=77 ExcNodeList=h1"]
-    assert folder.runs("h2", 1) == ["requeue 77"]  # no other is left
+    assert folder.runs("h1") == ["requeue 77_0", "update JobId=77_0 ExcNodeList=h1"]
+    assert folder.runs("h2", 1) == ["requeue 77_0"]  # no other is left
     assert folder.runs("h1", 2) == []
     (*_, last) = parse_log((folder.path / "log/1-0").read_bytes())
     assert (last.code, last.again) == (6, False)
@@ -133,13 +133,13 @@ def test_what_did_not_start_is_queued_again_as_often_as_it_may(folder: Folder) -
 
 def test_an_image_that_cannot_be_had_is_no_machines_fault(folder: Folder) -> None:
     folder.kit_on("h1", 8)
-    assert folder.runs("h1")[0] == "requeue 77"
+    assert folder.runs("h1")[0] == "requeue 77_0"
     assert not (folder.path / "faults").exists()
 
 
 def test_a_machine_on_which_two_nodes_failed_runs_no_more(folder: Folder) -> None:
     (folder.path / "faults").write_text("h1\ta\t1\t7\tno\nh1\tb\t2\t8\tno\nh2\tb\t3\t9\tno\nodd\n")
-    assert folder.runs("h1") == ["requeue 77", "update JobId=77 ExcNodeList=h1"]
+    assert folder.runs("h1") == ["requeue 77_0", "update JobId=77_0 ExcNodeList=h1"]
     assert not list((folder.path / "nodes/tiny").glob("1-*"))  # it was no try
     assert (folder.path / "log/1-0").read_text() == ""
     folder.kit_on("h1", 0)
@@ -161,7 +161,7 @@ def test_a_job_that_stays_away_keeps_its_last_outcome(folder: Folder) -> None:
     stopped = run_json(outcome="no-gpu", reason="no GPU: none")
     folder.kit_on("h1", 9)
     (folder.path / "runs/h1/result/run.json").write_bytes(stopped)
-    assert folder.runs("h1")[0] == "requeue 77"
+    assert folder.runs("h1")[0] == "requeue 77_0"
     write_row(folder.path / "batch-1.json", _submitted())
     (folder.path / "queue.json").write_text(
         json.dumps({"format": 1, "asked": "2099-01-01T00:00:00Z", "tasks": []})
