@@ -149,22 +149,26 @@ class Web:
 
     @contextmanager
     def open(
-        self, url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
+        self, url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, data: bytes = b""
     ) -> Iterator[requests.Response]:
-        """One request, its body not yet read. Raises TransientError or RefusedError, also from the body."""
+        """One request, its body not yet read. Raises TransientError or RefusedError, also from the body.
+
+        A request that only reads follows redirects; to any other one a redirect is a refusal.
+        """
         import requests
         import urllib3
 
-        shown = redact(url)
+        shown, reads = redact(url), method in ("GET", "HEAD")
         check_address(url)
         try:
             with self._session.request(
                 method,
                 url,
                 headers=dict(headers or {}),
+                data=data,
                 auth=self._source.login(url),
                 stream=True,
-                allow_redirects=True,
+                allow_redirects=reads,
                 timeout=(self.patience.connect, self.patience.read),
                 # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
                 verify=self._source.certificates or True,
@@ -173,7 +177,7 @@ class Web:
                 if may_pass(status):
                     after = retry_after(response.headers)
                     raise TransientError(f"{shown} answered {status}", after=after, status=status)
-                if status >= 400:
+                if status >= (400 if reads else 300):
                     raise RefusedError(f"{shown} answered {status}", status=status)
                 yield response
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,15 +12,13 @@ from imagefactory.access import Access, package_index
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.web import (
     LOOPBACK,
+    Login,
     Patience,
     RefusedError,
     TransientError,
+    Web,
     check_address,
-    may_pass,
     network_of_name,
-    open_session,
-    reason_of,
-    retry_after,
 )
 
 LARGEST = 4096
@@ -54,42 +53,39 @@ def read_address(given: str) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hook:
+    """How the address is reached: by the environment's proxy, and with the user's netrc."""
+
+    certificates: str
+    proxy: str = ""
+
+    def login(self, url: str) -> Login:  # noqa: ARG002
+        return None
+
+
 def post_json(
     access: Access, url: str, value: Mapping[str, object], patience: Patience | None = None
 ) -> None:
     """Send the document, trying again what may pass. Raises CheckFailedError where nobody took it."""
-    patience = patience or Patience(attempts=3)
+    hook = _Hook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
-    session = open_session(netrc=False)
-    data = json.dumps(value).encode()
+    web = Web(hook, patience=patience or Patience(attempts=3))
+    headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
 
     def send() -> None:
-        try:
-            with session.post(
-                url,
-                data=data,
-                headers={"Content-Type": "application/json"},
-                timeout=(patience.connect, patience.read),
-                allow_redirects=False,
-                stream=True,
-                verify=package_index(access).certificates or True,
-            ) as response:
-                status, after = response.status_code, retry_after(response.headers)
-        except OSError as error:  # all that requests raises is one
-            raise TransientError(_without(url, reason_of(error))) from None
-        if may_pass(status):
-            raise TransientError(f"it answered {status}", after=after, status=status)
-        if status >= 300:
-            raise RefusedError(f"it answered {status}", status=status)
+        with web.open(url, method="POST", headers=headers, data=data):
+            pass
 
     try:
-        patience.retry(send)
+        web.patience.retry(send)
     except (TransientError, RefusedError) as error:
         raise CheckFailedError(
-            f"--webhook: {host} did not take the night: {error}", hint="check the address that you gave"
+            f"--webhook: {host} did not take the night: {_without(url, str(error))}",
+            hint="check the address that you gave",
         ) from None
     finally:
-        session.close()
+        web.close()
 
 
 def _without(url: str, text: str) -> str:
