@@ -169,7 +169,7 @@ def publish(
         written = tuple(str(one) for one in publish_catalogue(place, envelope, made.made))
     what = f"catalogue of {len(made.images)} images"
     act = AuditEntry(action=PUBLISH, what=what, where=written[-1], key=key.keyid)
-    log_acts(factory, (act,), asked.making.now)
+    log_acts(factory, (act,))
     return made, written
 
 
