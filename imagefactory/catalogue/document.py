@@ -168,8 +168,13 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
     return catalogue
 
 
+ASK_CENTER = (
+    "anyone may have signed this: ask your center for its key's fingerprint in another way, in person or by "
+    "phone"
+)
 _MEND = {
-    Standing.WRONG_KEY: "take the invitation of whoever made it: imagefactory join ADDRESS|FILE",
+    Standing.WRONG_KEY: f"{ASK_CENTER}; trust a new key only if that is the one which imagefactory join "
+    "ADDRESS|FILE shows",
     Standing.KEY_RETIRED: "its owner signs with another key now: imagefactory join ADDRESS|FILE again",
     Standing.EXPIRED: "ask whoever runs the factory for a new one (they make it: imagefactory catalogue)",
     Standing.NOT_YET: "set this machine's clock",

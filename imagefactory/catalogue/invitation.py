@@ -2,6 +2,7 @@
 
     format = "imagefactory.invitation/1"
     catalogue = "registry.example.org/gpu"      # or the path of a file that the site's machines share
+    catalogue-mirrors = "mirror.example.org/gpu"    # where the site has any
     site = "chtc"
     sif-folder = "/shared/gpu/images"           # where the site has one
 
@@ -26,7 +27,7 @@ from imagefactory.catalogue.package import catalogue_place
 from imagefactory.errors import UsageError
 from imagefactory.oci.store import Reference
 from imagefactory.settings.checks import SIF_FOLDER
-from imagefactory.settings.choices import SITES
+from imagefactory.settings.choices import SITES, listed
 from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.trust import (
     Grant,
@@ -43,23 +44,25 @@ FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
 LARGEST = 1 << 16
 _PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
-_SETTINGS = ("catalogue", "site", "sif-folder")
+_SETTINGS = ("catalogue", "site", "sif-folder", "catalogue-mirrors")
 _HEADER = re.compile(r"\s*\[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path; `sif_folder` may be empty."""
+    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path, `mirrors` are such with commas; that and
+    `sif_folder` may be empty."""
 
     catalogue: str
     site: str
     sif_folder: str
     keys: tuple[Grant, ...]
+    mirrors: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
         """By their names in imagefactory.toml, those that are set."""
-        values = (self.catalogue, self.site, self.sif_folder)
+        values = (self.catalogue, self.site, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(_SETTINGS, values, strict=True) if value}
 
 
@@ -129,9 +132,11 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         site=_text(document, "site", where) or SITES[0],
         sif_folder=_text(document, "sif-folder", where),
         keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
+        mirrors=_text(document, "catalogue-mirrors", where),
     )
-    if not _PATH.fullmatch(found.catalogue):
-        catalogue_place(found.catalogue)
+    for place in (found.catalogue, *listed(found.mirrors)):
+        if not _PATH.fullmatch(place):
+            catalogue_place(place)
     if found.site not in SITES:
         raise UsageError(f"{where}: the site is not known", hint=f"known are {', '.join(SITES)}")
     if found.sif_folder and not SIF_FOLDER.fullmatch(found.sif_folder):

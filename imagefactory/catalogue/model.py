@@ -7,8 +7,9 @@ the digest of the artifact that carries them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 from imagefactory.gpu.model import Claim
 from imagefactory.model import NO_CUDA
@@ -84,11 +85,26 @@ class CataloguedImage:
         return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
+class CatalogueSource(StrEnum):
+    """Where a catalog came from: made here just now, the place of the settings, a mirror of it, or the copy
+    that this reader keeps."""
+
+    MADE = "made"
+    PLACE = "place"
+    MIRROR = "mirror"
+    KEPT = "kept"
+
+
+SOON = timedelta(days=7)
+"""So long before a catalog expires its readers are warned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """What one registry offers at one time. `keyid` signed it; empty for one that was made here just now.
 
-    `suites` are the digests of suites whose verdicts counted where it was made.
+    `suites` are the digests of suites whose verdicts counted where it was made. `source` and `notes` are no
+    part of it: they say how this reader got it, and what to print about that.
     """
 
     made: datetime
@@ -96,6 +112,11 @@ class Catalogue:
     images: tuple[CataloguedImage, ...]
     suites: tuple[str, ...] = ()
     keyid: str = ""
+    source: CatalogueSource = field(default=CatalogueSource.PLACE, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def expires_soon(self, now: datetime) -> bool:
+        return self.expires - now < SOON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, at_terminal, confirm, json_option, say, say_json, say_next, write
+from imagefactory.cli.output import (
+    Call,
+    at_terminal,
+    confirm,
+    json_option,
+    say,
+    say_catalogue_notes,
+    say_json,
+    say_next,
+    write,
+)
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
 
 if TYPE_CHECKING:
@@ -198,5 +208,6 @@ def _look(call: Call) -> str:
         found = read_catalogue(call.settings, os.environ, datetime.now(UTC))
     except FactoryError as error:
         return f"note: its catalogue cannot be used yet: {error.message}"
+    say_catalogue_notes(found)
     count = len(found.images)
     return f"its catalogue of {found.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"

@@ -41,14 +41,17 @@ class ComboState(StrEnum):
     NOT_TESTED = "not-tested"
 
 
-INVALID = (ComboState.FAILED, ComboState.RULED_OUT, ComboState.UNDECIDED)
-"""The states with a cause: what the old tables called invalid."""
+INVALID = (ComboState.FAILED, ComboState.RULED_OUT)
+"""The states that speak against the image. Faults of a machine or a pool are not among them."""
 
 VERIFIED, REPORTED = "verified", "reported"
 """Bases beside `predicted` and `documented`: a verdict says so, or a sweep told it and nobody signed it."""
 
 REVOKED = Standing.REVOKED.value
 """The cause of a combination whose verdicts were taken back."""
+
+
+_NO_JOB = (Outcome.NO_MATCH, Outcome.NOT_TESTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +142,11 @@ def make_combos(
     """Every entry on every capability.
 
     A verdict decides; of several images one that is proven is enough. Without one the newest that a sweep
-    told of an image that is there, then what is known.
+    told of an image that is there, then what is known. A sweep in which no job ran (`no-match`,
+    `not-tested`) does not replace the outcome of an earlier job: its machine may only be away.
     """
     tried: dict[tuple[str, Capability], list[Told]] = {}
-    for one in sorted(told, key=lambda one: one.made, reverse=True):
+    for one in sorted(told, key=lambda one: (one.outcome not in _NO_JOB, one.made), reverse=True):
         tried.setdefault((one.target, one.capability), []).append(one)
     combos = []
     for entry in entries:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
 from imagefactory.catalogue.offers import ages_of
+from imagefactory.documents import format_time
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.progress import format_bytes
@@ -117,9 +118,19 @@ def _classes(offer: Offer) -> tuple[list[Capability], list[Capability]]:
     return verified, [one.capability for one in hoped if one.capability not in {*verified, *refused}]
 
 
+def source_json(catalogue: Catalogue | None) -> Mapping[str, object]:
+    """Where the catalog came from and its time, for the JSON of each command that reads one."""
+    return {
+        "catalogue_source": catalogue.source.value if catalogue else None,
+        "catalogue_made": format_time(catalogue.made) if catalogue else None,
+        "catalogue_expires": format_time(catalogue.expires) if catalogue else None,
+    }
+
+
 def shelf_json(shelf: Shelf) -> Mapping[str, object]:
     return {
         "catalogue": shelf.place,
+        **source_json(shelf.catalogue),
         "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
         "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
         "proofs": ages_json(ages_of(shelf.offers, shelf.now)),

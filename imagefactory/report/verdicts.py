@@ -16,7 +16,7 @@ from imagefactory.verdicts.model import Judged, RevokedCell, Standing, Verdict
 from imagefactory.verdicts.reconcile import Reconciled
 
 _HEADER = (
-    "STANDING", "OUTCOME", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
+    "OUTCOME", "VALID", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
     "ISSUED", "EXPIRES", "VERDICT",
 )  # fmt: skip
 _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
@@ -78,12 +78,12 @@ def revoked_json(row: RevokedCell) -> dict[str, object]:
 def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
     verdict = judged.verdict
     if verdict is None:
-        return (judged.standing.value, *["-"] * (len(_HEADER) - 2), short(judged.name))
+        return ("-", _valid(judged), *["-"] * (len(_HEADER) - 3), short(judged.name))
     report = verdict.report
     device, hardware = report.device, report.hardware
     return (
-        judged.standing.value,
         report.outcome.value,
+        _valid(judged),
         device.capability if device else "-",
         gpus_of(report),
         hardware.driver if hardware else "-",
@@ -95,6 +95,11 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
         f"{verdict.expires:%Y-%m-%d}",
         short(judged.name),
     )
+
+
+def _valid(judged: Judged) -> str:
+    """`yes` where the verdict counts, whatever its outcome is, else why it does not."""
+    return "yes" if judged.standing is Standing.GOOD else judged.standing.value
 
 
 def passed(verdict: Verdict) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypedDict
 
-from imagefactory.access import open_registry, registry_place, repository_of
+from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.catalogue.document import LIFE
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
 from imagefactory.errors import (
@@ -60,12 +60,14 @@ from imagefactory.verify.model import Subject
 class CatalogueMaking:
     """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
     that is empty too, it is made of the store on this machine. `named`: each target must be there.
+    `hurried`: a registry that does not answer is not waited for long.
     """
 
     targets: tuple[Target, ...]
     now: datetime
     registry: str = ""
     named: bool = False
+    hurried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +141,7 @@ def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
         places = {family: local_place(factory, family) for family in families}
         return _Shelves(places=places, host="", name=str(factory.layout.path))
     host, path = registry_place(factory, making.registry)
-    store = open_registry(factory, host)
-    store.check()
+    store = open_answering(factory, host, hurried=making.hurried)
     places = {family: Place(store=store, repository=repository_of(path, family)) for family in families}
     return _Shelves(places=places, host=host, name=f"{host}/{path}" if path else host)
 

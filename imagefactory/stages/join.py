@@ -49,7 +49,11 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
             hint="imagefactory keys new NAME && imagefactory keys trust NAME; then imagefactory catalogue",
         )
     return Invitation(
-        catalogue=place, site=settings.site.value, sif_folder=settings.sif_folder.value, keys=keys
+        catalogue=place,
+        site=settings.site.value,
+        sif_folder=settings.sif_folder.value,
+        keys=keys,
+        mirrors="" if catalogue else settings.catalogue_mirrors.value,
     )
 
 

@@ -24,7 +24,7 @@ from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
 from imagefactory.stages.audit import log_acts
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
-from imagefactory.stages.read_catalogue import keep_former
+from imagefactory.stages.read_catalogue import keep_former, keep_published
 from imagefactory.stages.sign import signing_key
 from imagefactory.verdicts.audit import PUBLISH, AuditEntry
 from imagefactory.verdicts.judgement import open_signed, out_of_period
@@ -167,6 +167,7 @@ def publish(
     else:
         place = current_place(factory, asked.making.registry)
         written = tuple(str(one) for one in publish_catalogue(place, envelope, made.made))
+        keep_published(factory.settings, str(place), envelope, made.made)
     what = f"catalogue of {len(made.images)} images"
     act = AuditEntry(action=PUBLISH, what=what, where=written[-1], key=key.keyid)
     log_acts(factory, (act,))

@@ -288,7 +288,7 @@ def survey_catalogue(
         place=settings.catalogue.value or settings.registry.value,
         combos=combos,
         ranges=make_ranges(combos),
-        notes=notes,
+        notes=(*catalogue.notes, *notes),
     )
     return tables, offers
 

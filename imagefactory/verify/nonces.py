@@ -39,6 +39,8 @@ KEPT = timedelta(days=180)
 """How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
 CI_RUN = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")
 """The variables that name one attempt of one run of GitHub Actions."""
+GITLAB_PIPELINE = ("CI_PROJECT_URL", "CI_PIPELINE_ID")
+"""The variables that name one pipeline of GitLab, whose jobs may be run again."""
 SPENT, BESIDE = "spent", ".nonce-"
 _END = b"\n}\n"
 """How an entry ends, and what was signed begins; no line within an entry is its brace alone."""
@@ -104,16 +106,19 @@ def format_nonce(random: bytes) -> str:
 
 
 def ci_run_of(environ: Mapping[str, str]) -> str:
-    """Return `owner/name/run/attempt` of the GitHub Actions run in `environ`, "" outside of GitHub.
+    """Return the CI run in `environ`, "" outside of CI.
 
-    Raises UsageError if a variable of CI_RUN is missing: such a ledger would count in every run.
+    It is `owner/name/run/attempt` in GitHub Actions, and a project's address and a pipeline in GitLab. Raises
+    UsageError if one of these variables is missing: such a ledger would count in every run.
     """
-    if environ.get("GITHUB_ACTIONS") != "true":
-        return ""
-    for name in CI_RUN:
-        if not environ.get(name):
-            raise UsageError(f"GITHUB_ACTIONS is set, but not {name}", hint="set both, or none")
-    return "/".join(environ[name] for name in CI_RUN)
+    for service, names in (("GITHUB_ACTIONS", CI_RUN), ("GITLAB_CI", GITLAB_PIPELINE)):
+        if environ.get(service) != "true":
+            continue
+        for name in names:
+            if not environ.get(name):
+                raise UsageError(f"{service} is set, but not {name}", hint="set both, or none")
+        return "/".join(environ[name] for name in names)
+    return ""
 
 
 class NonceLedger:

@@ -316,3 +316,12 @@ def test_a_run_of_github_has_a_repository_a_number_and_an_attempt() -> None:
             rest = {key: text for key, text in environ.items() if key != name}
             with pytest.raises(UsageError, match=name):
                 ci_run_of({**rest, **value, "GITHUB_ACTIONS": "true"})
+
+
+def test_a_pipeline_of_gitlab_has_a_project_and_a_number() -> None:
+    environ = {"CI_PROJECT_URL": "https://gitlab.example.org/lab/images", "CI_PIPELINE_ID": "7"}
+    assert ci_run_of(environ) == ""
+    assert ci_run_of({**environ, "GITLAB_CI": "true"}) == "https://gitlab.example.org/lab/images/7"
+    for name in environ:
+        with pytest.raises(UsageError, match=name):
+            ci_run_of({**environ, name: "", "GITLAB_CI": "true"})
