@@ -106,7 +106,7 @@ def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str
     where = parse_reference(reference)
     place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
     written = str(publish_invitation(place, text, now))
-    log_acts(call.access, (AuditEntry(action=PUBLISH, what="invitation", where=written),), now)
+    log_acts(call.access, (AuditEntry(action=PUBLISH, what="invitation", where=written),))
     return written
 
 

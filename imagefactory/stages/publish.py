@@ -170,7 +170,7 @@ def publish(
         keep_published(factory.settings, str(place), envelope, made.made)
     what = f"catalogue of {len(made.images)} images"
     act = AuditEntry(action=PUBLISH, what=what, where=written[-1], key=key.keyid)
-    log_acts(factory, (act,), asked.making.now)
+    log_acts(factory, (act,))
     return made, written
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.model import ImageKind, Inventory
+from imagefactory.pools.model import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.sizes import format_size, image_disk
 from imagefactory.submit.check.asked import JobAsk, read_asked
 from imagefactory.submit.check.checked import Checked, CheckedJobs, Reached, Surroundings
@@ -26,6 +26,7 @@ from imagefactory.submit.check.known import (
     no_use,
     nowhere,
     reached_by,
+    revoked_on,
     told_causes,
     unverified,
 )
@@ -35,6 +36,7 @@ from imagefactory.submit.check.reach import UNDEFINED, JobReach, find_reach
 from imagefactory.submit.check.rules import command_findings
 from imagefactory.submit.check.site_rules import site_findings
 from imagefactory.submit.proven import Grounds
+from imagefactory.verdicts.model import RevokedCell
 
 _FEW = 6
 
@@ -185,5 +187,21 @@ def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFindi
     if case.reach is None:
         if case.grounds is not None and not case.grounds.proven:
             yield nowhere(case.known, case.grounds, Spot(setting.line))
+        elif case.grounds is not None:
+            for row in _reached_revoked(case, case.grounds):
+                yield revoked_on(case.known, row, Spot(setting.line))
         return
     yield from narrow(case.known, case.grounds, case.reach.places, Spot(case.jobs.line))
+
+
+def _reached_revoked(case: _Case, grounds: Grounds) -> Iterator[RevokedCell]:
+    """The revocations on GPUs that the jobs would take, where no inventory is known."""
+    for row in (row for row in grounds.revoked if row.capability):
+        gpu = PoolGpu(
+            id="", uuid="", name="", capability=row.capability, memory=1 << 50, driver="", cuda="99.9",
+            mig=False, free=True,
+        )  # fmt: skip
+        machine = PoolMachine(name="", attributes={}, start="", gpus=(gpu,))
+        reach = find_reach(case.asked, Inventory(pool="", taken=row.when, machines=(machine,)))
+        if reach.reached:
+            yield row

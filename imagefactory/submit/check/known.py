@@ -23,6 +23,7 @@ from imagefactory.submit.check.image import JobImage, KnownImage
 from imagefactory.submit.check.reach import GpuPlace
 from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import Grounds
+from imagefactory.verdicts.model import RevokedCell
 from imagefactory.versions import natural
 
 _FEW = 6
@@ -112,6 +113,13 @@ def nowhere(known: KnownImage, grounds: Grounds, at: Spot) -> SubmitFinding:
         text = f"{text}: its verdicts {row.where} were {row.said}"
         return wrong(at.line, REVOKED, text, "take another: imagefactory find", column=at.column)
     return wrong(at.line, "unverified", text, "take one that is: imagefactory find", column=at.column)
+
+
+def revoked_on(known: KnownImage, row: RevokedCell, at: Spot) -> SubmitFinding:
+    """An image whose verdicts on GPUs that the jobs take were taken back."""
+    text = f"{known.image.target} {row.where}, which these jobs take, was {row.said}"
+    hint = f"imagefactory submit {known.image.target} writes what matches proven GPUs only"
+    return wrong(at.line, REVOKED, text, hint, column=at.column)
 
 
 def unverified(

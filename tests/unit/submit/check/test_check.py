@@ -654,6 +654,15 @@ def test_a_file_of_before_learns_what_was_revoked(capability: str) -> None:
     ] == "verified"
 
 
+@pytest.mark.parametrize(("asked", "told"), [("", True), ("gpus_minimum_capability = 9.0\n", False)])
+def test_without_an_inventory_too(asked: str, told: bool) -> None:
+    """It is verified elsewhere, so whether the file's own GPUs were revoked decides."""
+    offered = offer(verdict("9.0"), revoked=(taken_back(IMAGE.subject.manifest, "8.0"),))
+    text = f"{RUNS}{asked}universe = container\ncontainer_image = {DOCKER}\nqueue\n"
+    rules = {one.rule for one in check(text, offered=offered, inventory=None).all_findings}
+    assert ("revoked" in rules) is told
+
+
 def test_no_prediction_outweighs_a_revocation() -> None:
     predicted = (("8.0", prediction()),)
     plain = offer(predicted=predicted)
