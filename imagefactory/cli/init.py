@@ -42,7 +42,8 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
         raise UsageError(
             f"{root} holds a password, so it is no folder", hint="name one: imagefactory init lab"
         )
-    nights = night_files(name for name, asked in (("github", github), ("gitlab", gitlab)) if asked)
+    services = [name for name, asked in (("github", github), ("gitlab", gitlab)) if asked]
+    nights = night_files(services, root)
     made = make_factory(root, wanted, call.settings, os.environ, nights)
     after = (
         f"imagefactory build {made.target}" if made.target else "imagefactory new pytorch --framework torch"

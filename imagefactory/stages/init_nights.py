@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,14 +46,22 @@ class Source:
     commit: str
 
 
-def night_files(services: Iterable[str]) -> dict[str, str]:
-    """Return the text of each file of NIGHTS by its path in a project, pinned to this imagefactory's commit.
+def night_files(services: Iterable[str], root: Path) -> dict[str, str]:
+    """Return the text of each file of NIGHTS by its path below `root`, pinned to this imagefactory's commit.
 
-    Raises UsageError where that is not known.
+    Raises UsageError where that commit is not known, or where `root` is a folder within a repository.
     """
     wanted = [row for service in services for row in NIGHTS[service].items()]
     if not wanted:
         return {}
+    above = next(
+        (one for one in (root.absolute(), *root.absolute().parents) if (one / ".git").exists()), root
+    )
+    if above not in (root, root.absolute()):
+        raise UsageError(
+            f"{root} is a folder of the repository {above}, whose top is where a nightly build must be",
+            hint=f"git init {shlex.quote(str(root))} makes it a repository of its own",
+        )
     source = find_source(SHIPPED.parent)
     return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in wanted}
 

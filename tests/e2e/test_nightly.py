@@ -257,7 +257,7 @@ def project_jobs(name: str) -> Values:
     with pytest.MonkeyPatch.context() as patch:
         source = Source(url="https://github.com/imagefactory/imagefactory", commit="c" * 40)
         patch.setattr(init_nights, "find_source", lambda package: source)
-        text = init_nights.night_files(["github"])[f".github/workflows/{name}"]
+        text = init_nights.night_files(["github"], Path("/"))[f".github/workflows/{name}"]
     jobs: Values = {}
     for title, job in yaml.safe_load(text)["jobs"].items():
         owner, _, path = job.get("uses", "").partition("/.github/workflows/")

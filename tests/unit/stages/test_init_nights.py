@@ -117,6 +117,19 @@ def test_a_link_of_the_user_is_not_replaced(call: Call, here: Path) -> None:
     assert (here / ".gitlab-ci.yml").is_symlink()
 
 
+def test_a_folder_within_a_repository_has_no_nights(call: Call, here: Path) -> None:
+    """GitHub and GitLab read the files at its top only."""
+    (here / ".git").mkdir()
+    assert call("init", "lab", "--github", root=None).code == errors.EXIT_USAGE
+    assert call("init", "lab", "--gitlab", root=None).code == errors.EXIT_USAGE
+    assert not (here / "lab").exists()
+    assert call("init", "lab", root=None).code == 0
+    (here / "lab/.git").mkdir()
+    assert call("init", "lab", "--github", root=None).code == 0
+    assert call("init", "--gitlab", root=None).code == 0
+    assert call("init", ".", "--gitlab", root=None).code == 0
+
+
 # --- where this imagefactory comes from ------------------------------------------------------------
 
 
