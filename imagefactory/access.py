@@ -54,7 +54,8 @@ def package_index(access: Access) -> PackageIndex:
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     sdists = access.settings.cache_path / "sdists"
     found = replace(found, named=access.settings.index_map, root=access.settings.root_path, sdists=sdists)
-    return trusting(found, access.settings.certificates_path)
+    folder = access.settings.cache_path / "certificates"
+    return trusting(found, access.settings.certificates_path, folder)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
@@ -77,7 +78,8 @@ def debian_mirror(access: Access) -> DebianMirror:
     settings = access.settings
     debs = settings.cache_path / "debs"
     found = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))
-    return replace(found, certificates=settings.certificates.value)
+    trusted = package_index(access).certificates if settings.certificates.value else ""
+    return replace(found, certificates=trusted)
 
 
 def registry_place(access: Access, given: str = "") -> tuple[str, str]:
@@ -93,6 +95,15 @@ def registry_place(access: Access, given: str = "") -> tuple[str, str]:
 
 def repository_of(path: str, family: str) -> str:
     return f"{path}/{family}" if path else family
+
+
+def open_answering(access: Access, host: str, *, hurried: bool = False) -> Registry:
+    """A registry that answers now. Raises RegistryError; with `hurried` after seconds, not after a minute."""
+    from imagefactory.web import HURRIED
+
+    registry = open_registry(access, host)
+    (open_registry(access, host, patience=HURRIED) if hurried else registry).check()
+    return registry
 
 
 def open_registry(

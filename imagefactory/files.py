@@ -143,16 +143,21 @@ def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise StoreError(
-                f"no space left in {folder}",
-                hint="free some space, or `imagefactory store gc`, and run the same command again",
-            ) from error
+            raise no_space(folder) from error
         if isinstance(error, FileNotFoundError):
             raise
         raise StoreError(
             f"{error.filename or folder} cannot be used: {error.strerror or error}",
             hint=f"set `{setting}` (imagefactory.toml, IMAGEFACTORY_{setting.upper()}) to a folder of yours",
         ) from error
+
+
+def no_space(folder: Path) -> StoreError:
+    """Return the error for a full disk."""
+    return StoreError(
+        f"no space left in {folder}",
+        hint="free some space, or `imagefactory store gc`, and run the same command again",
+    )
 
 
 def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:

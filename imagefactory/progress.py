@@ -141,7 +141,8 @@ class Lines:
         self.put(text)
 
     def put(self, line: str) -> None:
-        with _SPEAKING, contextlib.suppress(BrokenPipeError):  # nobody watches any more; the work goes on
+        # Nobody watches any more, or the log is on a full disk: the work goes on.
+        with _SPEAKING, contextlib.suppress(OSError):
             if not _SILENT.is_set():
                 self.stream.write(printable(line) + "\n")
                 self.stream.flush()

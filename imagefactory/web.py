@@ -112,6 +112,10 @@ class Patience:
         return retrying(call)
 
 
+HURRIED = Patience(attempts=2, first_wait=0.5, longest_wait=1.0, connect=5.0, read=10.0)
+"""How long a server is waited for where there is something else to go by."""
+
+
 class WebAccess(Protocol):
     """Where packages come from, as HTTP needs to know it: a package index, or conda's channels."""
 

@@ -6,8 +6,9 @@ import gc
 import os
 import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,8 @@ from tests.services.fixtures import (  # noqa: F401
 )
 from tests.services.tier import many
 from tests.services.wheels import wheels  # noqa: F401
+
+PRINTED = 10_000  # characters of a failed program's output in a report
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
 # interrupt a program would wait for ever.
@@ -73,6 +76,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes |
     return (
         Lanes(config, log) if config.getoption("dist") == "loadfile" else WorkStealingScheduling(config, log)
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A program that failed is reported with what it printed: its exception has no more than an exit code."""
+    report = yield
+    error = call.excinfo and call.excinfo.value
+    if isinstance(error, subprocess.SubprocessError):
+        for name in ("stdout", "stderr"):
+            printed = getattr(error, name, None)
+            text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+            if text:
+                report.sections.append((f"{name} of the program", text[-PRINTED:]))
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

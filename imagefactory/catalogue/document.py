@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
 from imagefactory.documents import (
+    CAPABILITY,
     Capability,
     Count,
     Digest,
@@ -38,8 +39,8 @@ from imagefactory.model import NO_CUDA
 from imagefactory.oci.store import parse_reference
 from imagefactory.verdicts.envelope import EnvelopeForm, format_json, parse_json, seal
 from imagefactory.verdicts.judgement import open_signed, out_of_period
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.keys import NAME, SigningKey
+from imagefactory.verdicts.model import RevokedCell, Standing
 from imagefactory.verdicts.statement import SKEW
 from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
@@ -57,6 +58,7 @@ _NUMBERS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}")
 _CUDA = re.compile(rf"{_NUMBERS.pattern}|{ROCM}{_NUMBERS.pattern}|{NO_CUDA}")
 _FRAMEWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?")
+_KEYID = re.compile(r"[0-9a-f]{64}")
 _RULE = re.compile(r"[a-z0-9][a-z0-9:._-]{0,127}")
 
 _SUBJECT = Fields(index=Digest, manifest=Digest, config=Digest)
@@ -68,6 +70,14 @@ _CLAIM = Fields(
     reason=str,
     source=str,
     driver=Annotated[str, Matching(_NUMBERS, empty=True)],
+)
+_REVOKED = Fields(
+    capability=Annotated[str, Matching(CAPABILITY, empty=True)],
+    subject=Annotated[object, _SUBJECT],
+    by=Annotated[str, Matching(NAME)],
+    keyid=Annotated[str, Matching(_KEYID)],
+    when=datetime,
+    why=str,
 )
 _PLACE = {
     "reference": str,
@@ -92,6 +102,7 @@ _IMAGE = Fields(
     required=Annotated[tuple[Capability, ...], Most(MOST_OTHERS)],
     predicted=Annotated[tuple[Annotated[object, _CLAIM], ...], Most(MOST_OTHERS)],
     sifs=Annotated[tuple[Annotated[object, _SIF], ...], Most(MOST_OTHERS)],
+    revoked=Annotated[tuple[Annotated[object, _REVOKED], ...], Most(MOST_OTHERS)],
     **_PLACE,
 )
 _PLAIN = (
@@ -146,7 +157,8 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
         catalogue = parse_catalogue(opened.envelope.payload, "the catalogue", opened.key.keyid)
     except StatementError as error:
         raise _refused(where, Standing.MALFORMED, error.message) from error
-    late = out_of_period(opened.key, catalogue.made)
+    # Its time has to hold now, too: whoever has a retired key can date a catalogue back.
+    late = out_of_period(opened.key, catalogue.made) or out_of_period(opened.key, max(now, catalogue.made))
     if late:
         raise _refused(where, *late)
     if catalogue.made - now > SKEW:
@@ -156,8 +168,13 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
     return catalogue
 
 
+ASK_CENTER = (
+    "anyone may have signed this: ask your center for its key's fingerprint in another way, in person or by "
+    "phone"
+)
 _MEND = {
-    Standing.WRONG_KEY: "take the invitation of whoever made it: imagefactory join ADDRESS|FILE",
+    Standing.WRONG_KEY: f"{ASK_CENTER}; trust a new key only if that is the one which imagefactory join "
+    "ADDRESS|FILE shows",
     Standing.KEY_RETIRED: "its owner signs with another key now: imagefactory join ADDRESS|FILE again",
     Standing.EXPIRED: "ask whoever runs the factory for a new one (they make it: imagefactory catalogue)",
     Standing.NOT_YET: "set this machine's clock",
@@ -194,19 +211,33 @@ def _format_image(image: CataloguedImage) -> dict[str, Any]:
             {"capability": capability, **format_value(claim)} for capability, claim in image.predicted
         ],
         "sifs": [{"sha256": sif.sha256, **_format_place(sif)} for sif in image.sifs],
+        "revoked": [
+            {
+                "capability": one.capability,
+                "subject": _format_subject(one.subject),
+                "by": one.by,
+                "keyid": one.keyid,
+                "when": format_time(one.when),
+                "why": one.why,
+            }
+            for one in image.revoked
+        ],
     }
 
 
 def _format_place(image: CataloguedImage | CataloguedSif) -> dict[str, Any]:
     """Its subject without the target, which stands above."""
-    subject = image.subject
     return {
         "reference": image.reference,
-        "subject": {"index": subject.index, "manifest": subject.manifest, "config": subject.config},
+        "subject": _format_subject(image.subject),
         "size": image.size,
         "envelopes": _format_envelopes(image.envelopes),
         "revocations": _format_envelopes(image.revocations),
     }
+
+
+def _format_subject(subject: Subject) -> dict[str, str]:
+    return {"index": subject.index, "manifest": subject.manifest, "config": subject.config}
 
 
 def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
@@ -248,6 +279,10 @@ def _parse_image(value: object, where: str) -> CataloguedImage:
             "subject": subject,
             "predicted": tuple(_parse_claim(claim, f"{at}: predicted") for claim in row["predicted"]),
             "sifs": tuple(_parse_sif(sif, f"{at}: sifs", row["target"]) for sif in row["sifs"]),
+            "revoked": tuple(
+                RevokedCell(**{**one, "subject": Subject(target=row["target"], **one["subject"])})
+                for one in row["revoked"]
+            ),
             "envelopes": _parse_envelopes(row["envelopes"], f"{at}: envelopes"),
             "revocations": _parse_envelopes(row["revocations"], f"{at}: revocations"),
         }

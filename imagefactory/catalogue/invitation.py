@@ -2,6 +2,7 @@
 
     format = "imagefactory.invitation/1"
     catalogue = "registry.example.org/gpu"      # or the path of a file that the site's machines share
+    catalogue-mirrors = "mirror.example.org/gpu"    # where the site has any
     site = "chtc"
     sif-folder = "/shared/gpu/images"           # where the site has one
 
@@ -26,32 +27,42 @@ from imagefactory.catalogue.package import catalogue_place
 from imagefactory.errors import UsageError
 from imagefactory.oci.store import Reference
 from imagefactory.settings.checks import SIF_FOLDER
-from imagefactory.settings.choices import SITES
+from imagefactory.settings.choices import SITES, listed
 from imagefactory.verdicts.keys import PublicKey
-from imagefactory.verdicts.trust import Grant, Trust, TrustedKey, format_row, parse_trust, row_values
+from imagefactory.verdicts.trust import (
+    Grant,
+    Trust,
+    TrustedKey,
+    first_moment,
+    format_row,
+    parse_trust,
+    row_values,
+)
 from imagefactory.verify.model import evidence_kinds
 
 FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
 LARGEST = 1 << 16
 _PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
-_SETTINGS = ("catalogue", "site", "sif-folder")
+_SETTINGS = ("catalogue", "site", "sif-folder", "catalogue-mirrors")
 _HEADER = re.compile(r"\s*\[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path; `sif_folder` may be empty."""
+    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path, `mirrors` are such with commas; that and
+    `sif_folder` may be empty."""
 
     catalogue: str
     site: str
     sif_folder: str
     keys: tuple[Grant, ...]
+    mirrors: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
         """By their names in imagefactory.toml, those that are set."""
-        values = (self.catalogue, self.site, self.sif_folder)
+        values = (self.catalogue, self.site, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(_SETTINGS, values, strict=True) if value}
 
 
@@ -61,8 +72,12 @@ def invitation_place(text: str) -> Reference:
 
 
 def invite_with(trust: Trust, now: datetime) -> tuple[Grant, ...]:
-    """The keys that a site's readers should believe: those that are believed there now, or will be."""
-    return tuple(_grant(key) for key in trust.keys if key.until > now)
+    """The keys that a site's readers should believe, each in its time; none if no key is trusted now.
+
+    Retired keys are among them: what they signed in their time still counts, and who joined before learns
+    that they sign no more.
+    """
+    return tuple(map(_grant, trust.keys)) if any(key.since <= now < key.until for key in trust.keys) else ()
 
 
 def _grant(key: TrustedKey) -> Grant:
@@ -117,9 +132,11 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         site=_text(document, "site", where) or SITES[0],
         sif_folder=_text(document, "sif-folder", where),
         keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
+        mirrors=_text(document, "catalogue-mirrors", where),
     )
-    if not _PATH.fullmatch(found.catalogue):
-        catalogue_place(found.catalogue)
+    for place in (found.catalogue, *listed(found.mirrors)):
+        if not _PATH.fullmatch(place):
+            catalogue_place(place)
     if found.site not in SITES:
         raise UsageError(f"{where}: the site is not known", hint=f"known are {', '.join(SITES)}")
     if found.sif_folder and not SIF_FOLDER.fullmatch(found.sif_folder):
@@ -146,7 +163,8 @@ class Joining:
     """What accepting an invitation writes: `text` is the whole file, `told` its changes, a line each.
 
     `fresh` are keys that nobody believed here so far. `before` are those (name, id) that were believed in
-    their stead: under the same name, or for the same catalogue. Where both are there its key is another.
+    their stead: under the same name, or for the same catalogue and no longer now. Where both are there its
+    key is another.
     """
 
     text: str
@@ -159,7 +177,9 @@ class Joining:
         return bool(self.fresh and self.before)
 
 
-def join(text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]], where: str) -> Joining:
+def join(
+    text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]], where: str, now: datetime
+) -> Joining:
     """The settings file of a person with what is missing in it; all else stays as he wrote it.
 
     `others` are the documents of files that count too (the site's): what they say is not written again.
@@ -179,6 +199,7 @@ def join(text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]],
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
     before = _before(rows, invitation, same_place=known.get("catalogue") == invitation.catalogue)
+    _refuse_return(rows, invitation, where, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
         named = next((row for row in rows if row.get("name") == grant.key.name), None)
@@ -212,10 +233,30 @@ def _before(
     rows: Sequence[Mapping[str, Any]], invitation: Invitation, *, same_place: bool
 ) -> list[tuple[str, str]]:
     """The keys that are believed in the stead of those of an invitation."""
-    believed, invited = {row["keyid"] for row in rows}, {one.key.keyid for one in invitation.keys}
+    believed = {row["keyid"] for row in rows}
+    ends = {one.key.keyid: first_moment(one.until) for one in invitation.keys}
     names = {one.key.name for one in invitation.keys if one.key.keyid not in believed}
-    others = [row for row in rows if row["keyid"] not in invited]
+    others = [
+        row for row in rows if row["keyid"] not in ends or ends[row["keyid"]] < first_moment(row["until"])
+    ]
     return [(row["name"], row["keyid"]) for row in others if same_place or row["name"] in names]
+
+
+def _refuse_return(
+    rows: Sequence[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
+) -> None:
+    """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
+    for row in rows:
+        grant = next((one for one in invitation.keys if one.key.keyid == row["keyid"]), None)
+        if (
+            grant
+            and first_moment(row["until"]) <= now
+            and first_moment(grant.until) > first_moment(row["until"])
+        ):
+            raise UsageError(
+                f"the key '{row['name']}' is retired in {where}, and this invitation would bring it back",
+                hint="ask your centre for its present invitation; if they mean it, remove that row first",
+            )
 
 
 def _loaded(text: str) -> dict[str, Any] | None:

@@ -7,12 +7,13 @@ the digest of the artifact that carries them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 from imagefactory.gpu.model import Claim
 from imagefactory.model import NO_CUDA
-from imagefactory.verdicts.model import Judged
+from imagefactory.verdicts.model import Judged, RevokedCell
 from imagefactory.verify.model import Subject
 
 Envelopes = tuple[tuple[str, bytes], ...]
@@ -44,7 +45,8 @@ class CataloguedImage:
     the first of its CUDA's major (CUDA's minor-version compatibility). `required` are the capabilities that
     its recipe requires.
     `predicted` are the weightiest claims without a verdict, by capability, those that say no too. `envelopes`
-    are verdicts and `revocations` what takes some back.
+    are verdicts and `revocations` what takes some back. `revoked` says what was taken back of the target, of
+    other images too.
     """
 
     target: str
@@ -66,6 +68,11 @@ class CataloguedImage:
     sifs: tuple[CataloguedSif, ...] = ()
     envelopes: Envelopes = ()
     revocations: Envelopes = ()
+    revoked: tuple[RevokedCell, ...] = ()
+
+    def revoked_of(self, subject: Subject) -> tuple[RevokedCell, ...]:
+        """What was taken back of this image, or of one of its .sif files."""
+        return tuple(row for row in self.revoked if row.subject.manifest == subject.manifest)
 
     @property
     def gpu(self) -> bool:
@@ -78,11 +85,26 @@ class CataloguedImage:
         return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
+class CatalogueSource(StrEnum):
+    """Where a catalog came from: made here just now, the place of the settings, a mirror of it, or the copy
+    that this reader keeps."""
+
+    MADE = "made"
+    PLACE = "place"
+    MIRROR = "mirror"
+    KEPT = "kept"
+
+
+SOON = timedelta(days=7)
+"""So long before a catalog expires its readers are warned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """What one registry offers at one time. `keyid` signed it; empty for one that was made here just now.
 
-    `suites` are the digests of suites whose verdicts counted where it was made.
+    `suites` are the digests of suites whose verdicts counted where it was made. `source` and `notes` are no
+    part of it: they say how this reader got it, and what to print about that.
     """
 
     made: datetime
@@ -90,6 +112,11 @@ class Catalogue:
     images: tuple[CataloguedImage, ...]
     suites: tuple[str, ...] = ()
     keyid: str = ""
+    source: CatalogueSource = field(default=CatalogueSource.PLACE, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def expires_soon(self, now: datetime) -> bool:
+        return self.expires - now < SOON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from imagefactory.errors import NothingSelectedError
 from imagefactory.recipes.names import Known, choose_name, choose_names
 from imagefactory.verdicts.claims import ProofAges, last_proofs, proof_ages
 from imagefactory.verdicts.judgement import Court, judge_verdicts
-from imagefactory.verdicts.model import Judged
+from imagefactory.verdicts.model import Judged, RevokedCell
 from imagefactory.verdicts.revocation import judge_revocations
 from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
@@ -51,10 +51,26 @@ def _known(catalogue: Catalogue) -> Known:
     return {image.target: image.family for image in catalogue.images}
 
 
+def find_revoked(
+    images: Iterable[CataloguedImage], digest: str, hexes: Sequence[str]
+) -> tuple[str, tuple[RevokedCell, ...]]:
+    """The target and the rows of an image by its digest, or by digits of a .sif file's sha256."""
+    for image in images:
+        rows = tuple(
+            row
+            for row in image.revoked
+            if (digest and digest in (row.subject.index, row.subject.manifest))
+            or any(row.subject.config.removeprefix("sha256:").startswith(part) for part in hexes)
+        )
+        if rows:
+            return image.target, rows
+    return "", ()
+
+
 def judge_offer(catalogue: Catalogue, image: CataloguedImage, trust: Trust, now: datetime) -> Offer:
     """An image of this catalogue and its .sif files, each with its own verdicts judged."""
     policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalogue.suites))))
-    court = Court(trust=replace(trust, policy=policy), suite=suite_digest(), now=now)
+    court = Court(trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True)
     return Offer(
         image=image,
         judged=_judge(image.subject, image.envelopes, image.revocations, court),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +21,14 @@ from imagefactory.cli.output import (
     targets_argument,
     write,
 )
-from imagefactory.errors import CheckFailedError, NothingSelectedError
+from imagefactory.errors import NothingSelectedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagefactory.catalogue.model import Catalogue, CataloguedImage
+    from imagefactory.catalogue.model import CataloguedImage
     from imagefactory.factory import Factory
-    from imagefactory.oci.graph import Place
     from imagefactory.stages.catalogue import MadeCatalogue
-    from imagefactory.verdicts.keys import SigningKey
     from imagefactory.verdicts.model import Judged
 
 
@@ -44,6 +43,11 @@ if TYPE_CHECKING:
     help="Write it into a file, packed where its name ends in .gz, and push nothing.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@click.option(
+    "--yes-everybody-must-join-again",
+    is_flag=True,
+    help="Replace a catalogue that another key signed: who joined before must join again.",
+)
 @json_option
 @click.pass_obj
 def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, **options: Any) -> None:
@@ -62,26 +66,40 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     """
     from imagefactory.catalogue.offers import ages_of, judge_offer
     from imagefactory.report.verdicts import ages_json, format_ages
-    from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
-    from imagefactory.stages.read_catalogue import keep_former
+    from imagefactory.stages.catalogue import CatalogueMaking
+    from imagefactory.stages.publish import (
+        Publishing,
+        check_signer,
+        current_place,
+        make_catalogue,
+        publish,
+        publishing_key,
+        read_current,
+    )
     from imagefactory.verdicts.trust import read_trust
 
-    factory, now = call.sound_factory, datetime.now(UTC)
-    key = None if options["dry_run"] else _signing_key(factory, now)
-    if options["output"] is None and key:
-        _ = _place(factory, place)  # before the work, not after it
+    factory, now, output = call.sound_factory, datetime.now(UTC), options["output"]
+    key = None if options["dry_run"] else publishing_key(factory, now)
+    trust, before = read_trust(factory.settings.files), None
+    if output or key:  # before the work, not after it
+        before = read_current(output or current_place(factory, place), trust, now)
+    if key and not options["yes_everybody_must_join_again"]:
+        check_signer(before, key, trust, now)
     with collecting(factory) as failures:
         targets = choose_targets(factory, names)
         making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
-        made = catalogue_of(factory, making, call.progress)
-        if factory.faults and not names and (place or factory.settings.registry.value):
-            made = keep_former(factory, made, place, now)
+        asked = Publishing(making=making, output=output, before=before)
+        made = make_catalogue(factory, asked, call.progress)
         if not made.catalogue.images:
             raise NothingSelectedError(
                 "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
             )
-        written = _write(factory, place, options["output"], (made.catalogue, key)) if key else []
-        trust = read_trust(factory.settings.files)
+        written: tuple[str, ...] = ()
+        if key:
+            signed, written = publish(factory, made.catalogue, key, asked)
+            made = replace(made, catalogue=signed)
+            if output is None:
+                _note_other_place(factory, str(current_place(factory, place)))
         offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
         proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
         if as_json:
@@ -101,56 +119,10 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     return say_next("submit", "--list") if written else say_next("catalogue", *names)
 
 
-def _signing_key(factory: Factory, now: datetime) -> SigningKey:
-    """The key that signs. Raises CheckFailedError where there is none that this factory itself believes."""
-    from imagefactory.stages.sign import signing_key
-    from imagefactory.verdicts.judgement import out_of_period
-    from imagefactory.verdicts.trust import read_trust
-
-    key = signing_key(factory)
-    if key is None:
-        raise CheckFailedError(
-            "nobody would believe it: there is no key to sign it",
-            hint="imagefactory keys new NAME, or name one: IMAGEFACTORY_SIGNING_KEY",
-        )
-    trusted = read_trust(factory.settings.files).key(key.keyid)
-    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
-    if late:
-        raise CheckFailedError(
-            f"nobody here would believe the key '{key.name}': {late[1]}",
-            hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
-        )
-    return key
-
-
-def _place(factory: Factory, registry: str) -> Place:
-    from imagefactory.access import open_registry, registry_place
-    from imagefactory.catalogue.package import catalogue_place
-    from imagefactory.oci.graph import Place
-
-    host, path = registry_place(factory, registry)
-    reference = catalogue_place(f"{host}/{path}" if path else host)
-    return Place(store=open_registry(factory, host), repository=reference.repository)
-
-
-def _write(
-    factory: Factory, registry: str, output: Path | None, what: tuple[Catalogue, SigningKey]
-) -> list[str]:
-    """Signs it and brings it where it is read; says where that is."""
-    from imagefactory.catalogue.document import sign_catalogue
-    from imagefactory.catalogue.publish import publish_catalogue, write_catalogue
-
-    made, key = what
-    envelope = sign_catalogue(made, key)
-    if output is not None:
-        write_catalogue(output, envelope)
-        return [str(output)]
-    place = _place(factory, registry)
-    references = [str(one) for one in publish_catalogue(place, envelope, made.made)]
+def _note_other_place(factory: Factory, place: str) -> None:
     asked = factory.settings.catalogue
-    if asked.value and not _same_place(asked.value, str(place)):
+    if asked.value and not _same_place(asked.value, place):
         write(2, f"note: readers with your settings take another: catalogue = {asked.value} ({asked.origin})")
-    return references
 
 
 def _same_place(setting: str, place: str) -> bool:
@@ -166,7 +138,9 @@ def _proven(judged: Iterable[Judged]) -> list[str]:
     return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
 
 
-def _as_json(made: MadeCatalogue, proven: dict[str, list[str]], written: list[str]) -> dict[str, object]:
+def _as_json(
+    made: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
+) -> dict[str, object]:
     from imagefactory.documents import format_time
 
     def row(image: CataloguedImage) -> dict[str, object]:
@@ -185,7 +159,7 @@ def _as_json(made: MadeCatalogue, proven: dict[str, list[str]], written: list[st
     return {
         "made": format_time(made.catalogue.made),
         "expires": format_time(made.catalogue.expires),
-        "written": written,
+        "written": list(written),
         "images": [row(image) for image in made.catalogue.images],
         "left_out": [{"target": name, "why": why} for name, why in made.left_out],
         "kept": list(made.kept),

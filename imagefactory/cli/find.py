@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, say_next, terminal_width, write
+from imagefactory.cli.output import (
+    Call,
+    json_option,
+    say,
+    say_catalogue_notes,
+    say_json,
+    say_next,
+    terminal_width,
+    write,
+)
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import EXIT_CHECK, FactoryError
 from imagefactory.settings.choices import HTCONDOR
@@ -44,7 +53,8 @@ def find(
     documented: a page says so. Images are those of this factory, else of the catalogue that you joined;
     without either nothing is verified. GPUs are those of the pool, where it can be asked, or of --inventory.
 
-    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have.
+    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have, or
+    nothing is known of it there.
     """
     from imagefactory.pools.sizes import parse_size
     from imagefactory.report.find import format_found, found_json, next_command
@@ -58,6 +68,7 @@ def find(
         write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
     ask = FindAsk(words=words, wish=wish, inventory=pool, now=now)
     found = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
+    say_catalogue_notes(found.catalogue)
     if as_json:
         say_json("find", found_json(found))
     else:

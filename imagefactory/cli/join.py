@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, at_terminal, confirm, json_option, say, say_json, say_next, write
+from imagefactory.cli.output import (
+    Call,
+    at_terminal,
+    confirm,
+    json_option,
+    say,
+    say_catalogue_notes,
+    say_json,
+    say_next,
+    write,
+)
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +60,7 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     from imagefactory.catalogue.invitation import fingerprint, format_invitation, invitation_place
     from imagefactory.files import replace_text
     from imagefactory.stages.join import invitation_of
+    from imagefactory.verdicts.trust import first_moment
 
     now = datetime.now(UTC)
     invitation = invitation_of(call.settings, catalogue, now)
@@ -61,7 +72,7 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
                 f"the catalogue is a file, {invitation.catalogue}: no registry has a place beside it",
                 hint="give the invitation's file away, or name a registry: --catalogue HOST/PATH",
             )
-        place = _push(call, str(invitation_place(invitation.catalogue)), text, now)
+        place = push_invitation(call, str(invitation_place(invitation.catalogue)), text, now)
     try:
         replace_text(path, text)
     except OSError as error:
@@ -75,21 +86,28 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     if place:
         say(f"pushed {place}")
     for one in invitation.keys:
+        if first_moment(one.until) <= now:
+            say(f"key {one.key.name}, retired since {one.until}: take its fingerprint off that page")
+            continue
         say(f"key {one.key.name}, until {one.until}; its fingerprint, for a page of yours:")
         say(f"  {fingerprint(one.key.keyid)}")
     say("give it to your people, who type the next command")
     return say_next("join", invitation.catalogue if place else str(path))
 
 
-def _push(call: Call, reference: str, text: str, now: datetime) -> str:
+def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str:
     from imagefactory.access import open_registry
     from imagefactory.catalogue.publish import publish_invitation
     from imagefactory.oci.graph import Place
     from imagefactory.oci.store import parse_reference
+    from imagefactory.stages.audit import log_acts
+    from imagefactory.verdicts.audit import PUBLISH, AuditEntry
 
     where = parse_reference(reference)
     place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
-    return str(publish_invitation(place, text, now))
+    written = str(publish_invitation(place, text, now))
+    log_acts(call.access, (AuditEntry(action=PUBLISH, what="invitation", where=written),), now)
+    return written
 
 
 @click.command()
@@ -110,7 +128,7 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
     from imagefactory.stages.join import find_joining, read_invitation
 
     invitation = read_invitation(call.settings, os.environ, where)
-    user = find_joining(call.settings, os.environ, invitation)
+    user = find_joining(call.settings, os.environ, invitation, datetime.now(UTC))
     if user.joining.told:
         write(2, _shown(invitation, user))  # a dialogue: who is asked must see it, with --json too
         _ask(user, where, yes=yes)
@@ -132,6 +150,7 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
 
 def _shown(invitation: Invitation, user: UserFile) -> str:
     from imagefactory.catalogue.invitation import fingerprint
+    from imagefactory.verdicts.trust import first_moment
 
     lines = [f"An invitation to {invitation.catalogue} (site {invitation.site})."]
     joining = user.joining
@@ -144,7 +163,9 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
         for name, keyid in joining.before:
             lines += [f"  believed so far: {name}", f"    {fingerprint(keyid)}"]
     for grant in joining.fresh:
-        lines += [f"  to believe from now on: {grant.key.name}, until {grant.until}"]
+        retired = first_moment(grant.until) <= datetime.now(UTC)
+        said = f"for what it signed in its time, until {grant.until}" if retired else f"until {grant.until}"
+        lines += [f"  to believe from now on: {grant.key.name}, {said}"]
         lines += [f"    {fingerprint(grant.key.keyid)}"]
     if joining.fresh:
         lines.append("Compare these digits with what your centre tells, on its pages or in person.")
@@ -187,5 +208,6 @@ def _look(call: Call) -> str:
         found = read_catalogue(call.settings, os.environ, datetime.now(UTC))
     except FactoryError as error:
         return f"note: its catalogue cannot be used yet: {error.message}"
+    say_catalogue_notes(found)
     count = len(found.images)
     return f"its catalogue of {found.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,13 @@ import click
 
 from imagefactory.cli.groups import Group
 from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
+from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.verify.model import evidence_kinds
 
 if TYPE_CHECKING:
+    from imagefactory.cli.output import Call
     from imagefactory.settings.load import Settings
+    from imagefactory.stages.publish import CurrentCatalogue
 
 DAYS = 365
 _user_option = click.option(
@@ -35,6 +39,7 @@ def keys() -> None:
     imagefactory keys trust lab               this factory believes it, for a year
     imagefactory keys trust lab.pub           where only the public key is
     imagefactory keys trust --global lab.pub  you believe it, in any folder
+    imagefactory keys rotate                  a new key takes the place of yours
     """
 
 
@@ -138,6 +143,7 @@ def trust(
     text, where = read_text(path), str(path)
     grant = Grant(key=public, since=begin, until=end, evidence=evidence)
     note = _replace(path, text, add_key(text, grant, where))
+    _log(ctx, "trust", (public.name, public.keyid), where)
     if options["as_json"]:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
         return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
@@ -150,27 +156,206 @@ def trust(
 @keys.command()
 @click.argument("name")
 @click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: now.")
+@click.option("--stolen", is_flag=True, help="Nothing that it ever signed counts any more.")
 @_user_option
 @json_option
 @click.pass_context
 def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: bool) -> None:
     """Believe a key no longer, for what it signs from now on.
 
-    What it signed before stays good until it expires. A key that was stolen can write any date: delete its
-    whole [[trust]] row instead.
+    What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
+    holds a key can write any date. `keys rotate` does the same and puts a new key in its place.
     """
-    from imagefactory.verdicts.trust import read_text, retire_key
+    from imagefactory.factory import is_factory
+    from imagefactory.stages.rotate import record_of, write_record
+    from imagefactory.verdicts.trust import named_key, read_text, retire_key
 
-    path = _file(ctx, user=options["user"])
+    path, call, now = _file(ctx, user=options["user"]), ctx.obj, datetime.now(UTC).replace(microsecond=0)
     text, where = read_text(path), str(path)
-    end: date = until.date() if until else datetime.now(UTC).replace(microsecond=0)
-    note = _replace(path, text, retire_key(text, name, end, where))
+    if until and options["stolen"]:
+        raise UsageError("--stolen and --until contradict each other", hint="leave one of them out")
+    end: date = until.date() if until else now
+    key, record, file = named_key(text, name, where), b"", None
+    if options["stolen"]:
+        end = key.since
+    elif not until or until.replace(tzinfo=UTC) <= now:
+        settings = call.settings
+        record = record_of(call.factory, key, now, call.progress) if is_factory(settings) else b""
+    changed = retire_key(text, name, end, where, record)
+    if record:
+        file = write_record(path.parent, key.name, record)
+    note = _replace(path, text, changed)
+    _log(
+        ctx,
+        "retire",
+        (key.name, key.keyid),
+        where,
+        "stolen" if options["stolen"] else f"until {end.isoformat()}",
+    )
+    count = len(record.splitlines())
     if options["as_json"]:
-        return say_json("trust", {"name": name, "file": where, "until": end.isoformat()})
-    say(f"{where}: '{name}' is trusted until {end.isoformat()}")
-    say("what it signed before stays good until it expires; of a stolen key delete the whole [[trust]] row")
+        value = {"name": key.name, "file": where, "until": end.isoformat()}
+        return say_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
+    say(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
+    if options["stolen"]:
+        say("nothing that it ever signed counts any more, its revocations neither: sign those again")
+    elif file:
+        say(f"{file}: {count} statements that it signed count until they expire; commit both files")
+    elif isinstance(end, datetime):
+        say("nothing is recorded that it signed, so nothing of it counts except in a signed catalogue")
+    else:
+        say("run this again on that day: it records what the key has signed, and only that counts afterwards")
+    say("who joined learns of it by a new invitation: imagefactory invite --push, then join again")
     say(note) if note else None
     return say_next("keys", "show")
+
+
+@keys.command()
+@click.option("--name", help="The new key's name.  [default: the old one's with a number]")
+@_user_option
+@json_option
+@click.pass_context
+def rotate(ctx: click.Context, /, name: str | None, **options: bool) -> None:
+    """Put a new key in the place of the one that signs.
+
+    It records what the old key signed, which counts until it expires, makes a key, retires the old one, signs
+    the catalogue again and renews the invitation in the registry. Then it says what others must do.
+    """
+    from imagefactory.stages.publish import current_place, read_current
+    from imagefactory.stages.rotate import next_name, record_of, write_record
+    from imagefactory.stages.sign import signing_key
+    from imagefactory.verdicts.keys import PublicKey, check_name, keys_folder, make_key, own_keys
+    from imagefactory.verdicts.trust import Grant, add_key, named_key, read_text, read_trust, retire_key
+
+    call, path, now = ctx.obj, _file(ctx, user=options["user"]), datetime.now(UTC).replace(microsecond=0)
+    factory = call.factory
+    if factory.settings.signing_key.value:
+        raise UsageError(
+            f"signing-key names the key that signs ({factory.settings.signing_key.origin})",
+            hint="remove that setting, since the newest trusted key signs by itself; then rotate",
+        )
+    signing = signing_key(factory, now)
+    if signing is None:
+        raise CheckFailedError("no key signs here", hint="imagefactory keys new NAME, and keys trust NAME")
+    text, where = read_text(path), str(path)
+    old = named_key(text, signing.keyid, where)
+    folder = keys_folder(os.environ)
+    taken = {key.name for key in read_trust(factory.settings.files).keys}
+    taken |= {key.name for key in own_keys(folder)}
+    new_name = check_name(name or next_name(old.name, taken))
+    registry = factory.settings.registry.value
+    before = (
+        read_current(current_place(factory, ""), read_trust(factory.settings.files), now)
+        if registry
+        else None
+    )
+    record = record_of(factory, old, now, call.progress)
+    key = make_key(folder, new_name)
+    end = now.date() + timedelta(days=DAYS)
+    grant = Grant(
+        key=PublicKey(name=new_name, raw=key.raw), since=now, until=end, evidence=_evidence(text, old.name)
+    )
+    changed = add_key(retire_key(text, old.name, now, where, record), grant, where)
+    files = [str(write_record(path.parent, old.name, record))] if record else []
+    note = _replace(path, text, changed)
+    _log(ctx, "rotate", (new_name, key.keyid), where, f"in the place of {old.name}")
+    written, fault = _published(call, now, before)
+    count = len(record.splitlines())
+    if options["as_json"]:
+        value = {"name": new_name, "keyid": key.keyid, "from": now.isoformat(), "until": end.isoformat()}
+        retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
+        say_json("rotate", {**value, "retired": retired, "files": [where, *files], "published": written})
+    else:
+        _say_rotated((old.name, new_name, key.keyid), count, [where, *files], written)
+        say(note) if note else None
+    if fault:
+        raise fault
+    say_next("keys", "show")
+
+
+def _evidence(text: str, name: str) -> tuple[str, ...]:
+    """The evidence of a key's own row, empty where it has that of the policy."""
+    rows = tomllib.loads(text)["trust"]
+    return tuple(next(row for row in rows if row["name"] == name).get("evidence", ()))
+
+
+def _published(
+    call: Call, now: datetime, before: CurrentCatalogue | None
+) -> tuple[list[str], CheckFailedError | None]:
+    """Sign the catalogue and renew the invitation by the new key; give what was written, what failed."""
+    from imagefactory.catalogue.invitation import format_invitation, invitation_place
+    from imagefactory.cli.join import push_invitation
+    from imagefactory.errors import FactoryError
+    from imagefactory.stages.join import invitation_of
+    from imagefactory.stages.publish import publish_again, publishing_key
+
+    written: list[str] = []
+    try:
+        factory = call.factory
+        written += publish_again(factory, publishing_key(factory, now), now, "", call.progress, before)
+        if before:
+            invitation = invitation_of(factory.settings, "", now)
+            if not invitation.catalogue.startswith("/"):
+                place = str(invitation_place(invitation.catalogue))
+                written.append(push_invitation(call, place, format_invitation(invitation), now))
+    except FactoryError as error:
+        return written, CheckFailedError(
+            f"the new key signs, and not all is published: {error.message}",
+            hint="then: imagefactory catalogue && imagefactory invite --push",
+        )
+    return written, None
+
+
+def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], written: list[str]) -> None:
+    from imagefactory.catalogue.invitation import fingerprint
+
+    old, new, keyid = names
+    say(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
+    say(f"{count} statements that '{old}' signed are recorded, and count until they expire")
+    for one in written:
+        say(f"written: {one}")
+    say("what to do now:")
+    say(f"  commit {' and '.join(files)}; who has a clone of this project pulls it and trusts it again")
+    say(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
+    say(f"    {fingerprint(keyid)}")
+    say("  tell your people to join again: imagefactory join ADDRESS; until then their catalogue is rejected")
+    if not written:
+        say("  no catalogue was found to sign again: imagefactory catalogue, and imagefactory invite")
+    say(f"  give the new key to other machines that sign (a secret of CI), and delete {old}.pem everywhere")
+
+
+@keys.command()
+@json_option
+@click.pass_context
+def log(ctx: click.Context, /, *, as_json: bool) -> None:
+    """List who signed, revoked, promoted and published from this store.
+
+    The file itself, which --json names, has a JSON object a line; lines are only added.
+    """
+    from imagefactory.report.text import format_table
+    from imagefactory.verdicts.audit import NAME, read_audit
+
+    store = ctx.obj.settings.store_path
+    rows = list(read_audit(store))
+    if as_json:
+        return say_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
+    if not rows:
+        return say("nothing was signed, revoked, promoted or published from this store")
+    header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")
+    names = ("time", "user", "action", "what", "where", "key", "why")
+    table = [tuple(row.get(name, "")[: 16 if name == "key" else None] for name in names) for row in rows]
+    return say(format_table(header, table, terminal_width(), ("WHERE", "USER")))
+
+
+def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
+    from imagefactory.stages.audit import log_acts
+    from imagefactory.verdicts.audit import AuditEntry
+
+    name, keyid = key
+    access = ctx.obj.access
+    if not (access.layout.path / "oci-layout").exists():
+        return  # a reader's own trust needs no store
+    log_acts(access, (AuditEntry(action=action, what=name, where=where, key=keyid, why=why),))
 
 
 def _replace(path: Path, before: str, text: str) -> str:

@@ -8,9 +8,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,14 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import FactoryError, UsageError, printable, without_logins
+from imagefactory.errors import EXIT_BUG, FactoryError, UsageError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
     from imagefactory.matrix.changes import NightReport
     from imagefactory.stages.night_steps import Command
 
+Hook = Callable[[str, "Mapping[str, object]"], None]
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -58,6 +60,17 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     metavar="COMMAND",
     help="Run it, the summary on its stdin, when something was done or what is broken changed: "
     "'mail -s night me'.",
+)
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.prom",
+    help="Write the night's numbers for Prometheus's textfile collector.",
+)
+@click.option(
+    "--webhook",
+    metavar="URL|FILE",
+    help="Post the night as JSON, as --json prints it. A FILE holds the address, if that is a secret.",
 )
 @click.option(
     "--install",
@@ -109,7 +122,8 @@ def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> Non
     if given["github"] and given["as_json"]:
         raise UsageError("--github and --json both write to stdout", hint="choose one of them")
     if given["kept"]:
-        own = [f"--{name}" for name in ("pool", "html", "mail", "install") if given[name]]
+        options = ("pool", "html", "mail", "metrics", "webhook", "install")
+        own = [f"--{name}" for name in options if given[name]]
         for word in (*names, *own):
             raise UsageError(f"--kept does nothing, so {word[:80]} has no meaning", hint="leave it out")
 
@@ -119,14 +133,15 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.report.night import format_night
     from imagefactory.stages.night import NightAsk, run_night
     from imagefactory.stages.night_steps import NightBench
-    from imagefactory.stages.nights import LOG, last_night, new_night, one_night
+    from imagefactory.stages.nights import LOG, keep_reserve, last_night, new_night, one_night
     from imagefactory.stages.sweep import format_id
     from imagefactory.verify.evidence import LocalEvidence
 
     settings = call.settings
     wait = {"wait": given["wait"]} if given["wait"] else {}
     ask = NightAsk(names=names, pool=given["pool"] or "", html=given["html"], **wait)
-    with _telling(given["mail"]), one_night(settings):
+    hook = _webhook(call, given["webhook"])
+    with _telling(given["mail"], hook), one_night(settings):
         factory, last = call.sound_factory, last_night(settings)
         folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
         bench = NightBench(
@@ -138,23 +153,59 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
         )
         done = run_night(factory, ask, bench, folder, call.progress)
     log = f"log: {folder / LOG}"
+    if given["mail"] and is_news(done, last):  # before stdout, which may be a file on a full disk
+        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
+    hook("night", night_json(done, folder))
+    keep_reserve(settings)
+    if given["metrics"]:
+        _write_metrics(call, given["metrics"], done)
     if given["as_json"]:
         say_json("night", night_json(done, folder))
     else:
         say(f"{format_night(done, terminal_width())}\n\n{log}")
-    if given["mail"] and is_news(done, last):
-        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
     if done.code:
         raise click.exceptions.Exit(done.code)
     say_next("status") if ask.pool else say_next("report", "--html", "site")
 
 
+def _webhook(call: Call, given: str | None) -> Hook:
+    """What posts a document to --webhook. Where nobody takes it that is told; the night was what it was."""
+    from imagefactory.stages.webhook import post_json, read_address
+
+    url = read_address(given) if given else ""
+
+    def post(kind: str, value: Mapping[str, object]) -> None:
+        if not url:
+            return
+        try:
+            post_json(call.access, url, {"format": f"imagefactory.{kind}/1", **value})
+        except FactoryError as error:
+            write(2, f"warning: {error.message}")
+
+    return post
+
+
+def _write_metrics(call: Call, path: Path, done: NightReport) -> None:
+    """A file that cannot be written is told; the night was what it was."""
+    from imagefactory.files import replace_text
+    from imagefactory.report.night_metrics import format_metrics
+    from imagefactory.stages.read_catalogue import kept_expiry
+
+    try:
+        replace_text(path, format_metrics(done, kept_expiry(call.settings)))
+    except OSError as error:
+        write(2, f"warning: cannot write {path}: {error.strerror}")
+
+
 @contextmanager
-def _telling(mail: str | None) -> Iterator[None]:
+def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
     """Who gets mail hears of a night that could not be, too: another is at work, the disk is full."""
     try:
         yield
     except (FactoryError, OSError) as error:
+        code = error.exit_code if isinstance(error, FactoryError) else EXIT_BUG
+        text, mend = str(error), error.hint if isinstance(error, FactoryError) else ""
+        hook("error", {"errors": [{"exit_code": code, "message": text, "hint": mend}]})
         if mail:
             hint = f"\n  what to do: {error.hint}" if isinstance(error, FactoryError) else ""
             _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
@@ -166,9 +217,8 @@ def _runner(root: Path, log: Path) -> Command:
     program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"\n$ imagefactory {shlex.join(words)}\n")
-            file.flush()
+        with _opened(log) as file:
+            _add(file, f"\n$ imagefactory {shlex.join(words)}\n")
             with subprocess.Popen(
                 (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
             ) as step:
@@ -177,10 +227,23 @@ def _runner(root: Path, log: Path) -> Command:
                 except BaseException:
                     step.terminate()
                     raise
-            file.write(f"{said}exit code {step.returncode}\n")
+            _add(file, f"{said}exit code {step.returncode}\n")
         return step.returncode, said
 
     return run
+
+
+def _opened(log: Path) -> FileIO:
+    """The log, to add to it; on a full disk nothing, as a step matters more than what it says."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
+def _add(log: FileIO, text: str) -> None:
+    with suppress(OSError):
+        log.write(text.encode())
 
 
 def _mail(command: str, text: str) -> None:
@@ -204,6 +267,8 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
         ("--wait-limit", _written(given["wait"])),
         ("--html", html),
         ("--mail", given["mail"]),
+        ("--metrics", str(given["metrics"].absolute()) if given["metrics"] else ""),
+        ("--webhook", _named(given["webhook"])),
     )
     words = [word for option in options if option[1] for word in option]
     command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
@@ -215,6 +280,16 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     for name in files:
         say(f"wrote {folder / name}")
     return say("\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling()))))
+
+
+def _named(webhook: str | None) -> str:
+    """As a unit has it: a file by its whole path. Raises UsageError for an address that is none."""
+    from imagefactory.stages.webhook import read_address
+
+    if not webhook:
+        return ""
+    read_address(webhook)
+    return webhook if "://" in webhook else str(Path(webhook).expanduser().absolute())
 
 
 def _written(wait: timedelta | None) -> str:

@@ -33,6 +33,7 @@ from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.access import Access
+    from imagefactory.catalogue.model import Catalogue
     from imagefactory.factory import Factory
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
@@ -212,17 +213,28 @@ def write(stream: int, text: str) -> None:
     _echo(stream, paint(printable(text), stream))
 
 
+def say_catalogue_notes(catalogue: Catalogue | None) -> None:
+    """Print how a catalog was had where it is not the current one, and that it expires soon."""
+    for note in catalogue.notes if catalogue else ():
+        write(2, f"note: {note}")
+
+
 def confirm(question: str) -> bool:
     """Whether the person at the terminal says yes."""
     return click.confirm(printable(question), err=True)
 
 
 def _echo(stream: int, text: str) -> None:
-    """When nobody reads any more (`| head`), the work and its exit code stay what they are."""
+    """Print it. The work and its exit code stay what they are when nobody reads any more (`| head`), and
+    when the log that stderr goes to is on a full disk."""
     try:
         click.echo(text, err=stream == 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    except OSError:
+        if stream == 1:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # it is raised once, not again at the end
+            raise
 
 
 def terminal_width() -> int | None:

@@ -78,7 +78,8 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "--registry",
     default="",
     metavar="HOST[/PATH]",
-    help="Look for candidates and their verdicts there, not in the store: a machine of CI has none. With "
+    help="Look for candidates and their verdicts there only, as a CI machine has no store. Default: in the "
+    "store and the setting `registry`. With "
     '--github also targets={"include":[...]}, a job for each target with the kits to make, and program=SUM: '
     "the sha256 of what `sha256sum` prints of the kits' program files.",
 )
@@ -173,7 +174,8 @@ def _targets(
 
     names, devices, allow = given
     factory = call.factory
-    asking = Asking(now=datetime.now(UTC), registry=asked.registry)
+    also = factory.settings.registry.value
+    asking = Asking(now=datetime.now(UTC), registry=asked.registry, also=also)
     stages = read_stages(factory, select(factory.targets, names), asking)
     made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True))
     now, waiting = made, 0

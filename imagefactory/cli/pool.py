@@ -12,8 +12,8 @@ import click
 
 from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width, write
 from imagefactory.cli.times import Duration
-from imagefactory.errors import NothingSelectedError
-from imagefactory.settings.choices import HTCONDOR, SLURM
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.settings.choices import HTCONDOR, POOLS, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.pools.model import Inventory
@@ -52,6 +52,12 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 
 @click.command()
 @inventory_option
+@click.option(
+    "--pool",
+    "system",
+    type=click.Choice(tuple(POOLS)),
+    help="Ask this one if both are here. Default: htcondor.",
+)
 @click.option("--machines", is_flag=True, help="A row for each machine in place of each kind of GPU.")
 @click.option(
     "-o",
@@ -68,13 +74,18 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 )
 @json_option
 def pool(
-    inventory: Path | None, machines: bool, output: Path | None, probe: timedelta | None, as_json: bool
+    inventory: Path | None,
+    system: str | None,
+    machines: bool,
+    output: Path | None,
+    probe: timedelta | None,
+    as_json: bool,
 ) -> None:
     """Show the pool's GPUs: kind, memory, driver, how many are free.
 
-    HTCondor's condor_status is asked on an access point, else Slurm's scontrol, which tells types of GPUs
-    alone: --probe asks the GPUs themselves. CUDA is the newest that the driver takes; a column is '-' where
-    the pool does not tell it. What no job can ask for is left out, and said.
+    HTCondor's condor_status is asked, or Slurm's scontrol: where both are here, --pool says which. scontrol
+    tells types of GPUs alone: --probe asks the GPUs themselves. CUDA is the newest that the driver takes; a
+    column is '-' where the pool does not tell it. What no job can ask for is left out, and said.
 
     \b
       imagefactory pool
@@ -85,18 +96,18 @@ def pool(
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
     from imagefactory.pools.inventory import inventory_json, write_inventory
-    from imagefactory.pools.model import pool_here
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
+    name = HTCONDOR if inventory else _choose(system, probe=probe is not None)
     if probe:
         _probe(probe)
-    name = SLURM if probe else pool_here(os.environ) or HTCONDOR
     pool_inventory = find_inventory(inventory, datetime.now(UTC), name)
     if output:
         write_inventory(output, pool_inventory)
     if as_json:
         kinds = [kind_json(kind) for kind in kinds_of(pool_inventory)]
-        say_json("pool", {**inventory_json(pool_inventory), "kinds": kinds})
+        system = None if inventory else name
+        say_json("pool", {**inventory_json(pool_inventory), "kinds": kinds, "system": system})
     else:
         say((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
         say(f"saved as {output}", unless=not output)
@@ -104,6 +115,23 @@ def pool(
             say_next("plan", "--inventory", str(output))
         else:
             say_next("submit", "--list")
+
+
+def _choose(system: str | None, *, probe: bool) -> str:
+    """The pool to ask: HTCondor's of two, and that is said. Raises UsageError for a probe of HTCondor."""
+    from imagefactory.pools.model import pools_here
+
+    if probe and system == HTCONDOR:
+        raise UsageError("--probe is about Slurm", hint="leave out --pool htcondor")
+    if system or probe:
+        return system or SLURM
+    chosen, *others = pools_here(os.environ) or (HTCONDOR,)
+    for other in others:
+        title = POOLS[chosen].title
+        write(
+            2, f"note: {title} and {POOLS[other].title} are both here; this is {title}. Other: --pool {other}"
+        )
+    return chosen
 
 
 def _probe(wait: timedelta) -> None:

@@ -105,7 +105,7 @@ def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
     from imagefactory.stages.attest import attest
     from imagefactory.stages.sign import signing_key
 
-    key = signing_key(factory)
+    key = signing_key(factory, datetime.now(UTC))
     return lambda pushed, progress: attest(factory, pushed, key, progress)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from imagefactory.factory import Factory
     from imagefactory.model import Target
     from imagefactory.oci.graph import Place
+    from imagefactory.verdicts.keys import SigningKey
 
 
 @click.command()
@@ -50,7 +51,8 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     imagefactory revoke registry.example.org/gpu/pytorch@sha256:... --why "built on a broken base"
 
     TARGET is what its tag points to. Verdicts that are signed later count again. The tags go to the newest
-    other candidate that is verified, and away where there is none.
+    other candidate that is verified, and away where there is none. The catalogue is signed again, where there
+    is one, and says who took back what, when and why.
     """
     from imagefactory.report.verdicts import format_promotion, format_revoke
     from imagefactory.stages.revoke import Revoking, follow, revoke
@@ -58,7 +60,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
 
     factory, now = call.factory, datetime.now(UTC)
     where, wanted, target = _one(factory, name, place, options["capability"])
-    key = signing_key(factory)
+    key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
             "a revocation has to be signed, and this machine holds no key", hint="imagefactory keys new NAME"
@@ -70,6 +72,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
         now=now,
         capability=options["capability"],
         verdicts=options["chosen"],
+        target=target.name,
     )
     done = revoke(factory, asked, key, call.progress)
     say(format_revoke(done), unless=as_json)
@@ -79,6 +82,11 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
             say(format_promotion(promotion, terminal_width()), unless=as_json)
             for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
+        written: tuple[str, ...] = ()
+        with failures.of("catalogue"):
+            written = _publish(call, factory, key, now, _registry_of(name, place))
+            for one in written:
+                say(f"written: {one}", unless=as_json)
         if as_json:
             say_json(
                 "revoke",
@@ -87,11 +95,38 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
                     "manifest": done.subject.manifest,
                     "revocation": done.digest,
                     "revoked": list(done.taken),
+                    "catalogue": list(written),
                     "promotions": [promotion_json(promotion) for promotion in moved],
                     "errors": failures.as_json(),
                 },
             )
     say_next("verify", target.name)
+
+
+def _registry_of(name: str, registry: str) -> str:
+    """The registry whose catalogue tells of an image: the one that is named, empty for the setting's."""
+    from imagefactory.oci.store import parse_reference
+
+    if "/" not in name:
+        return registry
+    where = parse_reference(name)
+    path = where.repository.rpartition("/")[0]
+    return f"{where.registry}/{path}" if path else where.registry
+
+
+def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, registry: str) -> tuple[str, ...]:
+    """Sign the catalogue again. Raises CheckFailedError with the command that does it later."""
+    from imagefactory.errors import FactoryError
+    from imagefactory.stages.publish import publish_again
+
+    try:
+        return publish_again(factory, key, now, registry, call.progress)
+    except FactoryError as error:
+        option = f" --registry {registry}" if registry else ""
+        raise CheckFailedError(
+            f"the revocation is signed, and the catalogue does not tell of it yet: {error.message}",
+            hint=f"then sign the catalogue again: imagefactory catalogue{option}",
+        ) from error
 
 
 def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, runner_option, terminal_width, write
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    runner_option,
+    say_catalogue_notes,
+    terminal_width,
+    write,
+)
 from imagefactory.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
@@ -110,6 +117,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     if made is None and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
+        say_catalogue_notes(shelf.catalogue)
         made, offered = fetch_offered(access, shelf.offers[0].image, call.progress), shelf.offers[0].judged
     elif made is None:
         factory = call.factory

@@ -54,7 +54,7 @@ def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
     ]
     if as_json:
         return say_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
-    table = [(row["name"], row["value"] or "-", row["origin"]) for row in rows]
+    table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
     say(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
     if loaded.untrusted:
         write(2, "not used, because you do not trust this project:")

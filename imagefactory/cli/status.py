@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, collecting, complain, json_option, say, say_json, say_next
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    complain,
+    json_option,
+    say,
+    say_json,
+    say_next,
+    terminal_width,
+)
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.errors import ToolError
 from imagefactory.settings.choices import POOLS
@@ -25,7 +34,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 
     Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
     """
-    from imagefactory.report.sweep import format_status, headline
+    from imagefactory.report.sweep import format_failed_machines, format_status, headline
     from imagefactory.stages.sweep import find_sweep, find_sweeps, read_status
     from imagefactory.sweeps.sweep_file import format_results
 
@@ -55,6 +64,8 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
                         sweep_status.sweep, sweep_status.results, sweep_status.driven, datetime.now(UTC)
                     )
                 )
+                failed = format_failed_machines(sweep_status.machines, terminal_width())
+                say(f"\n{failed}\n", unless=not failed)
                 say(f"in {sweep_status.folder}")
                 say_next("collect", sweep)
         elif statuses:
@@ -68,11 +79,15 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 
 
 def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
+    from imagefactory.pools.faults import machines_json
+
     return {
         "sweep": sweep_status.sweep.id,
+        "pool": sweep_status.sweep.pool,
         "folder": str(sweep_status.folder),
         "driven": sweep_status.driven,
         "done": sweep_status.done,
         "jobs": list(sweep_status.jobs),
         "nodes": results,
+        "machines": machines_json(sweep_status.machines),
     }

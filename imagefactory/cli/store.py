@@ -162,13 +162,14 @@ def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
 @json_option
 @click.pass_obj
 def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
-    """Free what no image needs. Waits for running builds.
+    """Free what no image needs, and sweeps older than 60 days. Waits for running builds.
 
-    What is verified (by a verdict that can be relied on) stays, with a tag or without.
+    What is verified (by a verdict that can be relied on) stays, with a tag or without. So does a sweep with a
+    verdict that was signed and could not be attached yet.
     """
     from imagefactory.oci.collect import collect
     from imagefactory.oci.layout import Layout
-    from imagefactory.stages.store import collect_cache, worth_keeping
+    from imagefactory.stages.store import collect_cache, collect_sweeps, worth_keeping
 
     # The recipes are read first: without them nobody knows what in the cache is needed.
     factory = call.factory if cache else None
@@ -177,16 +178,18 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     now = datetime.now(UTC)
     with collecting() as failures:
         done = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
+        sweeps = collect_sweeps(access, now, dry_run=dry_run)
         emptied = collect_cache(factory, progress, dry_run=dry_run) if factory else None
         freed = emptied.bytes if emptied else 0
-        for name, error in (*done.damaged, *done.stuck, *(emptied.stuck if emptied else ())):
+        for name, error in (*done.damaged, *done.stuck, *sweeps.stuck, *(emptied.stuck if emptied else ())):
             with failures.of(name):
                 raise error
         if as_json:
-            value = {**done.as_json(), "cache_bytes": freed, "dry_run": dry_run}
+            value = {**done.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
             return say_json("collected", {**value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
         say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
+        say(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
         if cache:
             say(f"{verb} {format_bytes(freed)} of the cache")
     if dry_run:

@@ -18,6 +18,7 @@ from imagefactory.cli.output import (
     complete_targets,
     json_option,
     say,
+    say_catalogue_notes,
     say_json,
     say_next,
     terminal_width,
@@ -170,7 +171,8 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
 
     now = datetime.now(UTC)
     ask = _wanted(call, name, options)
-    made = make_submit(_catalogue(call, now, name), ask, read_trust(call.settings.files), now)
+    catalogue = _catalogue(call, now, name)
+    made = make_submit(catalogue, ask, read_trust(call.settings.files), now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
     asked = made.run.gpus and ask.site.batch == HTCONDOR
@@ -179,10 +181,12 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     if inventory:
         places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(inventory))
     if as_json:
+        from imagefactory.report.catalogued import source_json
         from imagefactory.submit.make import summary
 
         known = _reach_json(places, inventory) if inventory else None
-        say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written), "reach": known})
+        more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
+        say_json("submit", {**summary(made), **more})
     else:
         reach = format_places(places, inventory, now) if inventory else ""
         _say_made(made, written, format_reach(made.request) if made.request else reach)
@@ -191,21 +195,23 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
 def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
     from imagefactory.stages.read_catalogue import read_catalogue
 
-    return read_catalogue(call.settings, os.environ, now, name)
+    found = read_catalogue(call.settings, os.environ, now, name)
+    say_catalogue_notes(found)
+    return found
 
 
 def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     """The options as values. Raises UsageError for those that are none."""
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
-    from imagefactory.pools.sites import find_site
+    from imagefactory.pools.sites import site_of
     from imagefactory.submit.make import SubmitAsk
     from imagefactory.submit.rows import read_rows
     from imagefactory.submit.write import read_files
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
     settings = call.settings
-    site = find_site(options["site"] or settings.site.value)
+    site = site_of(options["site"] or settings.site.value, settings)
     slurm = site.batch == SLURM
     run = run_of(options, site.batch)
     if site.batch == KUBERNETES and options["inventory"]:
@@ -292,6 +298,7 @@ def _refuse(name: str, options: dict[str, Any], why: str) -> None:
 def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from imagefactory.report.catalogued import source_json
     from imagefactory.report.text import CPUS, format_table
     from imagefactory.submit.make import list_offers
     from imagefactory.verdicts.trust import read_trust
@@ -300,10 +307,9 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     catalogue = _catalogue(call, now)
     offered = list_offers(catalogue, _wanted(call, "", options), read_trust(call.settings.files), now)
     if as_json:
-        say_json(
-            "offers",
-            {"made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}", "offers": [asdict(one) for one in offered]},
-        )
+        made = f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}"
+        offers = [asdict(one) for one in offered]
+        say_json("offers", {"made": made, **source_json(catalogue), "offers": offers})
         return
     none = {True: "-", False: CPUS}
     rows = [

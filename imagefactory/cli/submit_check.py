@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, say, say_json, terminal_width, write
+from imagefactory.cli.output import Call, say, say_catalogue_notes, say_json, terminal_width, write
 from imagefactory.cli.pool import find_inventory
 from imagefactory.errors import EXIT_CHECK, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
@@ -29,6 +29,7 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     from imagefactory.catalogue.model import Catalogue
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
+    from imagefactory.report.catalogued import source_json
     from imagefactory.report.submit_check import check_json, format_check
     from imagefactory.submit.check.batch.check import check_batch
     from imagefactory.submit.check.batch.reader import is_batch, parse_batch
@@ -66,7 +67,8 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     if mended != text:
         _write_mended(path, mended)
     if as_json:
-        say_json("check", {**check_json(checked), "site": site.name, "mended": diff})
+        more = {"site": site.name, "mended": diff, **source_json(catalogue)}
+        say_json("check", {**check_json(checked), **more})
     else:
         say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:
@@ -119,7 +121,9 @@ def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
     if settings.catalogue.value or settings.registry.value or is_factory(settings):
         from imagefactory.stages.read_catalogue import read_catalogue
 
-        return read_catalogue(settings, os.environ, now)
+        found = read_catalogue(settings, os.environ, now)
+        say_catalogue_notes(found)
+        return found
     write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
     return None
 

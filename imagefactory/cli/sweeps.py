@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,11 +136,15 @@ def _targets(
 
 def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
     from imagefactory.report.sweep import format_sweep_plan, plan_json
+    from imagefactory.verify.gpu_run import timeout_of
 
+    options = prepared.options
+    run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
+    limits = replace(options.limits, run=run)
     if as_json:
-        say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan)})
+        say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})
     else:
-        say(format_sweep_plan(prepared.plan, prepared.options.limits, terminal_width()), unless=quiet)
+        say(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
 
 def _submitted(
@@ -230,7 +235,7 @@ def collect_jobs(
     call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
 ) -> list[dict[str, object]]:
     """Collects a sweep, shows it, and gives its rows; what is not verified goes to `failures` too."""
-    from imagefactory.report.sweep import format_collected, headline
+    from imagefactory.report.sweep import format_collected, format_failed_machines, headline
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.stages.collect import collect_sweep
 
@@ -238,7 +243,8 @@ def collect_jobs(
     results = [node.result for node in done.nodes]
     blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in done.promotions]
-    say("\n\n".join(blocks), unless=as_json)
+    blocks.append(format_failed_machines(done.machines, terminal_width()))
+    say("\n\n".join(filter(None, blocks)), unless=as_json)
     for name, fault in done.faults:
         failures.of(name).add(fault)
     for promotion in done.promotions:
@@ -266,6 +272,7 @@ def _node_json(done: CollectedSweep, node: CollectedNode) -> dict[str, object]:
         "driver": node.driver,
         "attached": list(node.attached),
         "tries": len(node.result.attempts),
+        "machine": node.result.attempts[-1].machine if node.result.attempts else "",
     }
 
 

@@ -21,6 +21,7 @@ from imagefactory.cli.output import (
     json_option,
     package_json,
     say,
+    say_catalogue_notes,
     say_json,
     say_next,
     target_json,
@@ -82,6 +83,7 @@ def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> No
     from imagefactory.stages.catalogued import read_shelf
 
     shelf = read_shelf(call.settings, os.environ, names, datetime.now(UTC))
+    say_catalogue_notes(shelf.catalogue)
     if as_json:
         return say_json("images", shelf_json(shelf))
     return say(format_shelf(shelf, terminal_width()))
@@ -92,6 +94,7 @@ def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
     from imagefactory.stages.catalogued import read_offer
 
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+    say_catalogue_notes(shelf.catalogue)
     if as_json:
         return say_json("images", shelf_json(shelf))
     return say(format_offer(shelf, terminal_width()))

@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     json_option,
     registry_option,
     say,
+    say_catalogue_notes,
     say_json,
     say_next,
     terminal_width,
@@ -68,8 +69,8 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     imagefactory verdicts pytorch-2.3-cu121:2.3-cu121-sm80
     imagefactory verdicts registry.example.org/gpu/pytorch@sha256:...
 
-    Standing is good, or the word that says why a verdict cannot be relied on. Whose signatures count, the
-    [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
+    VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
+    signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
     from imagefactory.factory import is_factory
     from imagefactory.report.verdicts import format_verdicts
@@ -110,6 +111,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     if plain and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, now)
         call.progress.note(shelf.said)
+        say_catalogue_notes(shelf.catalogue)
         return verdicts_on(shelf.offers[0])
     if "/" in name:
         refuse_registry(name, registry)
@@ -142,6 +144,8 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
 
 
 def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
+    from imagefactory.report.verdicts import revoked_json
+
     return {
         "place": image.place,
         "digest": image.subject.index,
@@ -149,6 +153,7 @@ def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
         "config": image.subject.config,
         "tags": list(image.tags),
         "verdicts": [_judged_json(judged, keys) for judged in image.judged],
+        "revoked": [revoked_json(row) for row in image.revoked],
         "not_heeded": list(image.ignored),
     }
 

@@ -68,7 +68,7 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
                 written = write_news(factory, news, call.progress) if write else Written(paths=())
                 for fault in written.faults:
                     failures.add(fault)
-                root, message = factory.settings.root_path, commit_message(news, written.rows)
+                root, message = factory.settings.root_path, commit_message(news, written.rows, written.notes)
                 files = [str(path.relative_to(root)) for path in written.paths]
                 rows.append(news_json(news) | {"message": message, "written": files})
                 if not plain and not as_json:

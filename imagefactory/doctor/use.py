@@ -27,7 +27,8 @@ class Believed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseFacts:
     """What was seen. `catalogue` is None where none is named; of its `images` so many are `verified` by whom
-    this reader trusts. `pool` is the pool's answer, None where there are no commands of one.
+    this reader trusts; `catalogue_notes` say that it is not the current one, or expires soon. `pool` is the
+    pool's answer, None where there are no commands of one.
 
     `site` is the setting and where it was written. `reader` says whether HTCondor's own reader is installed,
     and `mend` is what installs it. `signers` are this user's keys that are trusted here.
@@ -37,6 +38,7 @@ class UseFacts:
     keys: tuple[Believed, ...]
     pool: Probe | None
     catalogue: Probe | None = None
+    catalogue_notes: tuple[str, ...] = ()
     images: int = 0
     verified: int = 0
     site: str = "generic"
@@ -75,6 +77,8 @@ def _catalogue(facts: UseFacts) -> Iterator[Diagnosis]:
         yield _line("catalogue", Health.DENIED, asked.refusal, asked.remedy)
     else:
         yield _line("catalogue", Health.OK, asked.found)
+        for note in facts.catalogue_notes:
+            yield _line("catalogue", Health.WARNING, note)
         said = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
         if facts.verified:
             yield _line("images", Health.OK, said)
@@ -87,7 +91,9 @@ def _trust(facts: UseFacts) -> Iterator[Diagnosis]:
         yield _line("trust", Health.MISSING, "no key is trusted, so no verdict counts", JOIN)
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
-        if key.until <= facts.now:
+        if key.until <= facts.now and any(one.since <= facts.now < one.until for one in facts.keys):
+            yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
+        elif key.until <= facts.now:
             yield _line(name, Health.WARNING, f"its time ended on {until}", "join anew, or leave its row out")
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")

@@ -26,7 +26,6 @@ from imagefactory.engines.claims import (
     describe_claims,
     describe_lost,
     own_files,
-    rank_wheels,
     settle_claims,
 )
 from imagefactory.engines.conda.layer import lay_changes
@@ -46,7 +45,6 @@ from imagefactory.engines.layer_plan import (
     Part,
     conda_part,
     conda_python,
-    group_packages,
     linker,
     made_with,
     plan_layers,
@@ -85,7 +83,7 @@ from imagefactory.oci.manifests import INDEX_TYPE, canonical_json, hash_key
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import named_packages
-from imagefactory.render.define import HOME, entrypoint, pyvenv_cfg, venv_links
+from imagefactory.render.define import HOME, entrypoint, group_packages, pyvenv_cfg, rank_wheels, venv_links
 from imagefactory.runners.unshare import UnshareRunner
 
 
@@ -168,7 +166,7 @@ class AssembleEngine:
             made = make_layers(plans, bench, supply, progress, workers=self.workers)
             arrivals.wait_for_all()
             base = coming.get()
-            ranks = rank_wheels(definition, groups)
+            ranks = rank_wheels(definition)
             laid = chain(own_files(definition), read_laid(self.layout, plans))
             if (settled := settle_claims(laid, ranks)).lost:
                 for line in describe_lost(settled, ranks):

@@ -207,6 +207,6 @@ def _certificates(named: str) -> bytes | None:
     if len(data) > LARGEST_SECRET:
         raise UsageError(
             f"the certificates {path} are {len(data):,} bytes, more than a build takes ({LARGEST_SECRET:,})",
-            hint="set `certificates` to a file with the site's own and the index's alone",
+            hint="set SSL_CERT_FILE to a file with fewer certificates; `certificates` is added to it",
         )
     return data

@@ -2,19 +2,18 @@
 
 Of two wheels with different files at one path one is kept, as pip does, which overwrites what it installed
 before. pip goes by names, the first name last; here the packages that a recipe names come first, because a
-person chose those.
+person chose those. `render/define.py` has the ranks, by which the other engines run pip in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from imagefactory.engines.conda.prefix import PathClaim
 from imagefactory.errors import BuildError
-from imagefactory.model import Definition, LockedPackage, LockedWheel
-from imagefactory.recipes.values import named_packages
-from imagefactory.render.define import venv_links
+from imagefactory.model import Definition
+from imagefactory.render.define import Rank, venv_links
 
 HISTORY = "conda-meta/history"
 
@@ -28,23 +27,6 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
     for (kept, lost), found in sorted(paths.items()):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield f"{kept} and {lost} both bring {min(found)}{more}, not the same: that of {kept} is kept"
-
-
-Rank = tuple[int, bool, str]
-"""A wheel's place among those that claim one path, the least is kept: the target it came in with, the
-lowest first, so that what is built upon stays as it is; whether the recipe names it; its name."""
-
-
-def rank_wheels(definition: Definition, groups: Sequence[Iterable[LockedPackage]]) -> dict[str, Rank]:
-    """Return the rank of each wheel, by its file name. `groups` are the packages of each target."""
-    below = definition.named_below or (frozenset[str](),) * len(definition.under)
-    named = (*below, named_packages(definition.target))
-    return {
-        package.filename: (number, package.name not in names, package.name)
-        for number, (group, names) in enumerate(zip(groups, named, strict=True))
-        for package in group
-        if isinstance(package, LockedWheel)
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

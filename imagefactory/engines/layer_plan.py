@@ -12,7 +12,7 @@ from imagefactory.engines.conda.layer import read_record
 from imagefactory.engines.conda.prefix import LinkedPrefix
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError
-from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
+from imagefactory.model import Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import hash_key
 from imagefactory.render import conda_install
@@ -138,19 +138,6 @@ def _plan(title: str, parts: Iterable[Part], *, shared: bool) -> LayerPlan:
     parts = tuple(parts)
     key = hash_key("bucket" if shared else "layer", *(part.key for part in parts))
     return LayerPlan(key=key, title=title, parts=parts, shared=shared)
-
-
-def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], ...]:
-    """The packages of each target that this one is built on, the lowest first, then what it adds itself.
-
-    Each package once, where it came in. Without a target below there is one group, of all.
-    """
-    seen: set[LockedPackage] = set()
-    groups = []
-    for lock in (*definition.under, definition.lock):
-        groups.append(tuple(package for package in lock.packages if package not in seen))
-        seen.update(lock.packages)
-    return tuple(groups)
 
 
 def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:

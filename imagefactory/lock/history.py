@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,9 @@ from pathlib import Path
 
 from imagefactory.errors import LockError
 from imagefactory.lock.files import lock_names, read_lock
+from imagefactory.lock.git import ask_git
 from imagefactory.model import Lock, Target
 
-HARMLESS_GIT = tuple(
-    word
-    for setting in ("log.showSignature=false", "core.fsmonitor=false", "protocol.allow=never")
-    for word in ("-c", setting)
-)
-"""Options for reading a repository whose own `.git/config` may name programs to run: none is."""
-_SECONDS = 60
 _COMMIT = "\x01"
 
 
@@ -35,7 +28,7 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, Former
 
     A shallow clone knows only what it has. A lock that cannot be read any more is passed over.
     """
-    log = _git(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
+    log = ask_git(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
     files = {name: target for target in targets for name in _names(target)}
     days: dict[str, str] = {}
     wanted: dict[str, str] = {}
@@ -80,7 +73,7 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
     listed = list(names)
     if not listed:
         return []
-    said = _git(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in listed).encode())
+    said = ask_git(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in listed).encode())
     found: list[bytes | None] = []
     at = 0
     while at < len(said):
@@ -94,16 +87,3 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
         else:
             found.append(None)
     return found
-
-
-def _git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *HARMLESS_GIT, *arguments],
-            input=given,
-            capture_output=True,
-            timeout=_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""

@@ -20,6 +20,8 @@ from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell
 from imagefactory.verdicts.claims import ProofAges, proof_ages
 
 MOST = 1_000_000
+FEW = 3
+"""Targets that a row of several names."""
 QUIET, OFF = 45, 60
 """Days after a repository's last commit: it is said, and GitHub switches its schedules off."""
 
@@ -68,13 +70,17 @@ class KeptPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightRow:
-    """A line of the page: what, on which capabilities (joined), why, and what to do about it."""
+    """A line of the page: what, on which capabilities (joined), why, and what to do about it.
+
+    `machines` are those of a pool on which it happened.
+    """
 
     what: str
     on: str = ""
     why: str = ""
     hint: str = ""
     code: int = 0
+    machines: tuple[str, ...] = ()
 
 
 Rows = Annotated[tuple[NightRow, ...], Most(MOST)]
@@ -152,19 +158,23 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightTold:
-    """What the two plans do not say: when it was, where, what steps said of their `failures`, and notes."""
+    """What the two plans do not say: when it was, where, what steps said of their `failures`, and notes.
+
+    `ages` are those of the signed catalog; None where there is none, then the plan's own devices tell them.
+    """
 
     started: datetime
     ended: datetime
     place: str
     failures: tuple[NightRow, ...] = ()
     notes: tuple[str, ...] = ()
+    ages: ProofAges | None = None
 
 
 def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
     """What came to be between two plans, and what is still to be done.
 
-    A failure of a step tells why; a target or GPU that one speaks of is not told of twice.
+    A failure of a step tells why; a target or GPU that one speaks of is not told of twice, nor a cause.
     """
     was = {target.name: target for target in before.targets}
     told_of = {(row.what, row.on) for row in told.failures} | {
@@ -195,10 +205,32 @@ def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
         place=told.place,
         built=tuple(built),
         proven=tuple(proven),
-        broken=tuple(broken),
+        broken=by_cause(broken),
         due=tuple(due),
-        ages=proof_ages(proofs, told.ended),
+        ages=told.ages or proof_ages(proofs, told.ended),
         notes=told.notes,
+    )
+
+
+def by_cause(rows: Iterable[NightRow]) -> tuple[NightRow, ...]:
+    """Rows with one reason as one row, in the place of the first: what and where it was is of all of them."""
+    alike: dict[tuple[str, int], list[NightRow]] = {}
+    for row in rows:
+        alike.setdefault((row.why, row.code), []).append(row)
+    return tuple(_unite(same) if len(same) > 1 else same[0] for same in alike.values())
+
+
+def _unite(rows: list[NightRow]) -> NightRow:
+    names = list(dict.fromkeys(row.what for row in rows))
+    places = dict.fromkeys(one for row in rows for one in row.on.split(", ") if one)
+    hints = dict.fromkeys(row.hint for row in rows if row.hint)
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return replace(
+        rows[0],
+        what=one_line(f"{', '.join(names[:FEW])}{more}"),
+        on=one_line(", ".join(places)),
+        hint=one_line(f"{rows[0].hint} (and {len(hints) - 1} more)") if len(hints) > 1 else rows[0].hint,
+        machines=tuple(dict.fromkeys(name for row in rows for name in row.machines)),
     )
 
 

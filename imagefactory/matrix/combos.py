@@ -3,7 +3,7 @@
     entries (targets with their verdicts, what is known of them) + what sweeps told -> combos
 
     valid       a verdict that can be relied on says `verified` for an image of it, on that capability
-    failed      the suite ran there and said no (claims.REFUSALS)
+    failed      the suite ran there and said no (claims.REFUSALS), or its verdicts were taken back (REVOKED)
     ruled-out   nobody ran it: a rule of the plan speaks against it (plan.PRUNING)
     undecided   it was tried, and what came of it says nothing of the image (`held`, `timeout`, `no-match`)
     not-tested  all else; it is never shown as one of the others
@@ -27,7 +27,7 @@ from imagefactory.gpu.model import Answer
 from imagefactory.matrix.plan import NOTHING_KNOWN, Ruling
 from imagefactory.model import Outcome
 from imagefactory.verdicts.claims import REFUSALS, verified_claims
-from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.verdicts.model import Judged, RevokedCell, Standing, Verdict
 from imagefactory.versions import natural
 
 
@@ -41,11 +41,17 @@ class ComboState(StrEnum):
     NOT_TESTED = "not-tested"
 
 
-INVALID = (ComboState.FAILED, ComboState.RULED_OUT, ComboState.UNDECIDED)
-"""The states with a cause: what the old tables called invalid."""
+INVALID = (ComboState.FAILED, ComboState.RULED_OUT)
+"""The states that speak against the image. Faults of a machine or a pool are not among them."""
 
 VERIFIED, REPORTED = "verified", "reported"
 """Bases beside `predicted` and `documented`: a verdict says so, or a sweep told it and nobody signed it."""
+
+REVOKED = Standing.REVOKED.value
+"""The cause of a combination whose verdicts were taken back."""
+
+
+_NO_JOB = (Outcome.NO_MATCH, Outcome.NOT_TESTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,7 @@ class ComboEntry:
     `judged` are the verdicts on each of these, the newest image first: what is proven of one is not of
     another. `rulings` say what a plan makes of each capability, verdicts left aside. `required` are the
     capabilities that its recipe requires. `block` says why there is nothing to test, empty where there is.
+    `revoked` is what was taken back of the newest image.
     """
 
     target: str
@@ -66,6 +73,7 @@ class ComboEntry:
     rulings: Mapping[Capability, Ruling] = field(default_factory=dict)
     required: tuple[Capability, ...] = ()
     block: str = ""
+    revoked: tuple[RevokedCell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +132,7 @@ def columns(
     found = {*asked, *(one.capability for one in told)}
     for entry in entries:
         found |= {*entry.required, *_capabilities(entry.judged)}
+        found |= {parse_capability(row.capability) for row in entry.revoked if row.capability}
     return tuple(sorted(found))
 
 
@@ -133,10 +142,11 @@ def make_combos(
     """Every entry on every capability.
 
     A verdict decides; of several images one that is proven is enough. Without one the newest that a sweep
-    told of an image that is there, then what is known.
+    told of an image that is there, then what is known. A sweep in which no job ran (`no-match`,
+    `not-tested`) does not replace the outcome of an earlier job: its machine may only be away.
     """
     tried: dict[tuple[str, Capability], list[Told]] = {}
-    for one in sorted(told, key=lambda one: one.made, reverse=True):
+    for one in sorted(told, key=lambda one: (one.outcome not in _NO_JOB, one.made), reverse=True):
         tried.setdefault((one.target, one.capability), []).append(one)
     combos = []
     for entry in entries:
@@ -188,6 +198,10 @@ def _say(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
     word = _other_word(entry.judged, capability)
     if word is not None:
         return word
+    for row in entry.revoked:
+        if row.capability in ("", str(capability)):
+            source = f"revocation of key {row.keyid[:12]}"
+            return ComboState.FAILED, REVOKED, VERIFIED, row.said, source, ""
     if told is not None and told.outcome is Outcome.VERIFIED:
         why = f"a run said verified, and no verdict of it counts: {_standing(entry, capability)}"
         return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", why, told.source, ""

@@ -12,6 +12,7 @@
     scans/<diff id>.json                         what a layer holds for GPUs (scan/records.py)
     sizes/<digest>.json                          what a layer has unpacked (stages/catalogue_measures.py)
     bases/                                       locks of bases whose published packages are gone
+    nonces/, sweeps/, nights/, reports/          what is verified, here and on pools (stages/)
     locks/, tmp/                                 who works here, and what is half done
 
 Everything is written beside and renamed, blobs before what names them, so a killed process leaves
@@ -360,19 +361,31 @@ class Layout:
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
         """Held while building or running: a collection waits until nobody uses the store."""
-        self.refuse_links()
+        self.make()
         with used(self.path / "locks" / "store", progress):
-            self._found()
             yield
 
-    def founded(self) -> bool:
-        """Whether it was made already; an empty folder is none yet.
+    def make(self) -> None:
+        """Make a new or empty directory a store. Call it before anything else is written there.
 
-        Raises StoreError for a folder with files of others: what is collected there would be theirs.
+        Raises StoreError for a directory with files of others, and writes nothing there.
         """
-        if (self.path / "oci-layout").exists():
+        self.refuse_links()
+        if not self.founded():
+            self._make()
+
+    def founded(self) -> bool:
+        """Return whether it was made already. An empty directory is not a store yet.
+
+        Earlier releases wrote _NOT_COLLECTED before they made the store, so it may hold these.
+        Raises StoreError for a directory with files of others: a collection would remove them.
+        """
+        version = self.path / "oci-layout"
+        if version.exists():
             return True
-        others = {entry.name for entry in entries_of(self.path)} - {"locks", "index.json"}
+        others = {entry.name for entry in entries_of(self.path)} - _NOT_COLLECTED
+        if version.exists():
+            return True  # another process made it meanwhile
         if others:
             raise StoreError(
                 f"{self.path} is no store and not empty (it holds {sorted(others)[0]})",
@@ -380,10 +393,7 @@ class Layout:
             )
         return False
 
-    def _found(self) -> None:
-        """Makes a new or empty folder a store, before anything else is written there."""
-        if (self.path / "oci-layout").exists():
-            return
+    def _make(self) -> None:
         with explain_full_disk(self.path), self.locked("index"):
             if self.founded():
                 return  # another build was first
@@ -408,4 +418,13 @@ class Layout:
         refuse_links(self.path, "blobs", "locks", "unpacked", "journal", "referrers")
 
 
+_NOT_COLLECTED = {
+    *("index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal"),
+    *(
+        "keys",
+        "ledger",
+        "lost+found",
+    ),  # what people put there: keys, a ledger of CI, a file system of its own
+}
+"""What may be there before the store is made, since a collection removes nothing from it."""
 REBUILD = "build or pull it again: `imagefactory build TARGET` makes what is missing"

@@ -6,7 +6,8 @@
                              "memory": 42503241728, "cuda": "12.4"}]}]}
 
 One machine a line, so that two of them can be compared. A person may write one: of a machine only `name` and
-`gpus` must stand there, of a GPU only `capability`, empty where nobody tells it. The attribute `Arch`
+`gpus` must stand there, of a GPU only `capability`, empty where nobody tells it. Without `taken` the time of
+the file counts. The attribute `Arch`
 (`aarch64`) says a machine's processor. The reader is strict, and errors name what they mean as
 `inventory.json: machines[0].gpus[0].capability`.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -111,18 +113,22 @@ def read_inventory(path: Path) -> Inventory:
             raise UsageError(f"{path}: there is no such file", hint=HINT)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
+            changed = datetime.fromtimestamp(int(os.fstat(file.fileno()).st_mtime), UTC)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=HINT) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MB", hint=HINT)
     try:
-        return parse_inventory(data.decode("utf-8"), str(path))
+        return parse_inventory(data.decode("utf-8"), str(path), changed)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: is not UTF-8", hint=HINT) from error
 
 
-def parse_inventory(text: str, file: str) -> Inventory:
-    """What `format_inventory` wrote, or a person; `file` is what errors call it. Raises UsageError."""
+def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
+    """What `format_inventory` wrote, or a person; `file` is what errors call it. Raises UsageError.
+
+    An inventory that names no time is of the time when its file was `changed`.
+    """
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -136,7 +142,7 @@ def parse_inventory(text: str, file: str) -> Inventory:
     notes = top.at("notes").listed(top.given.get("notes", []), MAX_MACHINES)
     return Inventory(
         pool=top.text("pool", NAME, "the pool's name"),
-        taken=_moment(top),
+        taken=_moment(top) if "taken" in top.given else changed,
         machines=tuple(_machine(top.at(f"machines[{i}]"), value) for i, value in enumerate(machines)),
         notes=tuple(clean(str(note)) for note in notes),
     )
@@ -211,7 +217,7 @@ class _Place:
 
 
 def _moment(top: _Place) -> datetime:
-    value = top.given.get("taken", "1970-01-01T00:00:00Z")
+    value = top.given["taken"]
     try:
         return datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except (TypeError, ValueError):

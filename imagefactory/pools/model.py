@@ -9,7 +9,7 @@ Capabilities are written `8.0`, memory and disk are bytes, times are aware and i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -167,13 +167,23 @@ class LeftOut:
 
 
 MOST_NODES = 20_000
+MOST_MACHINES = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapableMachines:
+    """The names of the machines that have a GPU of a capability."""
+
+    capability: str
+    machines: Annotated[tuple[str, ...], Most(MOST_MACHINES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
-    `site` is a row of sites.py, `level` the suite's.
+    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made,
+    `own` what the settings add to its jobs (sites.Site).
     """
 
     id: str
@@ -184,6 +194,8 @@ class Sweep:
     left_out: Annotated[tuple[LeftOut, ...], Most(50 * MOST_NODES)] = ()
     limits: JobLimits = field(default_factory=JobLimits)
     pool: str = HTCONDOR
+    machines: Annotated[tuple[CapableMachines, ...], Most(1000)] = ()
+    own: tuple[str, ...] = ()
 
 
 # --- what became of it ---------------------------------------------------------------------------
@@ -198,6 +210,7 @@ class Ending(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    DISCONNECTED = "disconnected"
     EXITED = "exited"
     KILLED = "killed"
     HELD = "held"
@@ -282,6 +295,9 @@ class Pool(Protocol):
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
 
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        """How long a job may run whose suite is ended after `timeout` seconds; `own` as a sweep has it."""
+
     def check_folder(self, folder: Path) -> None:
         """Raises UsageError for a folder that jobs could not name, before anything is made for it."""
 
@@ -323,5 +339,10 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
 
 def pool_here(environ: Mapping[str, str]) -> str:
     """The name of the pool that this machine is of, by its commands; empty where it is of none."""
+    return next(iter(pools_here(environ)), "")
+
+
+def pools_here(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of all pools whose commands this machine has."""
     path = environ.get("PATH")
-    return next((name for name, row in POOLS.items() if shutil.which(row.command, path=path)), "")
+    return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

@@ -6,12 +6,15 @@ not known there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.model import ImageKind
+from imagefactory.pools.own_commands import names_of, parse_commands, parse_options, split_requirements
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SLURM
+from imagefactory.settings.load import Settings
 
 GENERIC = "generic"
 
@@ -76,7 +79,8 @@ class Site:
     `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
     their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
     `getenv` says why `getenv = true` is refused, empty where it is not known to be. `batch` is what runs its
-    jobs: HTCONDOR, or SLURM or KUBERNETES, of which `kinds` alone counts.
+    jobs: HTCONDOR, or SLURM or KUBERNETES, of which `kinds` alone counts. `own` are what the settings add to
+    every job: submit commands, of SLURM options of sbatch.
     """
 
     name: str
@@ -95,27 +99,36 @@ class Site:
     migrated: bool = False
     getenv: str = ""
     batch: str = HTCONDOR
+    own: tuple[str, ...] = ()
 
     def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
         """The site's own lines, for a job that runs that long. Raises UsageError where it is too long.
 
         `resumes` is whether the job goes on after an eviction.
         """
+        added, _ = split_requirements(self.own)
         if gpus or not self.gpus_alone:
             commands = (command.line for command in self.commands if gpus)
             again = (self.resumable,) if self.resumable and resumes and gpus else ()
-            return (*commands, *self._length(time), *again)
-        return _longest(time)
+            given = (*commands, *self._length(time), *again)
+        else:
+            given = _longest(time)
+        return (*(line for line in given if not names_of((line,)) & names_of(added)), *added)
 
     def told(self, *, gpus: bool, resumes: bool = False) -> tuple[str, ...]:
         """The advice for a job."""
         more = ("a job of a few hours, or with checkpoints, gets more GPUs with:", self.resumable)
-        advice = (*self.advice, *(more if self.resumable and gpus and not resumes else ()))
+        tagged = "accounting_group" in names_of(self.own)
+        advice = (
+            *(() if tagged else self.advice),
+            *(more if self.resumable and gpus and not resumes else ()),
+        )
         return advice if gpus or not self.gpus_alone else ()
 
     def requirements(self, address: str) -> tuple[str, ...]:
         """What a machine must have so that an image at `address` (of `container_image`) is got there."""
-        return tuple(f"({name} == true)" for name in self.attributes(address))
+        _, needs = split_requirements(self.own)
+        return (*(f"({name} == true)" for name in self.attributes(address)), *needs)
 
     def attributes(self, address: str) -> tuple[str, ...]:
         """The attributes of `requirements`."""
@@ -333,6 +346,29 @@ SITES = (
 )
 
 SITE_NAMES = tuple(site.name for site in SITES)
+
+
+def site_of(name: str, settings: Settings) -> Site:
+    """The row of a site with what the settings add to its jobs. Raises as `find_site`."""
+    site = find_site(name)
+    return replace(site, own=own_of(site.batch, settings))
+
+
+def own_of(batch: str, settings: Settings) -> tuple[str, ...]:
+    """What the settings add to the jobs of a batch system."""
+    if batch == SLURM:
+        return parse_options(settings.sbatch_options.value)
+    return parse_commands(settings.submit_commands.value) if batch == HTCONDOR else ()
+
+
+def check_needs(site: Site, written: Collection[str]) -> None:
+    """Raises UsageError where the site refuses jobs for a command that is not among those `written`."""
+    lacking = next((one for one in site.needs if one.refused and one.key not in written), None)
+    if lacking:
+        raise UsageError(
+            f"{site.title} refuses jobs without {lacking.key}: {lacking.why}",
+            hint=f'write it into imagefactory.toml: submit-commands = "{lacking.key} = ..."',
+        )
 
 
 def find_site(name: str) -> Site:

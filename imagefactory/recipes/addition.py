@@ -7,6 +7,7 @@ from the knowledge tables: CUDA, extras, companions, and the capabilities that t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,6 +73,7 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     end = _end(lines, before, nodes, len(begun[1]))
     new = "\n".join([*lines[:end], "", *row, *lines[end:]])
     told = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
+    told += _without(recipe, node, version, near.python)
     if left := [key for key in node.keys if key not in _TAKEN]:
         told.append(f"not taken over from there: {', '.join(left)}")
     return Addition(text=new, row="\n".join(row), told=tuple(told))
@@ -149,13 +151,35 @@ def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tupl
     """The nearest row's, the framework's companions in the series that goes with `version`."""
     known = {one.package: one for one in knowledge.companions(recipe.framework, version, python)}
     ours = knowledge.companion_names(recipe.framework)
-    promised = {canonical(word) for word in re.findall(r"[A-Za-z0-9_-]+", recipe.description)}
-    theirs = [
-        (canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0]), text) for text in _texts(node, "packages")
-    ]
-    wanted = {*promised, *(name for name, _ in theirs)}
+    wanted = _requested(recipe, node)
     beside = [f"{name}=={one.series}.*" for name, one in known.items() if name in wanted]
-    return (*beside, *(text for name, text in theirs if name not in ours))
+    others = (text for text in _texts(node, "packages") if _package_name(text) not in ours)
+    return (*beside, *others)
+
+
+def _requested(recipe: Recipe, node: YamlNode) -> frozenset[str]:
+    """Return the packages of the nearest row, and the words of the family's description."""
+    words = re.findall(r"[A-Za-z0-9_-]+", recipe.description)
+    return frozenset([*map(canonical, words), *map(_package_name, _texts(node, "packages"))])
+
+
+def _package_name(text: str) -> str:
+    return canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0])
+
+
+def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Iterator[str]:
+    """Yield a message for each requested companion that the new row cannot have."""
+    framework = recipe.framework
+    series = knowledge.companions_for(framework, version)
+    available = {one.package for one in knowledge.companions(framework, version, python)}
+    for name in sorted(knowledge.companion_names(framework) & _requested(recipe, node) - available):
+        if series.get(name):
+            why = f"{name} {series[name]} has no wheels for Python {python}"
+        elif series:
+            why = f"no release of {name} for {framework} {version} is known"
+        else:
+            why = f"the companions of {framework} {version} are not known"
+        yield f"without {name}: {why}; if there is one, add it to packages"
 
 
 def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:

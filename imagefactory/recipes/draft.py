@@ -131,6 +131,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
     row.refuse_version(version)
     if row.other_below(cuda):
         lines.note(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+    if others := row.other_extras(cuda):
+        lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
     base, python = _python(wish, asked.python, source, bases, lines)
     common = {
         "family": asked.family,
@@ -476,7 +478,7 @@ def _environment(wish: Wish) -> str:
 def _parts(wish: Wish) -> str:
     """What a container file says of its image."""
     parts = wish.parts
-    lines = [_list("system", parts.debian)] if parts.debian else []
+    lines = [_list("system", list(parts.debian))] if parts.debian else []
     if parts.files:
         folders = dict.fromkeys(folder for folder, _ in parts.files)
         inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}

@@ -35,6 +35,7 @@ _CUDA_PACKAGES = (
     "cuda-cudart",
     "cuda-runtime",
 )
+_FOR_CUDA = re.compile(r".+-cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
 _CUDA = "VERSION (such as 12.4)"
 _FIRST = ("torch", "tensorflow", "jax")
 """Frameworks that an image is for where a file names others of PyPI too."""
@@ -87,14 +88,29 @@ class Row:
 
     def known(self) -> tuple[str, ...]:
         """The versions in the knowledge table that the file's bounds allow, the oldest first."""
+        return tuple(one for one in self._series() if self.allows(one))
+
+    @property
+    def newest(self) -> str:
+        """The newest version in the knowledge table, whatever the file's bounds; empty for none."""
+        return "".join(self._series()[-1:])
+
+    def _series(self) -> list[str]:
         found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
-        return tuple(sorted((one for one in found if self.allows(one)), key=natural))
+        return sorted(found, key=natural)
 
     def range_with(self, cuda: str) -> str:
-        """The bounds within which PyPI's wheels come with `cuda`; empty where no known version does."""
-        found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
-        series = sorted(found, key=natural)
-        fitting = [one for one in series if self._as_offered(cuda, self.offers(one)) in self.offers(one)]
+        """The bounds within which PyPI's wheels come with `cuda` (`12.4`, or `12` for any such release).
+
+        Empty where no known version does.
+        """
+        series = self._series()
+        fitting = [
+            one
+            for one in series
+            if self._as_offered(cuda, self.offers(one)) in self.offers(one)
+            or cuda in {offer.partition(".")[0] for offer in self.offers(one)}
+        ]
         if not fitting:
             return ""
         first = last = series.index(fitting[-1])
@@ -141,6 +157,17 @@ class Row:
         found = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
         return next((one[1] for one in found if one), "")
 
+    def named_beside(self) -> tuple[str, str]:
+        """A package of the file whose name says one major version of CUDA, and that (`cupy-cuda12x`, `12`).
+
+        Both are empty where no name says it, or where the names differ.
+        """
+        names = [name for name in map(pypi_name, self.wish.pip) if name != self.framework]
+        found = {one[1]: name for name in names if (one := _FOR_CUDA.fullmatch(name))}
+        return (
+            next(((name, major) for major, name in found.items()), ("", "")) if len(found) == 1 else ("", "")
+        )
+
     def refuse_rocm(self) -> None:
         """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""
         names = (
@@ -163,9 +190,14 @@ class Row:
         if self.source != "pypi" or not version:
             return ""
         words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
-        majors = {found[1] for one in words if (found := re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", one))}
+        majors = set(filter(None, map(_cuda_in, words)))
         offers = self.offers(version) or tuple(majors)
         return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
+
+    def meant_cuda(self) -> str:
+        """What the file says itself, else the CUDA of the framework's extras (`jax[cuda11_cudnn86]`)."""
+        majors = set(filter(None, map(_cuda_in, self._written_extras()))) if self.source == "pypi" else set()
+        return self.told_cuda() or (majors.pop() if len(majors) == 1 else "")
 
     def _written_extras(self) -> set[str]:
         written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))
@@ -201,7 +233,7 @@ class Row:
 
     def other_build(self, version: str) -> str:
         """What is wrong with a file that means a build for the CPU, or one that its source has not."""
-        told, offers = self.told_cuda(), self.offers(version)
+        told, offers = self.meant_cuda(), self.offers(version)
         what = f"{self.wish.file} means {'a build of ' if told == 'cpu' else ''}{self.framework} {version}"
         if told == "cpu":
             return f"{what.strip()} without CUDA"
@@ -224,7 +256,7 @@ class Row:
         `index` is how to name another index that has it.
         """
         if message := self.other_build(version):
-            told, offers = self.told_cuda(), self.offers(version)
+            told, offers = self.meant_cuda(), self.offers(version)
             ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
             if told != "cpu" and index:
                 ways.append(f"take that build: {index}, and run this command again")
@@ -252,19 +284,30 @@ class Row:
         """Its own extras, and those without which its CUDA libraries do not come."""
         if self.source == "conda":
             return ()
-        own = self._written_extras()
+        own = self._written_extras() - {*self.other_extras(cuda)}
         for wheel in knowledge.offered(self.framework, version):
             own |= {*wheel.extras} if wheel.cuda == cuda else set()
         return tuple(sorted(own))
 
-    def _some_cuda(self, version: str) -> str:
-        """The CUDA versions that a version was released for, as an example for a person."""
+    def other_extras(self, cuda: str) -> tuple[str, ...]:
+        """Its extras for another major version of CUDA."""
+        major = cuda.partition(".")[0]
+        own = self._written_extras() if self.source == "pypi" else set()
+        return tuple(sorted(one for one in own if _cuda_in(one) not in ("", major)))
+
+    def released_for(self, version: str) -> tuple[str, ...]:
+        """The CUDA versions that a version was released for, wherever its builds are; the newest first."""
         known = [
             one.cuda
             for one in knowledge.releases(_pypi(self.framework))
             if version and (covers(one.version, version) or covers(version, one.version))
         ]
-        return f"VERSION (such as {' or '.join(dict.fromkeys(known[:_FEW]))})" if known else _CUDA
+        return tuple(dict.fromkeys(known))
+
+    def _some_cuda(self, version: str) -> str:
+        """The CUDA versions that a version was released for, as an example for a person."""
+        known = self.released_for(version)
+        return f"VERSION (such as {' or '.join(known[:_FEW])})" if known else _CUDA
 
     def ask(self, version: str, cuda: str) -> UsageError:
         """What to say where the file leaves the version or the CUDA open and nothing can be solved."""
@@ -312,8 +355,11 @@ def named_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
 def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
     """The framework that an image is for, among the names that a file has and `others` that these need.
 
-    numba counts where numba-cuda goes with it: else it makes code for CPUs. Empty for none.
+    numba counts where numba-cuda goes with it: else it makes code for CPUs. A file that names tensorflow-cpu
+    reads data with TensorFlow, and keeps the GPU for another one. Empty for none.
     """
+    if "tensorflow-cpu" in names and {*_FIRST}.intersection(others) - {"tensorflow"}:
+        others = {*others} - {"tensorflow"}
     for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):
         if found := next((name for name in ranked if name in some), ""):
             return found
@@ -328,6 +374,12 @@ def _of_source(named: str, source: str, conda: set[str]) -> str:
     others = [name for name, own in FRAMEWORKS.items() if own == canonical(named) and name in conda]
     usual = {"torch": "pytorch", "jax": "jaxlib"}.get(canonical(named), named.lower())
     return named.lower() if named.lower() in conda and usual != "jaxlib" else next(iter(others), usual)
+
+
+def _cuda_in(word: str) -> str:
+    """The major version of CUDA that an extra or the end of a name says; empty for none."""
+    found = re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", word)
+    return found[1] if found else ""
 
 
 def _pypi(framework: str) -> str:

@@ -77,7 +77,7 @@ def keep_debian(wish: Wish, names: Sequence[str], where: Where) -> None:
             other.append(written)
         else:
             pinned += [written] if mark and rest else []
-            wish.parts.debian += [name] if name not in wish.parts.debian else []
+            wish.parts.debian.setdefault(name, where)
     if pinned:
         do = "write the package under 'system': its version is that of the base's release, and is locked"
         wish.leave(where, f"the version of {_named(pinned)}", do)
@@ -92,9 +92,15 @@ def keep_debian(wish: Wish, names: Sequence[str], where: Where) -> None:
 
 def drop_debian(wish: Wish, names: Sequence[str]) -> list[str]:
     """Forget packages that are removed again; the names that were not installed here are returned."""
-    gone = [name for name in names if name in wish.parts.debian]
-    wish.parts.debian = [name for name in wish.parts.debian if name not in gone]
+    gone = [name for name in names if wish.parts.debian.pop(name, None)]
     return [name for name in names if name not in gone]
+
+
+def lose_debian(wish: Wish, names: Sequence[str], suite: str) -> None:
+    """Record the packages that Debian's `suite` does not have as losses."""
+    for name in names:
+        do = f"write the name that Debian {suite} has for it under 'system', or remove it"
+        wish.leave(wish.parts.debian.pop(name), f"apt-get install {name}", do)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -239,10 +239,9 @@ def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPa
         optional.add_extra(key.text, lambda key=key, value=value: take(key, value), texts)  # type: ignore[misc]
     for index in _at(uv, "index").items:
         if text_of(index, "explicit") != "true" and text_of(index, "url"):
-            default = text_of(index, "default") == "true"
-            take_index(
-                wish, text_of(index, "url"), index.where, "the default index" if default else "the index"
-            )
+            option = "the default index" if text_of(index, "default") == "true" else "the index"
+            option = "--find-links" if text_of(index, "format") == "flat" else option
+            take_index(wish, text_of(index, "url"), index.where, option)
     for option in ("index-url", "extra-index-url", "find-links"):
         if given := uv.get(option):
             for item in given.items or [given]:
@@ -337,6 +336,9 @@ class _Origins:
         self.beside, self.root, self.asked = asked.beside, root, asked
         uv = _at(root, "tool", "uv")
         self.indexes = {text_of(one, "name"): text_of(one, "url") for one in _at(uv, "index").items}
+        self.pages = [
+            text_of(one, "url") for one in _at(uv, "index").items if text_of(one, "format") == "flat"
+        ]
         self.indexes |= {
             text_of(one, "name"): text_of(one, "url") for one in _at(root, "tool", "poetry", "source").items
         }
@@ -373,7 +375,7 @@ class _Origins:
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
         brackets = f"[{','.join(extras)}]" if extras else ""
         if index:
-            take_index(wish, index, row.where)
+            take_index(wish, index, row.where, "--find-links" if index in self.pages else "the index")
         if address := text_of(row, "git"):
             revision = next((found for key in ("rev", "tag", "branch") if (found := text_of(row, key))), "")
             address = f"{address}@{revision}" if revision else address

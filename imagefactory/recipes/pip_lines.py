@@ -46,6 +46,11 @@ _LOST = {
 _INDEX = (
     "the index is that of this machine's settings; add this one there, and name it in the recipe by `index`"
 )
+_PAGE = (
+    "a lock needs hashes, and a page of links has none: download the wheel for your Python and CUDA from it, "
+    "and write its path under packages: ./wheels/..."
+)
+PAGE_OPTIONS = ("--find-links", "-f")
 _DEFAULT_INDEX = ("--index-url", "-i", "--default-index", "the default index")
 _INDEX_OPTIONS = (
     "--index-url",
@@ -53,8 +58,7 @@ _INDEX_OPTIONS = (
     "--extra-index-url",
     "--index",
     "--default-index",
-    "--find-links",
-    "-f",
+    *PAGE_OPTIONS,
 )
 # Folders of PyTorch's own index, by CUDA, and the page that had them all before.
 _OF_PYTORCH = re.compile(r"/whl(/(cu[0-9]{2,3}|cpu|rocm[0-9.]+|torch_stable\.html|torch|stable\.html))?/?$")
@@ -215,10 +219,16 @@ def take_index(wish: Wish, address: str, where: Where, option: str = "the index"
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
         told = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
         wish.note(where, f"{shown}: {told}, and packages come from the index of this machine's settings")
-    elif option in _DEFAULT_INDEX and _MIRROR.fullmatch(plain):
+    elif option in _DEFAULT_INDEX and is_mirror(plain):
         wish.note(where, f"{shown}: packages come from the index of this machine's settings")
     else:
-        wish.leave(where, f"{shown} is not taken over", _INDEX)
+        page = option in PAGE_OPTIONS or re.search(r"\.html?$", re.split(r"[?#]", plain)[0])
+        wish.leave(where, f"{shown} is not taken over", _PAGE if page else _INDEX)
+
+
+def is_mirror(address: str) -> bool:
+    """Whether an index has all that PyPI has, by its address."""
+    return _MIRROR.fullmatch(address) is not None
 
 
 def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str:

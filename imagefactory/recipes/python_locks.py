@@ -21,7 +21,7 @@ from imagefactory.recipes.manifests import (
     read_folder_project,
 )
 from imagefactory.recipes.own_code import take_folder, take_git
-from imagefactory.recipes.pip_lines import Beside, take_index, take_pip_line
+from imagefactory.recipes.pip_lines import Beside, is_mirror, take_index, take_pip_line
 from imagefactory.recipes.values import canonical
 from imagefactory.recipes.wish import Wish, poetry_bounds, text_of
 from imagefactory.recipes.yaml_tree import YamlNode, refused, show
@@ -74,13 +74,24 @@ def read_uv_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in chosen for extra in extras}
     active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in chosen for group in groups}
     lock = _Lock(rows=rows, python=asked.beside.python, active=frozenset(active))
+    main = _main_registry(rows.values())
+    if main and not is_mirror(main):
+        what = f"the index {show(main, limit=120)}"
+        wish.note(root.where, f"{what}: packages come from the index of this machine's settings")
     starts = [*chosen, *(_manifest(root, rows) if not own else [])] or list(rows)
     for key in _reached(lock, starts, chosen, (extras, groups)):
         if key in own:
             _take_own(wish, rows[key], asked.beside)
         else:
-            _take(wish, rows[key], asked.beside)
+            _take(wish, rows[key], asked.beside, main)
     return wish
+
+
+def _main_registry(rows: Iterable[YamlNode]) -> str:
+    """The index that most packages of a uv.lock come from; none that has builds for one CUDA, and no page."""
+    found = [text_of(_map(row, "source"), "registry") for row in rows]
+    plain = [one for one in found if one and not re.search(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$", one)]
+    return max(plain, key=plain.count, default="")
 
 
 def _reached(
@@ -248,7 +259,8 @@ def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _take(wish: Wish, row: YamlNode, beside: Beside) -> None:
+def _take(wish: Wish, row: YamlNode, beside: Beside, main: str = "") -> None:
+    """Take a locked package. What comes from `main` comes from the index of this machine's settings."""
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
     kind = text_of(source, "type") or _kind(row)
     address = text_of(source, "url") or text_of(source, kind)
@@ -265,7 +277,7 @@ def _take(wish: Wish, row: YamlNode, beside: Beside) -> None:
     elif kind in ("path", "file", "url"):
         take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     else:
-        if re.search(r"/whl(/|$)|/cu[0-9]{2,3}\b", address) or kind == "legacy":
+        if kind == "legacy" or (kind == "registry" and address != main and not is_mirror(address)):
             take_index(wish, address, row.where)
         take_pip_line(wish, f"{name}=={version}", row.where, beside)
 

@@ -42,10 +42,11 @@ _SELECTORS = {
 class ImageParts:
     """What a container file says of the image beside its packages and variables; image_parts.py fills it.
 
-    `files` are folders inside and patterns of what goes there, from the project's root on.
+    `debian` has each package with the line that asks for it first. `files` are folders inside and patterns of
+    what goes there, from the project's root on.
     """
 
-    debian: list[str] = field(default_factory=list)
+    debian: dict[str, Where] = field(default_factory=dict)
     files: list[tuple[str, str]] = field(default_factory=list)
     capabilities: tuple[str, ...] = ()
     workdir: str = ""

@@ -16,7 +16,17 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock.files import lock_digest
-from imagefactory.model import PLAIN_START, Base, Definition, Lock, LockedPackage, OwnFile, Target
+from imagefactory.model import (
+    PLAIN_START,
+    Base,
+    Definition,
+    Lock,
+    LockedPackage,
+    LockedWheel,
+    OwnFile,
+    Target,
+)
+from imagefactory.recipes.values import named_packages
 
 PREFIX = "/opt/env"
 HOME = "/home/user"
@@ -97,6 +107,36 @@ def define(
         files=files,
         start=replace(start, command=command, workdir=start.workdir or PLAIN_START.workdir),
     )
+
+
+def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], ...]:
+    """The packages of each target that this one is built on, the lowest first, then what it adds itself.
+
+    Each package once, where it came in. Without a target below there is one group, of all.
+    """
+    seen: set[LockedPackage] = set()
+    groups = []
+    for lock in (*definition.under, definition.lock):
+        groups.append(tuple(package for package in lock.packages if package not in seen))
+        seen.update(lock.packages)
+    return tuple(groups)
+
+
+Rank = tuple[int, bool, str]
+"""A wheel's place among those that claim one path, the least is kept: the target it came in with, the
+lowest first, so that what is built upon stays as it is; whether the recipe does not name it; its name."""
+
+
+def rank_wheels(definition: Definition) -> dict[str, Rank]:
+    """Return the rank of each wheel, by its file name."""
+    below = definition.named_below or (frozenset[str](),) * len(definition.under)
+    named = (*below, named_packages(definition.target))
+    return {
+        package.filename: (number, package.name not in names, package.name)
+        for number, (group, names) in enumerate(zip(group_packages(definition), named, strict=True))
+        for package in group
+        if isinstance(package, LockedWheel)
+    }
 
 
 def entrypoint(definition: Definition) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock.files import explicit
 from imagefactory.lock.pypi.origins import from_files
 from imagefactory.model import Definition, LockedConda, LockedWheel
-from imagefactory.render.define import HOME, interpreter, pyvenv_cfg, venv_links
+from imagefactory.render.define import HOME, interpreter, pyvenv_cfg, rank_wheels, venv_links
 from imagefactory.render.quoting import word, words
 
 REQUIREMENTS = "/opt/requirements.txt"
@@ -41,6 +41,9 @@ LARGEST_COPY = 50_000_000
 
 PIP = "/opt/pip"
 """The environment that holds pip, and is gone afterwards: the images carry no pip."""
+
+PART = f"{PIP}/part.txt"
+"""The requirements of one run of pip."""
 
 SITE = "/mnt"
 """Where the settings of the machine that builds lie while packages are fetched. Every base has that
@@ -164,6 +167,7 @@ def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
         Step(
             comment=(
                 "Every package of the lock and nothing else: wheels only, each with the sha256 of the lock.",
+                *_LAST,
                 *_BYTE_CODE,
             ),
             built=True,
@@ -171,7 +175,7 @@ def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
             commands=(
                 *_TELL_PIP,
                 f"{word(python)} -m venv {word(PIP)}",
-                _pip(definition),
+                *_pip(definition),
                 *_compile(definition, definition.site_packages),
                 f"rm -r {words((PIP, INPUT if own_wheels(definition) else REQUIREMENTS))}",
             ),
@@ -186,10 +190,10 @@ def _conda_steps(definition: Definition) -> tuple[Step, ...]:
     installer = words((f"{PIP}/bin/python", f"{INPUT}/{INSTALLER}"))
     lists = words(f"{INPUT}/{name}" for name in explicit_lists(definition))
     pip = Step(
-        comment=("The wheels on top of them, each with the sha256 of the lock.",),
+        comment=("The wheels on top of them, each with the sha256 of the lock.", *_LAST),
         built=True,
         secrets=(PIP_CONF, CERTIFICATES),
-        commands=(*_TELL_PIP, _pip(definition)),
+        commands=(*_TELL_PIP, *_pip(definition)),
     )
     return (
         Step(
@@ -245,19 +249,37 @@ _BYTE_CODE = (
     "Byte code is made here, since nobody can write it later. Some packages carry files that are",
     "no Python of this version: compileall names them and they stay as they are.",
 )
+_LAST = ("What the recipe names comes last: of two wheels with one file, its file stays.",)
 _PIP_OPTIONS = (
     "\n    --require-hashes --no-deps --only-binary :all:\n"
     "    --no-cache-dir --no-compile --disable-pip-version-check --root-user-action ignore"
 )
 
 
-def _pip(definition: Definition) -> str:
-    """A command that installs the wheels of the lock into the environment."""
+def _pip(definition: Definition) -> tuple[str, ...]:
+    """Return commands that install the wheels of the lock into the environment.
+
+    Of two wheels with one file pip keeps that of the one it installs last. So pip runs once for the wheels
+    of each rank, by which the assemble engine decides. Within a run pip goes by names, the first name last,
+    as the ranks do.
+    """
     local = f" --find-links {word(INPUT)}" if own_wheels(definition) else ""
-    return (
-        f"{word(PIP + '/bin/pip')} --python {word(definition.prefix + '/bin/python')} install{_PIP_OPTIONS}\n"
-        f"   {local} --requirement {word(_requirements(definition))}"
-    )
+    requirements = _requirements(definition)
+    pip = f"{word(PIP + '/bin/pip')} --python {word(definition.prefix + '/bin/python')} install{_PIP_OPTIONS}"
+    groups: dict[tuple[int, bool], list[str]] = {}
+    for number, unnamed, name in sorted(rank_wheels(definition).values()):
+        groups.setdefault((number, unnamed), []).append(name)
+    order, commands = [*reversed(groups.values())], list[str]()
+    for count, group in enumerate(order[:-1], 1):
+        later = [name for names in order[count:] for name in names]
+        names, option = min((group, ""), (later, " -v"), key=lambda pair: len(pair[0]))
+        lines = (
+            " ".join(f"-e {word(f'^{name}==')}" for name in names[at : at + 4])
+            for at in range(0, len(names), 4)
+        )
+        commands.append("\n    ".join((f"grep{option}", *lines, f"{word(requirements)} > {word(PART)}")))
+        commands.append(f"{pip}\n   {local} --requirement {word(PART)}")
+    return (*commands, f"{pip}\n   {local} --requirement {word(requirements)}")
 
 
 def _compile(definition: Definition, folder: str, options: str = "") -> tuple[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
 from imagefactory.catalogue.offers import ages_of
+from imagefactory.documents import format_time
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.progress import format_bytes
@@ -49,11 +50,17 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
         ),
     ]
     if image.reference and not image.only_sif:
-        fields += [("image", image.reference), *_known(proven_grounds(offer.judged))]
+        fields += [
+            ("image", image.reference),
+            *_known(proven_grounds(offer.judged, image.revoked_of(image.subject))),
+        ]
     for one in offer.sifs:
         where = f"oras://{one.sif.reference}" if one.sif.reference else "of sha256 " + one.sif.sha256[7:19]
-        fields += [(".sif", f"{where}, {format_bytes(one.sif.size)}"), *_known(proven_grounds(one.judged))]
-    guessed = expected_grounds(Grounds(classes=(), refused=()), image)
+        fields += [
+            (".sif", f"{where}, {format_bytes(one.sif.size)}"),
+            *_known(proven_grounds(one.judged, image.revoked_of(one.sif.subject))),
+        ]
+    guessed = expected_grounds(_nothing_but_revoked(image), image)
     spoken = set(_classes(offer)[0])
     fields += [
         ("predicted", f"on {one.capability}: {one.claim.reason}")
@@ -63,6 +70,10 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
     fields += [("not", f"on {capability}: {why}") for capability, why in guessed.refused]
     told = format_fields(_folded(fields, width))
     return f"{shelf.said}\n\n{image.target}\n{told}\n\nnext: {_next(offer)}"
+
+
+def _nothing_but_revoked(image: CataloguedImage) -> Grounds:
+    return Grounds(classes=(), refused=(), revoked=image.revoked_of(image.subject))
 
 
 def _built_for(image: CataloguedImage) -> str:
@@ -99,16 +110,27 @@ def _least(gpu_class: GpuClass) -> str:
 
 def _classes(offer: Offer) -> tuple[list[Capability], list[Capability]]:
     """The capabilities on which some form of it is verified, and those on which it is only predicted."""
-    grounds = [proven_grounds(judged) for judged in (offer.judged, *(one.judged for one in offer.sifs))]
+    forms = [(offer.image.subject, offer.judged), *((one.sif.subject, one.judged) for one in offer.sifs)]
+    grounds = [proven_grounds(judged, offer.image.revoked_of(subject)) for subject, judged in forms]
     verified = sorted({one.capability for each in grounds for one in each.classes})
     refused = {capability for each in grounds for capability, _ in each.refused}
-    hoped = expected_grounds(Grounds(classes=(), refused=()), offer.image).classes
+    hoped = expected_grounds(_nothing_but_revoked(offer.image), offer.image).classes
     return verified, [one.capability for one in hoped if one.capability not in {*verified, *refused}]
+
+
+def source_json(catalogue: Catalogue | None) -> Mapping[str, object]:
+    """Where the catalog came from and its time, for the JSON of each command that reads one."""
+    return {
+        "catalogue_source": catalogue.source.value if catalogue else None,
+        "catalogue_made": format_time(catalogue.made) if catalogue else None,
+        "catalogue_expires": format_time(catalogue.expires) if catalogue else None,
+    }
 
 
 def shelf_json(shelf: Shelf) -> Mapping[str, object]:
     return {
         "catalogue": shelf.place,
+        **source_json(shelf.catalogue),
         "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
         "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
         "proofs": ages_json(ages_of(shelf.offers, shelf.now)),

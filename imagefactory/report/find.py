@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping
 
 from imagefactory.gpu.model import Basis
 from imagefactory.pools.sizes import format_size
+from imagefactory.report.catalogued import source_json
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
-from imagefactory.report.verdicts import ages_json, format_ages
+from imagefactory.report.verdicts import ages_json, format_ages, revoked_json
 from imagefactory.stages.find import Finding
 from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
 
 MOST = 20
 """Images in one answer for a person."""
+MOST_REVOKED = 4
 
 
 def format_found(finding: Finding, width: int | None = None) -> str:
@@ -33,11 +35,18 @@ def format_found(finding: Finding, width: int | None = None) -> str:
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
+    for one in finding.found[:MOST]:
+        lines += [
+            f"{one.findable.name} {row.where}: {row.said}" for row in one.findable.revoked[:MOST_REVOKED]
+        ]
     for_cpus = [one.findable for one in finding.found if not one.findable.gpu]
     lines += [f"{one.name} needs no GPU: imagefactory {shlex.join(_use(one))}" for one in for_cpus[:MOST]]
-    if rest := len(finding.found) - len(usable) - len(for_cpus):
+    which = "these GPUs" if inventory else "the known GPUs"
+    if unknown := sum(one.unknown for one in finding.found):
+        lines.append(f"nothing is known of {unknown} image{'s' * (unknown != 1)} on some of {which}")
+    if rest := len(finding.found) - len(usable) - len(for_cpus) - unknown:
         what = "image runs" if rest == 1 else "images run"
-        lines.append(f"{rest} {what} on none of {'these GPUs' if inventory else 'the known GPUs'}")
+        lines.append(f"{rest} {what} on none of {which}")
     if any(row.unsure for one in usable[:MOST] for row in one.gpus):
         lines.append("* some of these machines may refuse such jobs: what they take is not told")
     return "\n".join(lines).rstrip()
@@ -117,6 +126,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
         "source": source,
         "place": finding.place,
         "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
+        **source_json(catalogue),
         "proofs": ages_json(finding.ages) if finding.ages else None,
         "pool": {
             "name": inventory.pool,
@@ -134,6 +144,8 @@ def found_json(finding: Finding) -> Mapping[str, object]:
                 "version": one.findable.version,
                 "cuda": one.findable.cuda,
                 "ready": one.findable.ready,
+                "unknown": one.unknown,
+                "revoked": [revoked_json(row) for row in one.findable.revoked],
                 "gpus": [_gpu_json(row, counted=inventory is not None) for row in one.gpus],
             }
             for one in finding.found

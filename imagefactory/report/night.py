@@ -34,6 +34,11 @@ def title_of(row: NightRow) -> str:
     return f"{row.what} on {row.on}" if row.on else row.what
 
 
+def why_of(row: NightRow) -> str:
+    """`no-gpu: cuInit says 100 (gpu07, gpu08)`."""
+    return f"{row.why} ({', '.join(row.machines)})" if row.machines else row.why
+
+
 def format_took(start: datetime, end: datetime) -> str:
     """`3 h 12 min`."""
     minutes = round((end - start).total_seconds() / 60)
@@ -57,7 +62,7 @@ def format_night(night: NightReport, width: int | None = WIDTH) -> str:
 
 def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
     for row in rows[:MOST]:
-        why = "" if kind == "built" else row.why
+        why = "" if kind == "built" else why_of(row)
         first = f"  {title_of(row)}"
         if why and len(first) + 2 + len(why) <= width:
             yield f"{first}: {why}"
@@ -82,7 +87,7 @@ def format_issue(night: NightReport) -> str:
         lines.append(f"\n- {_quoted(code)}")
         for row in some:
             on = f"on {row.on}: " if row.on else ""
-            lines.append(f"  - {_quoted(on + row.why)}")
+            lines.append(f"  - {_quoted(on + why_of(row))}")
             lines += [f"    *what to do:* {_quoted(row.hint)}"] if row.hint else []
     if len(night.broken) > MOST:
         lines.append(f"\nand {len(night.broken) - MOST} more")

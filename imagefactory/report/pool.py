@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.report.text import fold, format_table
+from imagefactory.verdicts.statement import is_simulated
 from imagefactory.versions import natural
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
@@ -26,6 +27,7 @@ class Kind:
     driver: str
     cuda: str
     mig: bool
+    simulated: bool
     machines: tuple[str, ...]
     free: int
     count: int
@@ -33,10 +35,11 @@ class Kind:
 
 def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
     """Every kind of GPU, the newest capability first; a MIG slice is a kind of its own."""
-    by_kind: dict[tuple[str, str, int, str, str, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
+    by_kind: dict[tuple[str, str, int, str, str, bool, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:
-            key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig)
+            simulated = is_simulated(gpu.uuid)
+            key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig, simulated)
             by_kind.setdefault(key, []).append((machine, gpu))
     kinds = [
         Kind(
@@ -46,11 +49,12 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
             driver=driver,
             cuda=cuda,
             mig=mig,
+            simulated=simulated,
             machines=tuple(dict.fromkeys(machine.name for machine, _ in members)),
             free=sum(gpu.free for _, gpu in members),
             count=len(members),
         )
-        for (capability, name, memory, driver, cuda, mig), members in by_kind.items()
+        for (capability, name, memory, driver, cuda, mig, simulated), members in by_kind.items()
     ]
     kinds.sort(key=lambda kind: (kind.mig, kind.name, kind.memory, kind.cuda, kind.driver))
     return tuple(sorted(kinds, key=lambda kind: natural(kind.capability), reverse=True))
@@ -64,6 +68,7 @@ def kind_json(kind: Kind) -> dict[str, object]:
         "driver": kind.driver,
         "cuda": kind.cuda,
         "mig": kind.mig,
+        "simulated": kind.simulated,
         "machines": len(kind.machines),
         "free": kind.free,
         "gpus": kind.count,
@@ -75,7 +80,7 @@ def format_pool(inventory: Inventory, width: int | None = None) -> str:
     rows = [
         (
             kind.capability,
-            _called(kind.name, mig=kind.mig),
+            _called(kind.name, mig=kind.mig, simulated=kind.simulated),
             _memory(kind.memory),
             kind.driver or UNTOLD,
             kind.cuda or UNTOLD,
@@ -96,7 +101,8 @@ def format_machines(inventory: Inventory, width: int | None = None) -> str:
     for machine in inventory.machines:
         alike: dict[str, int] = {}
         for gpu in machine.gpus:
-            text = f"{_called(gpu.name, mig=gpu.mig)} ({gpu.capability})"
+            called = _called(gpu.name, mig=gpu.mig, simulated=is_simulated(gpu.uuid))
+            text = f"{called} ({gpu.capability})"
             alike[text] = alike.get(text, 0) + 1
         free = sum(gpu.free for gpu in machine.gpus)
         what = ", ".join(f"{number} x {text}" for text, number in sorted(alike.items()))
@@ -119,8 +125,9 @@ def _notes(inventory: Inventory) -> list[str]:
     return ["", *inventory.notes] if inventory.notes else []
 
 
-def _called(name: str, *, mig: bool) -> str:
-    return f"{name or UNTOLD} (MIG slice)" if mig and "MIG" not in name else name or UNTOLD
+def _called(name: str, *, mig: bool, simulated: bool) -> str:
+    slices = " (MIG slice)" if mig and "MIG" not in name else ""
+    return f"{name or UNTOLD}{slices}{' (simulated)' if simulated else ''}"
 
 
 def _memory(memory: int) -> str:

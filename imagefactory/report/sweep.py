@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from imagefactory.pools.faults import FailedMachine
 from imagefactory.pools.model import Ending, JobLimits, LeftOut, NodeResult, Sweep
 from imagefactory.progress import format_seconds
 from imagefactory.report.text import format_table
@@ -13,6 +14,8 @@ from imagefactory.sweeps.cells import QueuedCell, SweepPlan
 from imagefactory.sweeps.sweep_file import CollectedNode
 
 FEW = 3
+"""Targets that a sweep's line names."""
+_UNDERWAY = (Ending.WAITING, Ending.RUNNING, Ending.DISCONNECTED, Ending.HELD)
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
@@ -57,17 +60,38 @@ def summary(plan: SweepPlan, limits: JobLimits) -> str:
 
 
 def format_status(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
-    """One line on the sweep, then a row for each node that is not done; the rest is counted by outcome."""
+    """One line on the sweep, then a row for each node, those that are not done first."""
     nodes = {node.name: node for node in sweep.nodes}
     rows = [
-        (nodes[one.node].target, nodes[one.node].capability, _state(one), _attempts(one), _since(one, now))
-        for one in results
-        if one.outcome is None and one.node in nodes
+        (
+            nodes[one.node].target,
+            nodes[one.node].capability,
+            one.outcome.value if one.outcome else _state(one),
+            _attempts(one),
+            one.attempts[-1].machine if one.attempts else "",
+            "" if one.outcome else _since(one, now),
+        )
+        for one in sorted(results, key=lambda one: one.outcome is not None)
+        if one.node in nodes
     ]
-    blocks = [headline(sweep, results, driven)]
-    if rows:
-        blocks.append(format_table(("TARGET", "CAPABILITY", "STATE", "TRY", "SINCE"), rows))
-    return "\n\n".join(blocks)
+    header = ("TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE")
+    return "\n\n".join([headline(sweep, results, driven), format_table(header, rows)])
+
+
+def format_failed_machines(machines: Sequence[FailedMachine], width: int | None = None) -> str:
+    """A row for each machine that failed jobs, with the last reason; empty where none did."""
+    if not machines:
+        return ""
+    rows = [
+        (
+            one.machine,
+            str(len(one.faults)),
+            "left out" if one.left_out else "tried last",
+            f"{one.faults[-1].at:%Y-%m-%d %H:%M}, {one.faults[-1].node}: {one.faults[-1].why}",
+        )
+        for one in machines
+    ]
+    return format_table(("MACHINE", "FAULTS", "NOW", "LAST FAULT"), rows, width)
 
 
 def headline(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None) -> str:
@@ -76,14 +100,23 @@ def headline(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None) -
     told = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
     left = sum(doing.values())
     state = "done" if not left else "at work" if driven else "stopped" if driven is False else "not asked"
-    return f"{sweep.id}  {state}: {told}  (made {sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC)"
+    of = _targets(sweep)
+    made = f"{sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{sweep.id}  {sweep.pool}  {state}: {told}  ({of}, made {made})"
+
+
+def _targets(sweep: Sweep) -> str:
+    """`pytorch-2.3-cu121, jax-0.4-cu121 and 3 more`."""
+    names = list(dict.fromkeys(node.target for node in sweep.nodes))
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{', '.join(names[:FEW])}{more}"
 
 
 def _state(result: NodeResult) -> str:
     if not result.attempts:
         return "not submitted"
     ending = result.attempts[-1].ending
-    return ending.value if ending in (Ending.WAITING, Ending.RUNNING, Ending.HELD) else "between tries"
+    return ending.value if ending in _UNDERWAY else "between tries"
 
 
 def _attempts(result: NodeResult) -> str:
@@ -115,8 +148,10 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def plan_json(plan: SweepPlan) -> Mapping[str, object]:
+def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
     return {
+        "idle_seconds": round(limits.idle.total_seconds()),
+        "run_seconds": round(limits.run.total_seconds()),
         "queued": [
             {
                 "target": cell.stage.target.name,

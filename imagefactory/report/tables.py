@@ -1,8 +1,8 @@
 """Tables of proven combinations as files: CSV with the columns of CHTC's compatibility test, Markdown, JSON.
 
 Pure. `valid_combos.csv` and `invalid_combos.csv` have one line for each framework, CUDA, version and
-capability; what was not tested stands in neither. Their headers are those of that test, so that what read
-its files reads these.
+capability. A combination that was not tested, or whose job only met a fault of a machine or the pool, is in
+neither. Their headers are those of that test, so that programs which read its files read these.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ def format_markdown(tables: Tables) -> str:
     """The same tables for a page: ranges, then what is valid and invalid with its reasons."""
     valid = [combo for combo in tables.combos if combo.state is ComboState.VALID]
     invalid = [combo for combo in tables.combos if combo.state in INVALID]
+    undecided = [combo for combo in tables.combos if combo.state is ComboState.UNDECIDED]
     untested = [combo for combo in tables.combos if combo.state is ComboState.NOT_TESTED]
     parts = [
         "# Which framework runs on which GPU",
@@ -189,6 +190,11 @@ def format_markdown(tables: Tables) -> str:
                 (*_place(combo), combo.target, combo.state.value, cause(combo), combo.reason)
                 for combo in invalid
             ],
+        ),
+        "## Undecided",
+        _markdown(
+            ("Framework", "Version", "CUDA", "Compute capability", "Target", "Cause", "Why"),
+            [(*_place(combo), combo.target, cause(combo), combo.reason) for combo in undecided],
         ),
         "## Not tested",
         _markdown(

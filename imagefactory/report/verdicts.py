@@ -12,11 +12,11 @@ from imagefactory.stages.promote import Promotion
 from imagefactory.stages.revoke import Revoke
 from imagefactory.verdicts.claims import SOON, ProofAges
 from imagefactory.verdicts.found import Found
-from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.verdicts.model import Judged, RevokedCell, Standing, Verdict
 from imagefactory.verdicts.reconcile import Reconciled
 
 _HEADER = (
-    "STANDING", "OUTCOME", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
+    "OUTCOME", "VALID", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
     "ISSUED", "EXPIRES", "VERDICT",
 )  # fmt: skip
 _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
@@ -46,7 +46,7 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
     tags = f"  ({', '.join(image.tags)})" if image.tags else ""
     lines = [f"{image.place}@{image.subject.index}{tags}"]
     if not image.judged:
-        lines.append("not-tested: no verdict")
+        lines.append("no verdict holds" if image.revoked else "not-tested: no verdict")
     else:
         lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged], width, _DROP))
     lines += [
@@ -54,6 +54,7 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
         for judged in image.judged
         if judged.standing is not Standing.GOOD
     ]
+    lines += [f"{row.where}: {row.said}" for row in image.revoked]
     lines += [f"not heeded: {why}" for why in image.ignored]
     if numbers:
         for judged in image.judged:
@@ -61,15 +62,28 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
     return "\n".join(lines)
 
 
+def revoked_json(row: RevokedCell) -> dict[str, object]:
+    """Who took what back, when and why, for programs. The capability is null for all GPUs."""
+    return {
+        "digest": row.subject.index,
+        "manifest": row.subject.manifest,
+        "capability": row.capability or None,
+        "by": row.by,
+        "keyid": row.keyid,
+        "when": format_time(row.when),
+        "why": row.why,
+    }
+
+
 def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
     verdict = judged.verdict
     if verdict is None:
-        return (judged.standing.value, *["-"] * (len(_HEADER) - 2), short(judged.name))
+        return ("-", _valid(judged), *["-"] * (len(_HEADER) - 3), short(judged.name))
     report = verdict.report
     device, hardware = report.device, report.hardware
     return (
-        judged.standing.value,
         report.outcome.value,
+        _valid(judged),
         device.capability if device else "-",
         gpus_of(report),
         hardware.driver if hardware else "-",
@@ -81,6 +95,11 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
         f"{verdict.expires:%Y-%m-%d}",
         short(judged.name),
     )
+
+
+def _valid(judged: Judged) -> str:
+    """`yes` where the verdict counts, whatever its outcome is, else why it does not."""
+    return "yes" if judged.standing is Standing.GOOD else judged.standing.value
 
 
 def passed(verdict: Verdict) -> str:

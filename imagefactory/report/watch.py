@@ -100,8 +100,11 @@ def _python(news: News) -> str:
     return f"{told}; {f'{found.base} carries it' if found.base else 'no base carries it yet'}"
 
 
-def commit_message(news: News, rows: Sequence[NewRelease] = ()) -> str:
-    """Subject, empty line, why; empty where no lock changes and no release got one of the `rows`."""
+def commit_message(news: News, rows: Sequence[NewRelease] = (), notes: Sequence[str] = ()) -> str:
+    """Subject, empty line, why; empty where no lock changes and no release got one of the `rows`.
+
+    `notes` are what a person must check in those rows.
+    """
     added = [_release(news, one.found.series) for one in rows]
     if not news.locks and not added:
         return ""
@@ -114,6 +117,7 @@ def commit_message(news: News, rows: Sequence[NewRelease] = ()) -> str:
     if added:
         lines += ["", *wrap("A row, its locks and definitions for each series released since:", WIDTH)]
         lines += [f"  {one}" for one in added]
+        lines += [line for note in notes for line in ("", *wrap(note, WIDTH))]
     if news.locks:
         lines += ["", *_relocked(news)]
     missing = [(_release(news, one.found.series), one.command) for one in news.releases if one not in rows]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import split_place, split_tagged
+from imagefactory.pools.own_commands import parse_commands, parse_options
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.values import RULES
 from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, Setting, listed
@@ -47,12 +48,21 @@ def check_values(values: Mapping[str, Setting]) -> None:
             )
     if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
         _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
+    for place in listed(values["catalogue_mirrors"].value):
+        if not place.startswith("/"):
+            _check_place("catalogue-mirrors", values["catalogue_mirrors"], place, tagged=True)
     folder = values["sif_folder"]
     if folder.value and not SIF_FOLDER.fullmatch(folder.value):
         raise UsageError(
             f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
             hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
         )
+    for name, parse in (("submit_commands", parse_commands), ("sbatch_options", parse_options)):
+        try:
+            parse(values[name].value)
+        except UsageError as error:
+            where = f"{name.replace('_', '-')} ({values[name].origin})"
+            raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     _check_mirrors(values["mirrors"])
     _check_indexes(values["indexes"])
     _check_channels(values["channels"])

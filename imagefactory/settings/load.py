@@ -83,9 +83,12 @@ class Settings:
     workers: Setting
     signing_key: Setting
     catalogue: Setting
+    catalogue_mirrors: Setting
     site: Setting
     licences: Setting
     sif_folder: Setting
+    submit_commands: Setting
+    sbatch_options: Setting
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
 

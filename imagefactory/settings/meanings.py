@@ -8,7 +8,11 @@ MEANINGS = {
     "registry": ("none", "`HOST[:PORT][/PATH]`, where `push` sends images and `pull TARGET` looks"),
     "engine": ("`assemble`", "what builds: or `docker`, `apptainer`"),
     "runner": ("the engine's own", "what starts images: `unshare` (of `assemble`), `docker`, `apptainer`"),
-    "certificates": ("the machine's", "a PEM bundle for registries, index, Debian's archive, inside builds"),
+    "certificates": (
+        "none",
+        "a PEM file with CA certificates to trust besides the machine's: for registries, index, channels, "
+        "Debian's archive, inside builds",
+    ),
     "plain-http": ("none", "registries without TLS: `HOST:PORT,...`"),
     "mirrors": (
         "none",
@@ -35,6 +39,11 @@ MEANINGS = {
         "that of `registry`",
         "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
+    "catalogue-mirrors": (
+        "none",
+        "where the catalog is read when its place does not answer: `HOST[:PORT][/PATH][:TAG],...` or files "
+        "(`/...`). Ignored if a nearer file sets `catalogue`",
+    ),
     "site": (
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
@@ -46,6 +55,16 @@ MEANINGS = {
     "sif-folder": (
         "none",
         "where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`",
+    ),
+    "submit-commands": (
+        "none",
+        "lines of submit files, for the HTCondor jobs of sweeps and `submit`: `accounting_group = ...`, "
+        "`priority = ...`, `nice_user = true`, `+NAME = ...`",
+    ),
+    "sbatch-options": (
+        "none",
+        "options of sbatch, for the Slurm jobs of sweeps and `submit`: "
+        "`--account=... --partition=... --qos=... --time=...`",
     ),
 }
 """By its name in imagefactory.toml: the default, and the meaning; Markdown, one line each."""

@@ -29,9 +29,12 @@ REASONS = {
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
     "catalogue": "it decides which servers are asked, or which file is read",
+    "catalogue-mirrors": "it decides which servers are asked, or which file is read",
     "site": "",
     "licences": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
+    "submit-commands": "it changes what your jobs may do, and who pays for them",
+    "sbatch-options": "it changes what your jobs may do, and who pays for them",
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }

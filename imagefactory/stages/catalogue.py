@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import TypedDict
 
-from imagefactory.access import open_registry, registry_place, repository_of
+from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.catalogue.document import LIFE
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
 from imagefactory.errors import (
@@ -44,10 +45,13 @@ from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, u
 from imagefactory.stages.locked import require_lock
 from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.attached import read_revocations
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.found import find_verdicts
 from imagefactory.verdicts.judgement import Court
-from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.model import Judged, RevokedCell, Standing
+from imagefactory.verdicts.revocation import judge_revocations
+from imagefactory.verdicts.revoked import cell_of, merge_revoked, revoked_cells
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject
 
@@ -56,22 +60,25 @@ from imagefactory.verify.model import Subject
 class CatalogueMaking:
     """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
     that is empty too, it is made of the store on this machine. `named`: each target must be there.
+    `hurried`: a registry that does not answer is not waited for long.
     """
 
     targets: tuple[Target, ...]
     now: datetime
     registry: str = ""
     named: bool = False
+    hurried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCatalogue:
     """A catalogue, and why targets are not in it: pairs of name and one line. `kept` are targets that stand
-    there as the last catalogue has them."""
+    there as the last catalogue has them. `revoked` is what this store remembers of that, by target."""
 
     catalogue: Catalogue
     left_out: tuple[tuple[str, str], ...]
     kept: tuple[str, ...] = ()
+    revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
 
 
 def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) -> MadeCatalogue:
@@ -80,7 +87,7 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
     Where `named` is set, NothingSelectedError for the first target that is not there.
     """
     court = read_court(factory, making.now)
-    shelves = _shelves(factory, making)
+    shelves = replace(_shelves(factory, making), revoked=_stored_revocations(factory, court))
     images, left_out = [], []
     with (
         progress.stage(f"catalogue of {shelves.name}"),
@@ -101,7 +108,7 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
             left_out.append((target.name, image))
     made = making.now.replace(microsecond=0)
     catalogue = Catalogue(made=made, expires=made + LIFE, images=tuple(images), suites=court.suites)
-    return MadeCatalogue(catalogue=catalogue, left_out=tuple(left_out))
+    return MadeCatalogue(catalogue=catalogue, left_out=tuple(left_out), revoked=shelves.revoked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +118,21 @@ class _Shelves:
     places: Mapping[str, Place]
     host: str
     name: str
+    revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
+
+
+def _stored_revocations(factory: Factory, court: Court) -> Mapping[str, tuple[RevokedCell, ...]]:
+    """What this store remembers of verdicts that were taken back, by target, wherever the images are."""
+    rows: dict[str, tuple[RevokedCell, ...]] = {}
+    place = local_place(factory, ANY)
+    for manifest in factory.layout.subjects():
+        there = {one.digest: one.envelope for one in read_revocations(place, manifest)}
+        subject = Subject(target="", index=manifest, manifest=manifest, config=manifest)
+        for one in judge_revocations(there, subject, court).heeded if there else ():
+            if one.about:
+                row = cell_of(one, one.about, one.capability, court.trust)
+                rows[one.about.target] = (*rows.get(one.about.target, ()), row)
+    return rows
 
 
 def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
@@ -119,8 +141,7 @@ def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
         places = {family: local_place(factory, family) for family in families}
         return _Shelves(places=places, host="", name=str(factory.layout.path))
     host, path = registry_place(factory, making.registry)
-    store = open_registry(factory, host)
-    store.check()
+    store = open_answering(factory, host, hurried=making.hurried)
     places = {family: Place(store=store, repository=repository_of(path, family)) for family in families}
     return _Shelves(places=places, host=host, name=f"{host}/{path}" if path else host)
 
@@ -135,6 +156,7 @@ class CatalogueRoot:
     judged: tuple[Judged, ...]
     envelopes: Envelopes
     revocations: Envelopes
+    revoked: tuple[RevokedCell, ...] = ()
 
 
 def _catalogue_one(
@@ -164,7 +186,9 @@ def _catalogue_one(
     if not roots:
         return why or f"{place} has no image of what the lock gives"
     root = next((root for root in roots if any(judged.proves for judged in root.judged)), roots[0])
-    return _describe(factory, target, (place, shelves.host, root), court)
+    image = _describe(factory, target, (place, shelves.host, root), court)
+    revoked = (image.revoked, *(one.revoked for one in roots), shelves.revoked.get(target.name, ()))
+    return replace(image, revoked=merge_revoked(*revoked))
 
 
 def _made(factory: Factory, target: Target, place: Place) -> str:
@@ -181,23 +205,22 @@ def _read_root(
 ) -> CatalogueRoot:
     place, digest, lock = where
     subject = replace(read_subject(place, digest), target=target.name)
-    judged, envelopes, revocations = _verdicts(factory, place, subject, court)
     return CatalogueRoot(
-        digest=digest,
-        lock=lock,
-        subject=subject,
-        judged=judged,
-        envelopes=envelopes,
-        revocations=revocations,
+        digest=digest, lock=lock, subject=subject, **_verdicts(factory, place, subject, court)
     )
 
 
-def _verdicts(
-    factory: Factory, place: Place, subject: Subject, court: Court
-) -> tuple[tuple[Judged, ...], Envelopes, Envelopes]:
+class _Verdicts(TypedDict):
+    judged: tuple[Judged, ...]
+    envelopes: Envelopes
+    revocations: Envelopes
+    revoked: tuple[RevokedCell, ...]
+
+
+def _verdicts(factory: Factory, place: Place, subject: Subject, court: Court) -> _Verdicts:
     """What can be relied on, in the registry and in the store here, and what was taken back."""
     if not court.trust.keys:
-        return (), (), ()
+        return _Verdicts(judged=(), envelopes=(), revocations=(), revoked=())
     images = [find_in(factory, place, subject, court)]
     if not isinstance(place.store, LayoutStore):
         images.append(find_verdicts(local_place(factory, ANY), subject, court, (place,)))
@@ -211,10 +234,11 @@ def _verdicts(
                 good[judged.name] = (judged, image.envelopes[judged.digest])
     kept = {digest: good[digest] for digest in sorted(good) if digest not in bad}
     revocations = {digest: data for image in images for digest, data in image.revocations.items() if data}
-    return (
-        tuple(judged for judged, _ in kept.values()),
-        tuple((judged.digest, data) for judged, data in kept.values()),
-        tuple(sorted(_readable(revocations))),
+    return _Verdicts(
+        judged=tuple(judged for judged, _ in kept.values()),
+        envelopes=tuple((judged.digest, data) for judged, data in kept.values()),
+        revocations=tuple(sorted(_readable(revocations))),
+        revoked=revoked_cells([one for image in images for one in image.judged], subject, court.trust),
     )
 
 
@@ -241,13 +265,15 @@ def _describe(
     place, host, root = where
     manifest = read_manifest(place, root.subject.manifest)
     described = describe_image(factory, target, root, manifest)
+    revoked: list[RevokedCell] = []
     stored = stored_as(factory, root.subject)
     is_sif = is_sif_manifest(json.loads(manifest.data))
     return replace(
         described,
         reference=reference_of(host, place, root.subject),
         unpacked=unpacked_size(factory.layout, stored) if stored else 0,
-        sifs=tuple(_sifs(factory, where, court, described.size if is_sif else 0)),
+        sifs=tuple(_sifs(factory, where, court, described.size if is_sif else 0, revoked)),
+        revoked=tuple(revoked),
     )
 
 
@@ -279,6 +305,7 @@ def describe_image(
         predicted=predicted,
         envelopes=root.envelopes,
         revocations=root.revocations,
+        revoked=root.revoked,
     )
 
 
@@ -301,11 +328,15 @@ def stored_as(factory: Factory, subject: Subject) -> Image | None:
 
 
 def _sifs(
-    factory: Factory, where: tuple[Place, str, CatalogueRoot], court: Court, own: int
+    factory: Factory,
+    where: tuple[Place, str, CatalogueRoot],
+    court: Court,
+    own: int,
+    revoked: list[RevokedCell],
 ) -> Iterator[CataloguedSif]:
     """The .sif files of an image, in the registry and in the store here; of one that is a .sif, itself.
 
-    `own` is its size in that case.
+    `own` is its size in that case. What was taken back of the files is added to `revoked`.
     """
     place, host, root = where
     if own:
@@ -326,8 +357,9 @@ def _sifs(
                 continue
             seen.add(referrer.digest)
             subject = replace(read_subject(there, referrer.digest), target=root.subject.target)
-            judged, envelopes, revocations = _verdicts(factory, there, subject, court)
-            if not any(one.proves for one in judged) and not is_own(factory, there, referrer.digest):
+            found = _verdicts(factory, there, subject, court)
+            revoked += found["revoked"]
+            if not any(one.proves for one in found["judged"]) and not is_own(factory, there, referrer.digest):
                 factory.tell(
                     f"{referrer.digest} is left out: no verdict verifies it, this store did not push it"
                 )
@@ -337,6 +369,6 @@ def _sifs(
                 size=json.loads(manifest[1])["layers"][0]["size"],
                 reference=reference_of(name, there, subject),
                 subject=subject,
-                envelopes=envelopes,
-                revocations=revocations,
+                envelopes=found["envelopes"],
+                revocations=found["revocations"],
             )

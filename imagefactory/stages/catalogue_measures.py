@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from imagefactory.errors import StoreError, ToolError
@@ -109,5 +110,6 @@ def _plain_size(layout: Layout, layer: Layer) -> int:
     with layout.blob_path(layer.descriptor.digest).open("rb") as file:
         chunks = iter(lambda: file.read(CHUNK), b"")
         size = sum(map(len, plain_layer(layer.descriptor.media_type, chunks)))
-    layout.record(SIZES, key, {"size": size})
+    with suppress(StoreError):  # a full disk: it is measured again
+        layout.record(SIZES, key, {"size": size})
     return size

@@ -55,7 +55,14 @@ def verdicts_on(offer: Offer) -> tuple[Found, ...]:
     """What the catalogue carries of verdicts: on the image, and on each .sif of it."""
     image = offer.image
     where = image.reference.partition("@")[0] or f"{image.target} (in no registry)"
-    sifs = tuple(
-        Found(place=f"{where} (.sif)", subject=one.sif.subject, judged=one.judged) for one in offer.sifs
+    forms = [(where, image.subject, offer.judged)]
+    forms += [(f"{where} (.sif)", one.sif.subject, one.judged) for one in offer.sifs]
+    return tuple(
+        Found(
+            place=place,
+            subject=subject,
+            judged=judged,
+            revoked=image.revoked_of(subject),
+        )
+        for place, subject, judged in forms
     )
-    return (Found(place=where, subject=image.subject, judged=offer.judged), *sifs)

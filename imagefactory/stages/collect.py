@@ -20,6 +20,7 @@ from typing import Any
 from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
+from imagefactory.pools.faults import FailedMachine, read_failed_machines
 from imagefactory.pools.folder import node_folder
 from imagefactory.pools.model import NodeFound, NodeResult, Pool, Sweep, SweepNode, open_pool
 from imagefactory.progress import Progress
@@ -50,13 +51,17 @@ from imagefactory.verify.suite_files import digest_of, suite_digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedSweep:
-    """All nodes of a sweep, and what went wrong beside them (a registry that is down, tags not moved)."""
+    """All nodes of a sweep, and what went wrong beside them (a registry that is down, tags not moved).
+
+    `machines` are those that failed jobs.
+    """
 
     folder: Path
     sweep: Sweep
     nodes: tuple[CollectedNode, ...]
     faults: tuple[tuple[str, FactoryError], ...]
     promotions: tuple[Promotion, ...] = ()
+    machines: tuple[FailedMachine, ...] = ()
 
     @property
     def waiting(self) -> int:
@@ -86,7 +91,7 @@ def collect_sweep(
         pool=pool,
         pool_name=sweep.pool,
         ledger=ledger(factory, options.ledger),
-        key=signing_key(factory),
+        key=signing_key(factory, now),
         days=trust.policy.days,
         now=now,
         suite=suite_digest(),
@@ -132,6 +137,7 @@ def collect_sweep(
         nodes=tuple(nodes),
         faults=tuple(faults),
         promotions=tuple(promotions),
+        machines=read_failed_machines(folder, sweep),
     )
 
 

@@ -33,6 +33,7 @@ from imagefactory.files import explain_full_disk, locked_folder, replace_text, r
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.source_builds import source_build
 from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.git_version import NoGitVersionError, git_version
 from imagefactory.lock.pypi.local import wheel_says
 from imagefactory.lock.pypi.question import WheelQuestion
 from imagefactory.lock.pypi.requirements import misfit
@@ -67,6 +68,8 @@ FIRST_TIME = "315532800"
 TIMEOUT = 86400
 """Seconds of a compilation; the largest packages take half of it on a few cores."""
 UNBOUNDED = 1 << 62
+WHOLE = str((1 << 31) - 1)
+"""The depth by which git fetches all commits, also those that an earlier fetch left out."""
 MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
 LOOK_AGAIN = 0.2
 """Seconds between looks at the disk while git fills it."""
@@ -119,13 +122,16 @@ class Compiled:
 class _Source:
     """`path` is an archive or a folder, copied; `told` names it and its content.
 
-    `name` and `version` are those that its wheel must have, empty where only the wheel says them.
+    `name` and `version` are those that its wheel must have, empty where only the wheel says them. `tagged` is
+    the version that git gives it, where its build would ask git; `untagged` says why there is none.
     """
 
     path: Path
     told: str
     name: str = ""
     version: str = ""
+    tagged: str = ""
+    untagged: str = ""
 
 
 def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Compiled:
@@ -171,6 +177,8 @@ def compile_in(factory: Factory, asked: CompileAsk, within: BuildImage, progress
         source = _take_source(factory, asked.source, within.lock, scratch / "source", most)
         project = read_project(source.path)
         source = replace(source, name=source.name or project.name, version=source.version or project.version)
+        if source.tagged:
+            progress.note(f"{asked.title}: git gives it the version {source.tagged}")
         job = _Job(
             factory=factory,
             asked=asked,
@@ -312,7 +320,7 @@ class _Steps:
         missing = _MISSING.search(done.stdout + done.stderr) if done.returncode and self.isolated else None
         if missing:
             raise _MissingModuleError(f"its build imports {missing[1]}")
-        _refuse_failed(job.asked, done)
+        _refuse_failed(job.asked, done, job.source.untagged)
 
 
 def check_requires(listed: object) -> tuple[str, ...]:
@@ -379,15 +387,18 @@ def _spec(job: _Job, step: str) -> RunSpec:
         Mount(source=scratch / "out", target="/build/out", writable=True, scratch=True),
     )
     inside = "/build/source" if source.path.is_dir() else f"/build/source/{source.path.name}"
+    capabilities = asked.capabilities or asked.target.capabilities
     variables = {
         "SOURCE_DATE_EPOCH": FIRST_TIME,
         "PYTHONHASHSEED": "0",
         "MAX_JOBS": str(job.factory.settings.worker_count),
-        "TORCH_CUDA_ARCH_LIST": ";".join(asked.capabilities or asked.target.capabilities),
+        "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
         "FORCE_CUDA": "1" if has_nvcc(asked.target) else "0",
     }
     if known := source_build(source.name):
-        variables |= dict(known.environment)
+        variables |= known.variables(capabilities)
+    if source.tagged:
+        variables[job.project.version_variable] = source.tagged
     return RunSpec(
         argv=("python", f"/build/tools/{BUILDER.name}", step, inside, *FOLDERS),
         environment=tuple(variables.items()),
@@ -407,8 +418,11 @@ def what_failed(said: str) -> str:
     return "\n".join([*lines[first : first + _TAIL], "[...]", *lines[-_LAST:]])
 
 
-def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
-    """Raises BuildError with the first error of a compiler that failed, and the last words of all."""
+def _refuse_failed(asked: CompileAsk, done: Completed, untagged: str = "") -> None:
+    """Raises BuildError with the first error of a compiler that failed, and the last words of all.
+
+    `untagged` says why git gives its source no version, where it would ask git.
+    """
     message, hint = done.over
     if done.timed_out:
         message = f"the run was ended: it reached the limit time={asked.timeout:.0f}"
@@ -421,19 +435,29 @@ def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
     hint = "packages and Debian's libraries (system: in a recipe) that it needs must be in the target"
     if not has_nvcc(asked.target):
         hint = f"PyPI has CUDA's compiler from CUDA 13 on, not of {asked.target.cuda}, if it is that"
+    if untagged:
+        hint = (
+            f"it takes its version from git, but {untagged}: tag a commit of it (git tag v1.0), or "
+            'write version = "1.0" below [project] in its pyproject.toml and take version out of dynamic'
+        )
     raise BuildError(f"{asked.title} does not compile in {asked.target.name}:\n{said}", hint=hint)
 
 
 def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _Source:
     if found := _GIT.fullmatch(text):
         clone = folder.with_name("clone")
-        _clone(found["url"], found["commit"], clone, min(most, shutil.disk_usage(clone.parent).free // 2))
+        room = min(most, shutil.disk_usage(clone.parent).free // 2)
+        _clone(found["url"], found["commit"], clone, room)
         inside = clone / (found["folder"] or ".")
         if not inside.is_dir() or not inside.resolve().is_relative_to(clone.resolve()):
             raise UsageError(f"{text}: there is no folder {found['folder']}", hint="correct its subdirectory")
         copy_source(inside, folder, most)
+        if read_project(folder).version_variable:  # with all commits, as a version counts them
+            fetch = ("fetch", "--quiet", "--tags", "--depth", WHOLE, found["url"], found["commit"])
+            _run_git(clone, (fetch,), f"the history of {text}", room)
+        source = _with_git_version(_Source(path=folder, told=text), inside)
         remove_tree(clone)
-        return _Source(path=folder, told=text)
+        return source
     if text.startswith(("git+", "http")):
         raise UsageError(
             f"{text} names no commit",
@@ -444,7 +468,8 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         if path.is_dir():
             root = path.resolve() == access.settings.root_path.resolve()
             content = copy_source(path.resolve(), folder, most, skipped=OF_PROJECTS if root else ())
-            return _Source(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
+            source = _Source(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
+            return _with_git_version(source, path.resolve())
         if not path.is_file():
             raise UsageError(f"{path} does not exist", hint="name a folder, an archive or a package")
         copy, content = _copied(path.resolve(), folder, most)
@@ -461,6 +486,17 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
     if content != file.sha256:
         raise DownloadError(f"{fetched} was changed in the cache", hint=f"rm {fetched}")
     return _Source(path=copy, told=f"{file.filename} sha256:{content}", name=name, version=str(version))
+
+
+def _with_git_version(source: _Source, folder: Path) -> _Source:
+    """The source of a folder with the version that git gives that folder, where its build would ask git."""
+    if not read_project(source.path).version_variable:
+        return source
+    try:
+        version = git_version(folder)
+    except NoGitVersionError as error:
+        return replace(source, untagged=str(error))
+    return replace(source, tagged=version, told=f"{source.told} version {version}")
 
 
 def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
@@ -487,13 +523,23 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
     if shutil.which("git") is None:
         raise ToolError("git is not on this machine", hint="apt-get install git")
     folder.mkdir(parents=True)
+    _run_git(
+        folder,
+        (
+            ("init", "--quiet"),
+            ("fetch", "--quiet", "--depth", "1", url, commit),
+            ("checkout", "--quiet", "FETCH_HEAD"),
+            ("submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1"),
+        ),
+        f"{url} at {commit[:12]}",
+        most,
+    )
+
+
+def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most: int) -> None:
+    """Run git commands. Raises UsageError for one that fails, and for more than `most` bytes of all."""
     reserve = shutil.disk_usage(folder).free - most
-    for argv in (
-        ("init", "--quiet"),
-        ("fetch", "--quiet", "--depth", "1", url, commit),
-        ("checkout", "--quiet", "FETCH_HEAD"),
-        ("submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1"),
-    ):
+    for argv in commands:
         with tempfile.TemporaryFile() as said:
             process = subprocess.Popen(
                 ["git", "-C", str(folder), *argv],
@@ -505,7 +551,7 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
                 while process.poll() is None:
                     if shutil.disk_usage(folder).free < reserve:
                         raise UsageError(
-                            f"{url} at {commit[:12]} has more than the {most:,} bytes that are free for it",
+                            f"{title} has more than the {most:,} bytes that are free for it",
                             hint="free some space in the store, or name another",
                         )
                     with suppress(subprocess.TimeoutExpired):
@@ -517,7 +563,7 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
             said.seek(max(0, said.seek(0, os.SEEK_END) - 300))
             if process.returncode:
                 words = printable(said.read().decode(errors="replace").strip())
-                raise UsageError(f"git cannot have {url} at {commit[:12]}: {words}")
+                raise UsageError(f"git cannot have {title}: {words}")
 
 
 def _tools(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from imagefactory.catalogue.offers import judge_offer
@@ -77,14 +78,15 @@ def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
 
 def _look(settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool) -> UseFacts:
     trust = read_trust(settings.files)
-    asked, images, verified = _catalogue(settings, environ, trust, now) if catalogue else (None, 0, 0)
+    found = _catalogue(settings, environ, trust, now) if catalogue else _Catalogue()
     trusted = {key.keyid for key in trust.keys}
     return UseFacts(
         now=now,
         keys=tuple(Believed(name=key.name, since=key.since, until=key.until) for key in trust.keys),
-        catalogue=asked,
-        images=images,
-        verified=verified,
+        catalogue=found.probe,
+        catalogue_notes=found.notes,
+        images=found.images,
+        verified=found.verified,
         site=settings.site.value,
         site_origin=settings.site.origin,
         pool=_pool(environ, now),
@@ -95,16 +97,23 @@ def _look(settings: Settings, environ: Mapping[str, str], now: datetime, *, cata
     )
 
 
-def _catalogue(
-    settings: Settings, environ: Mapping[str, str], trust: Trust, now: datetime
-) -> tuple[Probe | None, int, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Catalogue:
     """The catalogue's answer, how many images it has, and how many are verified for this reader."""
+
+    probe: Probe | None = None
+    notes: tuple[str, ...] = ()
+    images: int = 0
+    verified: int = 0
+
+
+def _catalogue(settings: Settings, environ: Mapping[str, str], trust: Trust, now: datetime) -> _Catalogue:
     if not (is_factory(settings) or names_catalogue(settings)):
-        return None, 0, 0
+        return _Catalogue()
     try:
         found = read_catalogue(settings, environ, now)
     except FactoryError as error:
-        return Probe(name="catalogue", refusal=error.message, remedy=error.hint), 0, 0
+        return _Catalogue(probe=Probe(name="catalogue", refusal=error.message, remedy=error.hint))
     offers = [judge_offer(found, image, trust, now) for image in found.images]
     proven = sum(
         any(proven_grounds(judged).proven for judged in (one.judged, *(sif.judged for sif in one.sifs)))
@@ -112,7 +121,8 @@ def _catalogue(
     )
     where = settings.catalogue.value or settings.registry.value or str(settings.root_path)
     said = f"{where}, made {found.made:%Y-%m-%d}, holds until {found.expires:%Y-%m-%d}"
-    return Probe(name="catalogue", found=said), len(offers), proven
+    probe = Probe(name="catalogue", found=said)
+    return _Catalogue(probe=probe, notes=found.notes, images=len(offers), verified=proven)
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> Probe | None:

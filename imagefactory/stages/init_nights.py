@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from imagefactory import __version__
 from imagefactory.errors import DISTRIBUTION, UsageError
-from imagefactory.lock.history import HARMLESS_GIT
+from imagefactory.lock.git import ask_git
 from imagefactory.settings.load import SHIPPED
 
 NIGHTS = {
@@ -117,12 +116,6 @@ def _read_source(url: str, commit: str) -> Source:
     return Source(url=f"https://{found['host']}{port}/{found['path']}", commit=commit)
 
 
-def _git(folder: Path, *words: str) -> str:
-    command = ("git", "-c", "safe.directory=*", *HARMLESS_GIT, "-C", str(folder), *words)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+def _git(clone: Path, *words: str) -> str:
+    printed = ask_git(clone, *words, options=("-c", "safe.directory=*"))
+    return printed.decode("utf-8", "replace").strip()

@@ -49,7 +49,11 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
             hint="imagefactory keys new NAME && imagefactory keys trust NAME; then imagefactory catalogue",
         )
     return Invitation(
-        catalogue=place, site=settings.site.value, sif_folder=settings.sif_folder.value, keys=keys
+        catalogue=place,
+        site=settings.site.value,
+        sif_folder=settings.sif_folder.value,
+        keys=keys,
+        mirrors="" if catalogue else settings.catalogue_mirrors.value,
     )
 
 
@@ -111,10 +115,12 @@ class UserFile:
         write_text(self.path, self.joining.text)
 
 
-def find_joining(settings: Settings, environ: Mapping[str, str], invitation: Invitation) -> UserFile:
+def find_joining(
+    settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime
+) -> UserFile:
     """What the user's own file lacks, beside what the site says for everybody. Raises UsageError."""
     path = user_file(environ)
     sites = settings.files[settings.files.index(path) + 1 :]
     text = read_text(path) if path.is_file() else ""
     others = tuple(read_document(one) for one in sites)
-    return UserFile(path=path, joining=join(text, invitation, others, str(path)))
+    return UserFile(path=path, joining=join(text, invitation, others, str(path), now))

@@ -89,7 +89,7 @@ def collect(
         travels = options.ledger is not None
         collected = collect_kit(folder, kept, now, factory.environ, again=travels)
         where = _where(factory, collected.report, collected.reference, options.registry)
-        if travels and (before := _signed_before(factory, collected.report, where)):
+        if travels and (before := _signed_before(factory, collected.report, where, now)):
             verdict, attached = before
             moved = _promote(factory, verdict.report, where, now, progress) if options.promote else None
             return CollectedKit(verdict=verdict, attached=attached, again=True, promotion=moved)
@@ -115,14 +115,14 @@ def _promote(
 
 
 def _signed_before(
-    factory: Factory, report: GpuReport, where: Reference | None
+    factory: Factory, report: GpuReport, where: Reference | None, now: datetime
 ) -> tuple[Verdict, tuple[str, ...]] | None:
     """The verdict of this very run that lies by its image already, and the places that have it.
 
     A ledger that is named may be a copy, as jobs of CI get one each time: it does not always know what became
     of its nonces. Raises NonceError (replayed) if the verdict is of another result.
     """
-    key = signing_key(factory)
+    key = signing_key(factory, now)
     keys = {key.keyid: key.public} if key else {}
     keys |= {one.keyid: one.public for one in read_trust(factory.settings.files).keys}
     there: dict[str, Verdict] = {}
@@ -163,7 +163,7 @@ def sign_kit(
             hint="nothing was signed; this kit can be run again, there or elsewhere",
         )
     days = read_trust(access.settings.files).policy.days
-    signed = sign(report, _key(access), now=now, days=spread(report, days))
+    signed = sign(report, _key(access, now), now=now, days=spread(report, days))
     data = format_signed(signed, collected.reference)
     ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
     return signed, collected.reference
@@ -188,8 +188,8 @@ def parse_signed(data: bytes) -> tuple[Signed, str]:
     return signed, str(texts["reference"])
 
 
-def _key(access: Access) -> SigningKey:
-    key = signing_key(access)
+def _key(access: Access, now: datetime) -> SigningKey:
+    key = signing_key(access, now)
     if key is None:
         raise UsageError(
             "no key signs here, so nothing can be made of a kit",

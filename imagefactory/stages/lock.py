@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
@@ -29,12 +30,14 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory, recipes_folder
 from imagefactory.files import replace_text
+from imagefactory.gpu.platforms import architecture
 from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
+from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.lock.pypi.newest import Release, releases
@@ -85,44 +88,35 @@ class LockOptions:
     note: str | None = None
 
 
-def lock_target(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Relock:
+Solution: TypeAlias = "tuple[Lock, tuple[Behind, ...]]"
+"""A lock that is not written yet, and what of it is far behind."""
+
+
+def lock_target(
+    factory: Factory,
+    target: Target,
+    options: LockOptions,
+    progress: Progress,
+    solution: Solution | None = None,
+) -> Relock:
     """Solves the target's lock if anything that decides it has changed, and writes it.
 
-    Where there is no solution that is kept beside the locks, and a solution with an old release of what the
-    recipe names counts as none. Raises UnsolvableError, LockError for a target below that has no lock, and
-    what the solver's adapter raises.
+    A `solution` of this very target is taken instead of another. Where there is no solution that is kept
+    beside the locks, and a solution with an old release of what the recipe names counts as none. Raises
+    UnsolvableError, LockError for a target below that has no lock, and what the solver's adapter raises.
     """
     _check_note(target, options.note)
     behind: tuple[Behind, ...] = ()
-    folder, base, under = factory.lock_folder, factory.base_of(target), lock_below(factory, target)
-    try:
-        before = read_target_lock(factory, target)
-    except LockError as error:
-        progress.note(f"{error.message}: locking {target.name} anew")
-        before = files.read_remains(folder, target)
+    folder = factory.lock_folder
+    request, kept = lock_request(factory, target, options, progress)
+    base, under, before = request.base, request.under, request.previous
     decided = content_hash(target, base, under)
     current = before is not None and before.content_hash == decided
-    if before is not None and current and (changed := changed_wheel(before, factory.settings.root_path)):
-        progress.note(f"{changed}: locking {target.name} anew")
-        before, current = replace(before, content_hash=files.NOBODYS), False
-    if before is not None and current:
-        try:
-            files.check_facts(before, target)
-            files.check_kept(before, under)
-        except LockError as error:  # no lock is written so: somebody changed it
-            progress.note(f"{error.message}: locking {target.name} anew")
-            before, current = replace(before, content_hash=files.NOBODYS), False
-    if before is not None and current and not options.update and not options.update_all:
+    if before is not None and kept:
         solved = replace(before, target=target.name)
+    elif solution is not None and solution[0].content_hash == decided:
+        solved, behind = solution
     else:
-        request = LockRequest(
-            target=target,
-            base=base,
-            previous=before,
-            update=options.update,
-            update_all=options.update_all,
-            under=under,
-        )
         try:
             solved, behind = solve_request(factory, request, progress)
         except UnsolvableError as error:
@@ -156,9 +150,41 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     return Relock(target=target, before=before, after=after, behind=behind)
 
 
+def lock_request(
+    factory: Factory, target: Target, options: LockOptions, progress: Progress
+) -> tuple[LockRequest, bool]:
+    """What locking a target asks of its solver, and whether its lock stays as it is instead."""
+    base, under = factory.base_of(target), lock_below(factory, target)
+    try:
+        before = read_target_lock(factory, target)
+    except LockError as error:
+        progress.note(f"{error.message}: locking {target.name} anew")
+        before = files.read_remains(factory.lock_folder, target)
+    current = before is not None and before.content_hash == content_hash(target, base, under)
+    if before is not None and current and (changed := changed_wheel(before, factory.settings.root_path)):
+        progress.note(f"{changed}: locking {target.name} anew")
+        before, current = replace(before, content_hash=files.NOBODYS), False
+    if before is not None and current:
+        try:
+            files.check_facts(before, target)
+            files.check_kept(before, under)
+        except LockError as error:  # no lock is written so: somebody changed it
+            progress.note(f"{error.message}: locking {target.name} anew")
+            before, current = replace(before, content_hash=files.NOBODYS), False
+    request = LockRequest(
+        target=target,
+        base=base,
+        previous=before,
+        update=options.update,
+        update_all=options.update_all,
+        under=under,
+    )
+    return request, current and not options.update and not options.update_all
+
+
 def solve_request(
     access: Access, request: LockRequest, progress: Progress, *, build: bool = False
-) -> tuple[Lock, tuple[Behind, ...]]:
+) -> Solution:
     """A solution, and what of it is far behind. Nothing is written.
 
     Raises UnbuiltError where packages have no wheel, and with `build` where the newest releases of what the
@@ -227,6 +253,13 @@ def read_releases(
     """The releases of projects with their days, the oldest first; none where the index lists none."""
     listed = locker.projects(names, _empty_lock(locker, target, base))
     return {name: releases(name, files, target.python) for name, files in listed.items()}
+
+
+def unknown_system(access: Access, base: Base, names: Sequence[str], progress: Progress) -> tuple[str, ...]:
+    """The names that the archive of a base has no package for. Raises LockError, ToolError."""
+    mirror = debian_mirror(access)
+    with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
+        return archive.unknown(names)
 
 
 def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:

@@ -28,8 +28,16 @@ from imagefactory.recipes.read import read_each, read_file
 from imagefactory.render.define import define
 from imagefactory.stages.build import BuildOptions, build_image
 from imagefactory.stages.compile import BuildImage, CompileAsk, compile_in, refuse_amd
-from imagefactory.stages.lock import LockOptions, Relock, lock_target, solve_request, target_locker
-from imagefactory.stages.locked import lock_below, locks_below, read_target_lock
+from imagefactory.stages.lock import (
+    LockOptions,
+    Relock,
+    Solution,
+    lock_request,
+    lock_target,
+    solve_request,
+    target_locker,
+)
+from imagefactory.stages.locked import lock_below, locks_below
 
 ROUNDS = 20
 """Solutions at most: a wheel may require what its source did not say."""
@@ -61,9 +69,13 @@ def build_and_lock(
     if not folder.resolve().is_relative_to(factory.settings.root_path.resolve()):
         raise UsageError(f"{folder} is a link out of the project", hint="put a folder in its place")
     current, built = target, dict[str, tuple[BuiltWheel, bool]]()
+    text, solution = "", None
     for _ in range(ROUNDS):
-        missing = _missing(factory, current, options, progress)
-        if missing is None:
+        try:
+            solution = _solve(factory, current, options, progress)
+        except UnbuiltError as error:
+            missing = error
+        else:
             break
         if any(not row["possible"] for row in missing.packages):
             raise missing
@@ -79,35 +91,20 @@ def build_and_lock(
             tell(f"{wheel.path}: {'built' if fresh else 'there already, built'} from {wheel.source}")
             built[wheel.name] = wheel, fresh
             current = with_wheel(current, wheel)
+        text, current = _draft(factory, target, current, [one for one, _ in built.values()])
     else:
         raise LockError(f"{target.name}: {ROUNDS} solutions each lacked another wheel")
     if built:
-        factory, target = _write_recipe(factory, target, current, [one for one, _ in built.values()])
-    relock = lock_target(factory, target, options, progress)
+        factory, target = _write_recipe(factory, target, text)
+    relock = lock_target(factory, target, options, progress, solution)
     factory.layout.untag(reference(_build_target(target, (), ())))
     return BuiltLock(relock=relock, wheels=tuple(built.values()))
 
 
-def _missing(
-    factory: Factory, target: Target, options: LockOptions, progress: Progress
-) -> UnbuiltError | None:
-    try:
-        before = read_target_lock(factory, target)
-    except LockError:
-        before = None
-    request = LockRequest(
-        target=target,
-        base=factory.base_of(target),
-        previous=before,
-        update=options.update,
-        update_all=options.update_all,
-        under=lock_below(factory, target),
-    )
-    try:
-        solve_request(factory, request, progress, build=True)
-    except UnbuiltError as error:
-        return error
-    return None
+def _solve(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Solution | None:
+    """The solution of a target, None where its lock is as it must be. Raises as `solve_request`."""
+    request, current = lock_request(factory, target, options, progress)
+    return None if current else solve_request(factory, request, progress, build=True)
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -225,10 +222,13 @@ def _build_wheel(
     return wheel, made.made
 
 
-def _write_recipe(
+def _draft(
     factory: Factory, target: Target, wanted: Target, wheels: Sequence[BuiltWheel]
-) -> tuple[Factory, Target]:
-    """The recipe with the wheels, read again. Raises UsageError where its text does not say `wanted` then."""
+) -> tuple[str, Target]:
+    """The recipe's text with the wheels, and the target as it says it: the order of packages decides too.
+
+    Raises UsageError where the text does not say `wanted` then.
+    """
     folder = recipes_folder(factory.settings)
     path = folder / f"{target.family}.yaml"
     text, _ = read_file(path)
@@ -246,8 +246,14 @@ def _write_recipe(
     found = next((one for one in made if one.name == target.name), None)
     if found is None or _deciding(found) != _deciding(wanted):
         raise UsageError(f"{path}: the wheels cannot be written into it", hint=hint)
+    return written, found
+
+
+def _write_recipe(factory: Factory, target: Target, text: str) -> tuple[Factory, Target]:
+    """Write the recipe of a target and read it again. Raises UsageError for a file that cannot be written."""
+    path = recipes_folder(factory.settings) / f"{target.family}.yaml"
     try:
-        replace_text(path, written)
+        replace_text(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="check its permissions") from error
     whole = read_sound(factory.settings, factory.environ, factory.tell)

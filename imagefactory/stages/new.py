@@ -20,6 +20,7 @@ from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import (
     FactoryError,
     LockError,
+    ToolError,
     UnbuiltError,
     UnreachableError,
     UnsolvableError,
@@ -57,13 +58,22 @@ from imagefactory.recipes.framework_row import (
     pypi_name,
     within,
 )
+from imagefactory.recipes.image_parts import lose_debian
 from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.settings.files import FILE_NAME
-from imagefactory.stages.lock import explain_error, has_wheels, read_needs, read_releases, solve_target
+from imagefactory.stages.lock import (
+    explain_error,
+    has_wheels,
+    read_needs,
+    read_releases,
+    solve_target,
+    unknown_system,
+)
 from imagefactory.stages.locked import require_lock
+from imagefactory.stages.own_imports import add_needs
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
@@ -125,6 +135,9 @@ class Solver(Protocol):
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
         """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
 
+    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+        """The names that the archive of a base has no package for; none where it cannot be asked."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSolver:
@@ -132,6 +145,7 @@ class IndexSolver:
 
     factory: Factory
     progress: Progress
+    _system: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
 
     @cached_property
     def _locker(self) -> UvLocker:
@@ -154,6 +168,16 @@ class IndexSolver:
 
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
         return has_wheels(self._locker, target, base, pin)
+
+    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+        key = (base.name, *names)
+        if key not in self._system:
+            try:
+                self._system[key] = unknown_system(self.factory, base, names, self.progress)
+            except (LockError, ToolError) as error:
+                self.progress.note(f"the names of Debian packages were not checked: {error.message}")
+                self._system[key] = ()
+        return self._system[key]
 
 
 def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
@@ -353,7 +377,8 @@ class _Planner:
         """What the person says of the framework's version, and the file by its CUDA."""
         asked, framework = self._request, row.framework
         bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
-        cuda = "" if framework in self._elsewhere(row.wish).rows else asked.cuda or row.told_cuda()
+        cuda = asked.cuda or row.told_cuda() or row.named_beside()[1]
+        cuda = "" if framework in self._elsewhere(row.wish).rows else cuda
         if cuda and not (asked.version or row.version) and (within := row.range_with(cuda)):
             bounds.append(f"{framework}{within}")
         return bounds
@@ -482,7 +507,23 @@ class _Planner:
         pin = f"{row.framework}=={trial.versions.get(row.framework, version)}"
         if cuda := cuda_of(self._solver.needs(target, base, pin)):
             return (cuda,)
-        raise row.ask(version, "")
+        raise self._without_cuda(row, version)
+
+    def _without_cuda(self, row: Row, version: str) -> UsageError:
+        """The error for a release whose packages on PyPI bring no CUDA."""
+        conda, released = row.conda_name(), row.released_for(version)
+        if not conda or not released or not self._hints:
+            return row.ask(version, "")
+        asked = self._request
+        other = replace(asked, source="conda", framework=conda, version=version, cuda=released[0])
+        try:
+            _Planner(self._factory, other, self._solver, hints=False).of_its_own()
+        except FactoryError:
+            hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
+        else:
+            hint = f"take conda's: --source conda --framework {conda}={version} --cuda {released[0]}"
+        message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
+        return UsageError(message, hint=hint)
 
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
@@ -556,12 +597,16 @@ class _Planner:
         wish = read_wish(request.file, reading)
         empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)
         self.notes, self.lost = ([], [*wish.left, *wish.notes]) if empty else (wish.notes, wish.left)
+        if names := tuple(wish.parts.debian):
+            base = base_for(python, self._bases)
+            lose_debian(wish, self._solver.unknown_system(base, names), base.suite)
         if empty:
             raise UsageError(
                 f"nothing of {wish.file} can be taken over: it names no package that a recipe can have",
                 hint="name the file that lists the packages; code of your own comes by `files:` in a recipe "
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
+        add_needs(wish, self._factory.settings.root_path)
         return wish
 
     def _elsewhere(self, wish: Wish) -> IndexRows:
@@ -644,7 +689,7 @@ class _Planner:
 
     def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
         """What to take in place of a build that PyPI does not have."""
-        told, version = row.told_cuda(), self._request.version or row.version
+        told, version = row.meant_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
         ways = []
         for cuda in reversed(row.offers(newest) if self._hints else ()):
@@ -777,6 +822,9 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> I
             f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
             f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
         )
+    beside, major = Row(framework=choice.framework, source="pypi", wish=wish).named_beside()
+    if chosen and major == choice.cuda.partition(".")[0]:
+        yield f"{beside} is for CUDA {major}: so is {choice.framework}"
     if chosen:
         driver = cuda_floor(choice.cuda).driver
         needs = f"; it needs driver {driver} or newer" if driver else ""

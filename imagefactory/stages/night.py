@@ -11,21 +11,23 @@ again: images that are there are not built, sweeps that are underway are waited 
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from imagefactory.catalogue.model import SOON
 from imagefactory.errors import (
     EXIT_CHECK,
     EXIT_NOTHING_SELECTED,
     EXIT_USAGE,
+    FactoryError,
     NoGpuError,
     UsageError,
 )
 from imagefactory.factory import Factory
+from imagefactory.files import no_space
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.lock.history import HARMLESS_GIT
+from imagefactory.lock.git import ask_git
 from imagefactory.matrix.changes import (
     KeptPlan,
     NightReport,
@@ -53,10 +55,25 @@ from imagefactory.progress import Progress
 from imagefactory.recipes.expand import select
 from imagefactory.stages.night_steps import NightBench, Steps
 from imagefactory.stages.night_sweeps import collect_sweeps
-from imagefactory.stages.nights import BEFORE, NIGHT, SWEPT, killed_before, write_kept_plan, write_night
+from imagefactory.stages.nights import (
+    BEFORE,
+    NIGHT,
+    SWEPT,
+    has_reserve,
+    killed_before,
+    nights_folder,
+    release_reserve,
+    write_kept_plan,
+    write_night,
+)
 from imagefactory.stages.plan import Asking, inventory_devices, read_stages
+from imagefactory.stages.read_catalogue import kept_expiry
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, read_pool_stages
+from imagefactory.verdicts.claims import ProofAges
 
+EXPIRY = "catalog expiry"
+NIGHTS = "nights"
+"""What a failure is about where a night cannot be kept."""
 HOUR = timedelta(hours=1)
 
 
@@ -97,14 +114,8 @@ def night_since(factory: Factory, before: KeptPlan, told: NightTold) -> NightRep
 def last_commit(root: Path) -> datetime | None:
     """When a factory's repository last changed; None where git tells of none."""
     # The runner of CI that checked it out is not who asks.
-    command = ("git", "-c", "safe.directory=*", *HARMLESS_GIT, "-C", str(root), "log", "-1", "--format=%ct")
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    text = done.stdout.strip()
+    printed = ask_git(root, "log", "-1", "--format=%ct", options=("-c", "safe.directory=*"))
+    text = printed.decode("ascii", "replace").strip()
     return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
 
 
@@ -115,26 +126,34 @@ class _Night:
     folder: Path
     targets: tuple[Target, ...]
     steps: Steps
+    ages: ProofAges | None = None
 
     def run(self) -> NightReport:
         started, killed = self.steps.bench.clock(), killed_before(self.factory.settings)
         for fault in self.factory.faults:
             place, _, why = fault.partition(": ")
             self.steps.tell(NightRow(what=one_line(place), why=one_line(why), code=EXIT_USAGE))
+        if not has_reserve(self.factory.settings):
+            self.steps.fail(NIGHTS, no_space(nights_folder(self.factory.settings)))
         devices = self._devices()
         before: KeptPlan | None = None
         with self.steps.telling("plan"):
             plan = self._plan(devices)
             before = killed or keep_plan(plan, self._asked(devices))
-            write_kept_plan(self.folder / BEFORE, before)
+            with self.steps.telling(NIGHTS):
+                write_kept_plan(self.folder / BEFORE, before)
             built = self._build(plan)
             self._verify(plan, built, on_gpus=bool(devices))
         if self.ask.pool:
-            collect_sweeps(self.factory.settings, self.ask.wait, self.steps)
+            with self.steps.telling("collect"):
+                collect_sweeps(self.factory.settings, self.ask.wait, self.steps)
+        release_reserve(self.factory.settings)
         promotable = [one.name for one in self.targets]
         self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
         self.steps.do("reconcile", "reconcile")
-        self.steps.do("catalogue", "catalogue")
+        _, catalogue = self.steps.do("catalogue", "catalogue")
+        self.ages = _ages_in(catalogue.get("proofs"))
+        self._warn_of_expiry()
         self.steps.do("store", "store", "gc")
         after = before
         with self.steps.telling("plan"):
@@ -148,6 +167,23 @@ class _Night:
         return report
 
     def _report(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
+        report = self._compare(started, before, after)
+        try:
+            write_night(self.folder / NIGHT, report)
+        except (FactoryError, OSError) as error:
+            self.steps.fail(NIGHTS, error)
+            report = self._compare(started, before, after)
+        return report
+
+    def _warn_of_expiry(self) -> None:
+        """Nights that cannot sign are told until the last signed catalog expires: from a week before, of its
+        own."""
+        expires = kept_expiry(self.factory.settings)
+        if expires and expires - self.steps.bench.clock() < SOON:
+            why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
+            self.steps.tell(NightRow(what=EXPIRY, why=why, hint="imagefactory catalogue", code=EXIT_CHECK))
+
+    def _compare(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
         empty = self._asked(())
         told = NightTold(
             started=started,
@@ -155,10 +191,9 @@ class _Night:
             place=self._registry,
             failures=tuple(self.steps.failures),
             notes=tuple(self.steps.notes),
+            ages=self.ages,
         )
-        report = compare(before or empty, after or before or empty, told)
-        write_night(self.folder / NIGHT, report)
-        return report
+        return compare(before or empty, after or before or empty, told)
 
     def _asked(self, devices: tuple[PlanGpu, ...]) -> KeptPlan:
         return KeptPlan(
@@ -231,6 +266,18 @@ class _Night:
             name = one.target.name
             image = name if name in built else f"{name}@{one.image}"
             self.steps.do(name, "verify", "--registry", self._registry, "--promote", image)
+
+
+def _ages_in(proofs: object) -> ProofAges | None:
+    """What the catalog's own command says of the age of its verdicts, in its JSON."""
+    if not isinstance(proofs, dict) or not isinstance(proofs.get("lapsing"), int):
+        return None
+    oldest = proofs.get("oldest")
+    try:
+        made = datetime.fromisoformat(oldest) if oldest else None
+    except (TypeError, ValueError):
+        return None
+    return ProofAges(oldest=made, lapsing=proofs["lapsing"])
 
 
 def _both(there: TargetStatus, here: TargetStatus) -> TargetStatus:

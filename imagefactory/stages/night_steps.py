@@ -47,7 +47,11 @@ class Steps:
         """Runs a command of this program, and tells its errors but for those of the code that is `expected`
         (with `of`, of that name alone). Gives its exit code and its JSON."""
         with self.progress.stage(f"{words[0]} {what}" if what != words[0] else what):
-            code, said = self.bench.run((*words, "--json"))
+            try:
+                code, said = self.bench.run((*words, "--json"))
+            except (FactoryError, OSError) as error:
+                self.fail(what, error)
+                return EXIT_BUILD, {}
         told = _document(said)
         errors = [row for row in told.get("errors", ()) if isinstance(row, dict)]
         for row in errors:

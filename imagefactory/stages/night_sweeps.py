@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,8 @@ POLL = 30.0
 """Seconds between two looks at the sweeps that are waited for."""
 BETWEEN = 20
 """Looks between two collections of what has come so far: ten minutes."""
+_OF_ONE = re.compile(r"\bslot[0-9_]+@|(?<=\bdir)_[0-9]+\b")
+"""What of a reason differs from job to job, though its cause is one."""
 PATIENCE = 40
 """How many looks in a row the pool may not answer: an access point takes minutes to start again."""
 
@@ -101,11 +104,16 @@ def _unproven(told: Mapping[str, Any]) -> Iterator[NightRow]:
     """What of a sweep has ended and is not verified, of the JSON of `collect`."""
     for row in told.get("results", ()):
         if row.get("outcome") not in (None, Outcome.VERIFIED):
-            why = one_line(f"{row['outcome']}: {row['reason']}")
+            machine = str(row.get("machine") or "")
+            reason = _OF_ONE.sub("", str(row["reason"]))
+            why = one_line(
+                f"{row['outcome']}: {reason.replace(machine, 'its machine') if machine else reason}"
+            )
             yield NightRow(
                 what=row["target"],
                 on=row["capability"],
                 why=why,
                 hint=f"its logs: {row['kit']}",
                 code=EXIT_CHECK,
+                machines=(machine,) if machine else (),
             )

@@ -9,6 +9,8 @@ from imagefactory.settings.load import ENVIRONMENT_PREFIX, LEDGER_KEY
 
 NAME = "imagefactory-night"
 AT = "*-*-* 02:17"
+PREFIXES = (ENVIRONMENT_PREFIX, "SBATCH_")
+POOL_VARIABLES = ("PATH", "SLURM_CONF", "CONDOR_CONFIG")
 _SERVICE = """\
 # Written by `imagefactory night --install`.
 [Unit]
@@ -34,7 +36,8 @@ WantedBy=timers.target
 
 
 def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The files by their names. The service gets this shell's PATH and settings, the secret one not.
+    """The files by their names. The service gets this shell's PATH and settings, also those of the pool's own
+    commands, but no secret.
 
     Raises UsageError for a folder that a line of such a file cannot name.
     """
@@ -46,7 +49,7 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
     kept = {
         name: text
         for name, text in sorted(environ.items())
-        if name == "PATH" or (name.startswith(ENVIRONMENT_PREFIX) and name != LEDGER_KEY)
+        if name in POOL_VARIABLES or (name.startswith(PREFIXES) and name != LEDGER_KEY)
     }
     lines = "".join(f"Environment={_quoted(f'{name}={text}')}\n" for name, text in kept.items())
     # A `$` begins a variable on ExecStart= alone.

@@ -4,11 +4,15 @@
                   log.txt        each command that it ran, and all that it said
                   night.json     what it changed; missing where it was killed
                   sweep          the folder of its sweep, where it made one
+<store>/nights/.reserve          room on the disk, given back for the end of a night
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,13 +22,17 @@ from imagefactory.documents import format_value, parse_value
 from imagefactory.errors import FactoryError, UsageError
 from imagefactory.files import entries_of, explain_full_disk, held_alone, remove_inside, replace_text
 from imagefactory.matrix.changes import KeptPlan, NightReport
+from imagefactory.oci.layout import Layout
 from imagefactory.settings.load import Settings
 from imagefactory.sweeps.sweep_file import SWEEP
 
 KEPT = 60
 """Nights that are kept; older ones are dropped, and their sweeps with them."""
+RESERVE = 4 << 20
+"""Bytes of the disk that are kept for a night's log, summary and mail."""
 PLAN_FORMAT, NIGHT_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
 BEFORE, LOG, NIGHT, SWEPT = "before.json", "log.txt", "night.json", "sweep"
+RESERVED = ".reserve"
 
 
 def nights_folder(settings: Settings) -> Path:
@@ -37,6 +45,7 @@ def one_night(settings: Settings) -> Iterator[None]:
 
     Raises UsageError where another is at work.
     """
+    Layout(settings.store_path).make()
     lock = nights_folder(settings) / ".lock"
     refusal = UsageError(
         f"another night is at work in {nights_folder(settings)}",
@@ -47,14 +56,45 @@ def one_night(settings: Settings) -> Iterator[None]:
 
 
 def new_night(settings: Settings, name: str) -> Path:
-    """The folder of a night that begins; what is older than the last KEPT goes."""
+    """Make the folder of a night that begins; what is older than the last KEPT goes.
+
+    Without room for it, it is a temporary folder elsewhere. Raises StoreError where there is none either.
+    """
+    Layout(settings.store_path).make()
     folders = _nights(settings)
     for folder in folders[: max(len(folders) - KEPT + 1, 0)]:
         _drop(settings, folder)
     folder = nights_folder(settings) / name
-    with explain_full_disk(folder.parent):
-        folder.mkdir(parents=True)
+    keep_reserve(settings)
+    try:
+        folder.mkdir()
+    except OSError:
+        with explain_full_disk(folder.parent):
+            return Path(tempfile.mkdtemp(prefix="imagefactory-night-"))
     return folder
+
+
+def keep_reserve(settings: Settings) -> None:
+    """Take RESERVE bytes of the disk for the end of a night, unless less would be free then."""
+    path = nights_folder(settings) / RESERVED
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.exists() and path.stat().st_size == RESERVE):
+            path.write_bytes(os.urandom(RESERVE))  # a file system may pack or leave out zeros
+        if shutil.disk_usage(path.parent).free < RESERVE:
+            release_reserve(settings)
+    except OSError:
+        release_reserve(settings)
+
+
+def has_reserve(settings: Settings) -> bool:
+    return (nights_folder(settings) / RESERVED).exists()
+
+
+def release_reserve(settings: Settings) -> None:
+    """Give it back: what is written next has room, on a disk that was filled meanwhile."""
+    with suppress(OSError):
+        (nights_folder(settings) / RESERVED).unlink()
 
 
 def _nights(settings: Settings) -> list[Path]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.access import open_registry, registry_place, repository_of
+from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.errors import (
     LockError,
     NothingSelectedError,
     RecipeError,
+    RegistryError,
     StaleError,
     StoreError,
     UsageError,
@@ -38,6 +39,7 @@ from imagefactory.stages.build import find_built
 from imagefactory.stages.locked import base_state, require_lock
 from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import Judge
+from imagefactory.verdicts.model import Standing
 from imagefactory.versions import natural
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -45,10 +47,14 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store."""
+    """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store.
+
+    `also` is a registry that is asked beside the store, empty for none.
+    """
 
     now: datetime
     registry: str = ""
+    also: str = ""
 
 
 def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[TargetStatus, ...]:
@@ -56,7 +62,10 @@ def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> 
 
     Raises UsageError for no registry, RegistryError for one that cannot be asked.
     """
-    look = _look_in_registry(factory, asking) if asking.registry else _look_in_store(factory, asking)
+    if asking.registry:
+        look = _look_in_registry(factory, asking)
+    else:
+        look = _look_in_both(factory, asking) if asking.also else _look_in_store(factory, asking)
     bases = {base.name: base_state(factory, base) for base in factory.bases}
     return tuple(
         TargetStatus(
@@ -110,10 +119,33 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
     return look
 
 
-def _look_in_registry(factory: Factory, asking: Asking) -> Look:
+def _look_in_both(factory: Factory, asking: Asking) -> Look:
+    """The registry's candidate, else the store's image. A registry that does not answer is reported."""
+    in_store = _look_in_store(factory, asking)
+    try:
+        in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
+    except RegistryError as error:
+        factory.tell(f"note: this plan knows only what the store here has: {error.message}")
+        return in_store
+
+    def look(stage: TargetStatus) -> TargetStatus:
+        found, there = in_store(stage), in_registry(stage)
+        if there.missing:
+            return found
+        if there.image != found.image:
+            return there
+        revoked_last = sorted(
+            (*found.verdicts, *there.verdicts), key=lambda one: one.standing is Standing.REVOKED
+        )
+        verdicts = {one.name: one for one in revoked_last}
+        return replace(there, evidence=found.evidence, verdicts=tuple(verdicts.values()))
+
+    return look
+
+
+def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False) -> Look:
     host, path = registry_place(factory, asking.registry)
-    registry, judge = open_registry(factory, host), Judge(factory, asking.now)
-    registry.check()
+    registry, judge = open_answering(factory, host, hurried=hurried), Judge(factory, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target

@@ -109,7 +109,7 @@ def port_models(
     Raises NoGpuError where a runtime needs a GPU and this machine has none, UsageError for a runtime that an
     image lacks and for models that cannot be shown, CheckFailedError where a program did not come to its end.
     """
-    models, key = shown_models(factory, options.models), signing_key(factory)
+    models, key = shown_models(factory, options.models), signing_key(factory, bench.clock())
     source = choose_image(factory, name, options.registry, progress, gpu=False)
     groups = _groups(factory, source, options.to, progress)
     hardware = bench.evidence.read() if any(group.gpu for group in groups) else None

@@ -21,9 +21,11 @@ from imagefactory.oci.candidates import (
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.progress import Progress
+from imagefactory.stages.audit import log_acts
 from imagefactory.stages.candidates import Promoting, read_candidates
 from imagefactory.stages.statements import writing
-from imagefactory.stages.verdicts import read_court
+from imagefactory.stages.verdicts import called, read_court
+from imagefactory.verdicts.audit import PROMOTE, AuditEntry
 from imagefactory.verdicts.tags import PromotionRule, TagFate, decide_tags
 
 if TYPE_CHECKING:
@@ -66,10 +68,33 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
             fates = decide_tags(rule, [one.candidate for one in read], tags)
             faults = () if promoting.dry_run else _move_all(place, fates)
             if faults is not None:
+                _log(access, promoting, fates, faults)
                 return Promotion(target=promoting.target.name, place=str(place), fates=fates, faults=faults)
     raise RegistryError(
         f"{place}: others keep moving the tags of {promoting.target.name}",
         hint="one promoter at a time: run it again when the other has ended",
+    )
+
+
+def _log(
+    access: Access,
+    promoting: Promoting,
+    fates: Sequence[TagFate],
+    faults: Sequence[tuple[str, FactoryError]],
+) -> None:
+    failed = {tag for tag, _ in faults}
+    moved = [fate for fate in fates if fate.moved and fate.tag not in failed and not promoting.dry_run]
+    log_acts(
+        access,
+        [
+            AuditEntry(
+                action=PROMOTE,
+                what=f"{fate.tag} -> {fate.after or 'removed'}",
+                where=called(promoting.place),
+                why=fate.why,
+            )
+            for fate in moved
+        ],
     )
 
 

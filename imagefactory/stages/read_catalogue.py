@@ -1,45 +1,40 @@
 """Where a catalogue is read: a file, the registry, or the factory itself, made there at once.
 
-    <cache>/catalogues/<64 hex>                     what was fetched, by the digest of its layer
-    <cache>/catalogues-seen/<64 hex>                when the newest was made that a place had, by its name
+How it lies in a registry is said in catalogue/package.py, what a reader keeps of it in kept_catalogue.py.
+What is kept is looked at as strictly as what comes: its digest, its signature, its time. One request asks
+which one is current. Whoever can move that tag cannot bring back an older one, without what was revoked
+since, for who saw the newer one.
 
-How it lies in a registry is said in catalogue/package.py. What is cached is looked at as strictly as what
-comes: its digest, its signature, its time. One request asks which one is current. Whoever can move that tag
-cannot bring back an older one, without what was revoked since, for who saw the newer one.
+A place that cannot be read gives way to its mirrors, and these to the copy that is kept here. A catalog that
+comes and is refused gives way to nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place
 from imagefactory.catalogue.document import LARGEST, open_catalogue
-from imagefactory.catalogue.model import Catalogue
-from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
-from imagefactory.documents import format_time
-from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.catalogue.model import Catalogue, CatalogueSource
+from imagefactory.catalogue.package import catalogue_place, pack, parse_layer, unpack
+from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory, is_factory, read_factory
-from imagefactory.files import remove_inside, replace_text, replacing
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select_one
+from imagefactory.settings.choices import Setting, listed
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
-from imagefactory.verdicts.trust import read_trust
-
-KEPT = 4  # in the cache
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+from imagefactory.stages.kept_catalogue import KeptCatalogue
+from imagefactory.verdicts.trust import Trust, read_trust
+from imagefactory.web import HURRIED, Patience
 
 
 def read_catalogue(
@@ -49,23 +44,140 @@ def read_catalogue(
 
     In a factory only its own file and the environment name another: what a user or a site set is for those
     who have none. A factory's own is made now, of the target `name` alone (empty: of all), and nobody signed
-    it. Any other must be signed by a key that is trusted here, and hold. Raises UsageError where none is
-    named, StatementError for one that is refused, RegistryError for one that cannot be had.
+    it. Any other must be signed by a key that is trusted here, and hold. Where the registry does not answer,
+    it comes from a mirror or is the copy that is kept here: `source` and `notes` say so.
+
+    Raises UsageError where none is named, StatementError for one that is refused, RegistryError for one that
+    cannot be had.
     """
     place = settings.catalogue.value
+    reader = _Reader(settings=settings, environ=environ, trust=read_trust(settings.files), now=now)
     if is_factory(settings) and not (place and _near(settings)):
-        factory = read_factory(settings, environ)
+        factory, registry = read_factory(settings, environ), settings.registry.value
         targets = (select_one(factory.targets, name),) if name else factory.targets
-        making = CatalogueMaking(targets=targets, now=now, named=bool(name))
-        return catalogue_of(factory, making, Quiet()).catalogue
-    if place.startswith("/"):
-        where, data = place, _read_file(Path(place))
-    else:
-        reference = catalogue_place(place or settings.registry.value)
-        where, data = str(reference), _read_registry(settings, environ, reference)
-    catalogue = open_catalogue(unpack(data, where), read_trust(settings.files), now, where)
-    _refuse_older(settings.cache_path / "catalogues-seen", where, catalogue.made)
-    return catalogue
+        kept = reader.kept(registry) if registry else None
+        hurried = kept is not None and kept.path.exists()
+        making = CatalogueMaking(targets=targets, now=now, named=bool(name), hurried=hurried)
+        try:
+            return replace(catalogue_of(factory, making, Quiet()).catalogue, source=CatalogueSource.MADE)
+        except RegistryError as error:
+            if kept is None:
+                raise
+            return reader.read_kept(kept, error)
+    return reader.read(place or settings.registry.value)
+
+
+def place_name(place: str) -> str:
+    """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or a file's path."""
+    return place if place.startswith("/") else str(catalogue_place(place))
+
+
+def keep_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
+    """Keep what was just published, for this machine's own commands while the registry is down."""
+    KeptCatalogue(cache=settings.cache_path, where=place_name(registry)).write(pack(envelope), made)
+
+
+def kept_expiry(settings: Settings) -> datetime | None:
+    """Return when the newest signed catalog of the setting `registry` expires that this machine knows of."""
+    kept = KeptCatalogue(cache=settings.cache_path, where=place_name(settings.registry.value))
+    try:
+        made = datetime.fromisoformat(kept.seen())
+        data = unpack(kept.read(), kept.where)
+        return open_catalogue(data, read_trust(settings.files), made, kept.where).expires
+    except (ValueError, FactoryError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """By whose settings a catalog is read, by whose trust, and when."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    trust: Trust
+    now: datetime
+
+    def kept(self, place: str) -> KeptCatalogue:
+        return KeptCatalogue(cache=self.settings.cache_path, where=place_name(place))
+
+    def read(self, place: str) -> Catalogue:
+        """The catalog of a place, else of its mirrors, else the copy that is kept."""
+        kept, mirrors = self.kept(place), _mirrors(self.settings)
+        try:
+            data = self._fetch(place, kept, HURRIED if mirrors or kept.path.exists() else None)
+        except (RegistryError, UsageError) as error:
+            return self._read_elsewhere(kept, mirrors, error)
+        return self._noted(self._open(kept, data, kept.where))
+
+    def _read_elsewhere(
+        self, kept: KeptCatalogue, mirrors: tuple[str, ...], error: RegistryError | UsageError
+    ) -> Catalogue:
+        faults = [error.message]
+        for mirror in mirrors:
+            where = place_name(mirror)
+            try:
+                found = self._open(kept, self._fetch(mirror, kept, HURRIED), where)
+            except (RegistryError, UsageError, StatementError) as fault:
+                faults.append(f"its mirror {where}: {fault.message}")
+                continue
+            said = f"this is the catalog of its mirror {where}, {age_of(found, self.now)}"
+            return self._noted(replace(found, source=CatalogueSource.MIRROR), *faults, said)
+        return self.read_kept(kept, error, tuple(faults))
+
+    def read_kept(
+        self, kept: KeptCatalogue, error: RegistryError | UsageError, faults: tuple[str, ...] = ()
+    ) -> Catalogue:
+        """The kept copy in place of what cannot be read. Raises `error` where there is none that is valid."""
+        if not (data := kept.read()):
+            raise error
+        try:
+            found = open_catalogue(unpack(data, kept.where), self.trust, self.now, "the copy kept here")
+            kept.refuse_older(found.made)
+        except StatementError as fault:
+            raise type(error)(f"{error.message}\n{fault.message}", hint=error.hint) from error
+        said = f"this is the catalog that is kept here, {age_of(found, self.now)}"
+        return self._noted(replace(found, source=CatalogueSource.KEPT), *(faults or (error.message,)), said)
+
+    def _open(self, kept: KeptCatalogue, data: bytes, where: str) -> Catalogue:
+        """The catalog in these bytes, kept from now on. Raises StatementError for one that is refused."""
+        found = open_catalogue(unpack(data, where), self.trust, self.now, where)
+        kept.refuse_older(found.made)
+        kept.write(data, found.made)
+        return found
+
+    def _noted(self, catalogue: Catalogue, *notes: str) -> Catalogue:
+        if catalogue.expires_soon(self.now):
+            days = (catalogue.expires - self.now).days
+            when = f"{catalogue.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
+            notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
+        return replace(catalogue, notes=notes)
+
+    def _fetch(self, place: str, kept: KeptCatalogue, patience: Patience | None) -> bytes:
+        if place.startswith("/"):
+            return _read_file(Path(place))
+        access = Access(settings=self.settings, environ=self.environ)
+        return _read_registry(access, catalogue_place(place), kept.read(), patience)
+
+
+def age_of(catalogue: Catalogue, now: datetime) -> str:
+    """`3 days old, valid until 2026-12-20`; hours within the first two days."""
+    age = max(now - catalogue.made, timedelta(0))
+    count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
+    return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalogue.expires:%Y-%m-%d %H:%M} UTC"
+
+
+def _mirrors(settings: Settings) -> tuple[str, ...]:
+    """The mirrors of the catalog: none where a nearer file, or the environment, names another catalog."""
+
+    def distance(setting: Setting) -> int:
+        known = [str(path) for path in settings.files]
+        if setting.origin.startswith("$"):
+            return -1
+        return known.index(setting.origin) if setting.origin in known else len(known)
+
+    named = settings.catalogue if settings.catalogue.value else settings.registry
+    mirrors = settings.catalogue_mirrors
+    return listed(mirrors.value) if distance(mirrors) <= distance(named) else ()
 
 
 def keep_former(factory: Factory, made: MadeCatalogue, registry: str, now: datetime) -> MadeCatalogue:
@@ -76,7 +188,7 @@ def keep_former(factory: Factory, made: MadeCatalogue, registry: str, now: datet
     host, path = registry_place(factory, registry)
     reference = catalogue_place(f"{host}/{path}" if path else host)
     try:
-        data = unpack(_read_registry(factory.settings, factory.environ, reference), str(reference))
+        data = unpack(_read_registry(factory, reference), str(reference))
         former = open_catalogue(data, read_trust(factory.settings.files), now, str(reference))
     except (RegistryError, StatementError):  # there is none, or none that holds
         return made
@@ -84,24 +196,6 @@ def keep_former(factory: Factory, made: MadeCatalogue, registry: str, now: datet
     kept = tuple(image for image in former.images if image.family not in known)
     catalogue = replace(made.catalogue, images=(*made.catalogue.images, *kept))
     return replace(made, catalogue=catalogue, kept=tuple(image.target for image in kept))
-
-
-def _refuse_older(folder: Path, where: str, made: datetime) -> None:
-    """Remembers when the newest catalogue of a place was made. A cache that fails remembers nothing.
-
-    Raises StatementError for one that is older.
-    """
-    path, text = folder / hashlib.sha256(os.fsencode(where)).hexdigest(), format_time(made)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        seen = path.read_text(encoding="ascii")
-        if _TIME.fullmatch(seen) and seen > text:
-            raise StatementError(
-                f"{where} is refused: it was made at {text}, and one of {seen} was there before",
-                hint=f"ask whoever runs the factory for a new one; if they went back to this one: rm {path}",
-            )
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(path, text)
 
 
 def _near(settings: Settings) -> bool:
@@ -127,10 +221,13 @@ def _read_file(path: Path) -> bytes:
 # --- from a registry -----------------------------------------------------------------------------
 
 
-def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
-    access = Access(settings=settings, environ=environ)
-    asked = resolve(reference, settings.mirror_map)
-    place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
+def _read_registry(
+    access: Access, reference: Reference, kept: bytes = b"", patience: Patience | None = None
+) -> bytes:
+    """The layer's bytes: those that are `kept`, where they are the same."""
+    asked = resolve(reference, access.settings.mirror_map)
+    store = open_registry(access, asked.registry, patience=patience)
+    place = Place(store=store, repository=asked.repository)
     manifest = place.store.manifest(place.repository, asked.wanted)
     if manifest is None:
         raise RegistryError(
@@ -139,35 +236,6 @@ def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Re
             "one by imagefactory catalogue",
         )
     layer = parse_layer(manifest[1], str(asked))
-    return _cached(settings.cache_path / "catalogues", layer, lambda: _fetch(place, layer))
-
-
-def _fetch(place: Place, layer: Descriptor) -> bytes:
+    if f"sha256:{hashlib.sha256(kept).hexdigest()}" == layer.digest:
+        return kept
     return b"".join(place.store.read(place.repository, layer))
-
-
-def _cached(folder: Path, layer: Descriptor, fetch: Callable[[], bytes]) -> bytes:
-    """The layer's bytes, from the cache where they are whole there. A cache that fails is none."""
-    path = folder / layer.digest.removeprefix("sha256:")
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == layer.size:
-            data = path.read_bytes()
-            if f"sha256:{hashlib.sha256(data).hexdigest()}" == layer.digest:
-                os.utime(path)  # the last asked for is the last to go
-                return data
-    data = fetch()
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(data)
-        _forget_old(folder)
-    return data
-
-
-def _forget_old(folder: Path) -> None:
-    for path in sorted(_files(folder), key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
-        remove_inside(folder, path)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.is_file())

@@ -22,7 +22,7 @@ from imagefactory.matrix.changes import NightReport
 from imagefactory.matrix.combos import Combo
 from imagefactory.model import Target
 from imagefactory.pools.model import ImageKind
-from imagefactory.pools.sites import find_site
+from imagefactory.pools.sites import site_of
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
 from imagefactory.stages.nights import last_night
@@ -107,7 +107,7 @@ def _submit(image: ReportImage, trust: Trust, settings: Settings, now: datetime)
         return ReportSubmit(why=image.block)
     ask = SubmitAsk(
         target=image.target,
-        site=find_site(settings.site.value),
+        site=site_of(settings.site.value, settings),
         kind=None,
         folder=settings.sif_folder.value,
         run=SubmitRun(name=image.target, executable=""),

@@ -189,6 +189,7 @@ def _offer(
         judged=found.judged,
         envelopes=(),
         revocations=(),
+        revoked=found.revoked,
     )
     image = describe_image(factory, target, root, manifest)
     sifs = tuple(_sifs(surveyed, found))

@@ -31,7 +31,7 @@ from imagefactory.verify.model import Subject
 class Revoking:
     """What is taken back where: `wanted` is a tag or digest of `place`; the rest is as Withdrawal has it.
 
-    Of the digests in `verdicts` the first digits are enough.
+    Of the digests in `verdicts` the first digits are enough. `target` is what the image is called.
     """
 
     place: Place
@@ -40,6 +40,7 @@ class Revoking:
     now: datetime
     capability: str = ""
     verdicts: tuple[str, ...] = ()
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
     # A clock that goes before this one dated some of them ahead, and those are meant as well.
     until = max((judgement.verdict.issued for judgement in good if judgement.verdict), default=revoking.now)
     withdrawal = Withdrawal(
-        subject=subject,
+        subject=replace(subject, target=revoking.target),
         why=revoking.why,
         verdicts=tuple(_whole_digest(digits, judged) for digits in revoking.verdicts),
         capability=revoking.capability,

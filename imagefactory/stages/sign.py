@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import StatementError
+from imagefactory.documents import format_time
+from imagefactory.errors import CheckFailedError, StatementError
 from imagefactory.settings.load import read_ledger_key
 from imagefactory.verdicts.envelope import format_json
 from imagefactory.verdicts.keys import SigningKey, find_key, read_signing_key
@@ -38,10 +39,26 @@ class SignedReport:
     why: str
 
 
-def signing_key(access: Access) -> SigningKey | None:
-    """The key that signs on this machine, None where it holds none. Raises for one that cannot be used."""
-    path = find_key(access.settings.signing_key.value, access.environ)
-    return read_signing_key(path) if path else None
+def signing_key(access: Access, now: datetime) -> SigningKey | None:
+    """Return the key that signs on this machine at `now`, None if there is none.
+
+    Raises CheckFailedError for a retired key, UsageError and StatementError for one that cannot be used.
+    """
+    trust, named = read_trust(access.settings.files), access.settings.signing_key
+    path = find_key(named.value, access.environ, trust.periods, now)
+    if path is None:
+        return None
+    key = read_signing_key(path)
+    trusted = trust.key(key.keyid)
+    if trusted and trusted.until <= now:
+        hint = "replace it by a new key: imagefactory keys rotate"
+        if named.value:
+            hint = f"name the new key in signing-key ({named.origin}), or remove that setting"
+        raise CheckFailedError(
+            f"the key '{key.name}' is retired since {format_time(trusted.until)}, and signs nothing",
+            hint=hint,
+        )
+    return key
 
 
 def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: datetime) -> SignedReport:

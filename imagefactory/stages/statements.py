@@ -19,6 +19,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
+from imagefactory.stages.audit import log_statements
 from imagefactory.stages.verdicts import ANY, called, local_place, place_of
 from imagefactory.verdicts.attached import Journal, Statement, attach, put_all
 from imagefactory.verdicts.statement import Signed
@@ -111,6 +112,9 @@ def attach_all(
         put = put_all(place, tuple(statements.values()), workers=workers)
     for number, fault in zip(statements, put, strict=True):
         faults[number] = fault
+    log_statements(
+        access, called(place), [one for one, fault in zip(statements.values(), put, strict=True) if not fault]
+    )
     return tuple(faults)
 
 
@@ -136,7 +140,9 @@ def attach_to(access: Access, place: Place, wanted: Attaching, progress: Progres
     there = read_manifest(place, wanted.subject.manifest).descriptor
     statement = Statement(kind=wanted.kind, subject=there, envelope=wanted.envelope, until=wanted.until)
     with writing(access, place, progress) as journal:
-        return attach(place, statement, journal)
+        digest = attach(place, statement, journal)
+    log_statements(access, called(place), (statement,))
+    return digest
 
 
 @contextmanager

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from imagefactory.access import Access, cache_lock
 from imagefactory.engines.conda.prefix import remove_extracted
-from imagefactory.errors import RegistryError, StoreError
+from imagefactory.errors import RegistryError, StoreError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import Removal, unseal, used_by_nobody
+from imagefactory.files import Removal, entries_of, unseal, used_by_nobody
 from imagefactory.lock.debian.file import parse_base_lock, read_base_lock
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.oci.check import Checked, Fault, check
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Progress
 from imagefactory.stages.locked import read_target_lock
+from imagefactory.stages.sweep import sweeps_folder
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.sweeps.sweep_file import ID, read_collected
+from imagefactory.sweeps.underway import InHand, state_of
 from imagefactory.verdicts.attached import Journal
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject
+
+KEPT = timedelta(days=60)
+"""How long a sweep is kept; what it brings back can be signed for 14 days (verify/nonces.py)."""
 
 
 def worth_keeping(access: Access, now: datetime) -> tuple[str, ...]:
@@ -71,6 +79,31 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> Rem
                 removal.remove(path)
         remove_extracted(cache, removal)
     return removal
+
+
+def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
+    """Remove the store's sweeps that were made more than KEPT ago, whose results cannot be signed any more.
+
+    A sweep with a verdict that is signed and not attached yet stays.
+    """
+    removal = Removal(access.layout.path, dry_run=dry_run)
+    for folder in entries_of(sweeps_folder(access.settings)):
+        named = ID.fullmatch(folder.name)
+        with suppress(ValueError):  # digits that are not a date
+            made = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
+            if made + KEPT < now and not _is_waiting(folder):
+                removal.remove(folder)
+    return removal
+
+
+def _is_waiting(folder: Path) -> bool:
+    try:
+        nodes = read_collected(folder)
+    except UsageError:
+        return False
+    return any(
+        state_of(node.result.outcome, node) is InHand.NOT_ATTACHED for node in nodes if not node.attached
+    )
 
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +18,11 @@ from pathlib import Path
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
+from imagefactory.pools.faults import FailedMachine, read_failed_machines
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
+    CapableMachines,
     ImageKind,
     Inventory,
     JobLimits,
@@ -30,7 +32,8 @@ from imagefactory.pools.model import (
     Pools,
     Sweep,
 )
-from imagefactory.pools.sites import GENERIC, find_site
+from imagefactory.pools.own_commands import names_of
+from imagefactory.pools.sites import GENERIC, check_needs, find_site, own_of
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
@@ -55,6 +58,8 @@ from imagefactory.verify.suite_files import suite_digest
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a pool calls a job: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"
+WRITTEN = frozenset({"request_memory", "request_disk"})
+"""What a sweep's jobs always say, of what sites refuse jobs without."""
 FAILED = "failed"
 """The rule of a cell whose image could not be had."""
 
@@ -79,13 +84,17 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet."""
+    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
+
+    `own` is what the settings add to its jobs.
+    """
 
     plan: SweepPlan
     inventory: Inventory
     place: ImagePlace
     id: str
     options: SweepOptions
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +116,10 @@ def prepare_sweep(
 ) -> Prepared:
     """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
     check_limits(options.limits)
-    find_site(options.site)
+    own = own_of(options.pool, factory.settings)
+    site = find_site(options.site)
+    if options.pool == HTCONDOR:
+        check_needs(site, WRITTEN | names_of(own))
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or factory.settings.registry.value
@@ -119,7 +131,7 @@ def prepare_sweep(
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
-    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
+    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options, own=own)
 
 
 def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
@@ -181,6 +193,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", hint="name a new folder: --folder DIR")
+    factory.layout.make()
     order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
     kits: list[NodeKit] = []
     faults: list[tuple[str, FactoryError]] = []
@@ -208,12 +221,31 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         left_out=tuple(left_out),
         limits=prepared.options.limits,
         pool=prepared.options.pool,
+        own=prepared.own,
+        machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     ledger(factory).issue_all(runs, sweep.made)
     write_sweep_file(folder, sweep)
     bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
+
+
+def capable_machines(inventory: Inventory, capabilities: Collection[str]) -> tuple[CapableMachines, ...]:
+    """The machines of a pool by capability, those that are asked for alone. Pure.
+
+    Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
+    """
+
+    def names(capability: str) -> Iterator[str]:
+        for machine in inventory.machines:
+            if any(gpu.capability == capability for gpu in machine.gpus):
+                yield machine.name.rpartition("@")[2]
+
+    return tuple(
+        CapableMachines(capability=capability, machines=tuple(dict.fromkeys(names(capability))))
+        for capability in sorted(capabilities)
+    )
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
@@ -261,7 +293,10 @@ def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked."""
+    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked.
+
+    `machines` are those that failed jobs.
+    """
 
     folder: Path
     sweep: Sweep
@@ -269,6 +304,7 @@ class SweepStatus:
     jobs: tuple[str, ...]
     driven: bool | None
     collected: tuple[CollectedNode, ...]
+    machines: tuple[FailedMachine, ...] = ()
 
     @property
     def ended(self) -> int:
@@ -299,6 +335,7 @@ def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatu
         jobs=read_submitted(folder),
         driven=driven,
         collected=read_collected(folder),
+        machines=read_failed_machines(folder, sweep),
     )
 
 

@@ -153,7 +153,7 @@ def _survey(access: Access, stage: TargetStatus, asked: TablesAsked, progress: P
     for place in _places(access, target.family, asked.registry):
         images = list_verdicts(access, Promoting(target=target, place=place, now=asked.now), progress)
         every += [(place, image) for image in images]
-        for digest in _sifs(place, target, images):
+        for digest in sifs_of(place, target, images):
             files.append((place, find_in(access, place, read_subject(place, digest), court)))
     return Surveyed(stage=stage, images=tuple(every), sifs=tuple(files))
 
@@ -170,10 +170,11 @@ def _entry(surveyed: Surveyed) -> ComboEntry:
         judged=tuple(artifact.judged for artifact in artifacts),
         required=tuple(parse_capability(capability) for capability in target.capabilities),
         block=stage.block or ("" if artifacts else stage.missing),
+        revoked=tuple(row for _, found in (*surveyed.images[:1], *surveyed.sifs) for row in found.revoked),
     )
 
 
-def _sifs(place: Place, target: Target, found: Sequence[Found]) -> list[str]:
+def sifs_of(place: Place, target: Target, found: Sequence[Found]) -> list[str]:
     """The .sif files that were made of these images, and those that have tags of the target."""
     store, plain = place.store, plain_tag(target)
     made = [
@@ -287,7 +288,7 @@ def survey_catalogue(
         place=settings.catalogue.value or settings.registry.value,
         combos=combos,
         ranges=make_ranges(combos),
-        notes=notes,
+        notes=(*catalogue.notes, *notes),
     )
     return tables, offers
 
@@ -309,6 +310,11 @@ def _offered(offer: Offer) -> ComboEntry:
             for capability, claim in claims.items()
         },
         required=tuple(parse_capability(capability) for capability in image.required),
+        revoked=tuple(
+            row
+            for subject in (image.subject, *(one.sif.subject for one in offer.sifs))
+            for row in image.revoked_of(subject)
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from imagefactory.lock.debian.file import write_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.model import BaseLock, Lock
 from imagefactory.progress import Progress
-from imagefactory.stages.add import make_addition, plan_addition
+from imagefactory.stages.add import Added, make_addition, plan_addition
 from imagefactory.stages.define import write_definition
 from imagefactory.stages.locked import orphans
 from imagefactory.stages.watch import NewRelease, News
@@ -23,11 +23,13 @@ from imagefactory.stages.watch import NewRelease, News
 class Written:
     """What was written: files and folders, and the releases that have rows now.
 
-    `faults` are of releases that cannot be locked, whose rows were taken out again.
+    `faults` are of releases that cannot be locked, whose rows were taken out again. `notes` are what a
+    person must check in the new rows.
     """
 
     paths: tuple[Path, ...]
     rows: tuple[NewRelease, ...] = ()
+    notes: tuple[str, ...] = ()
     faults: tuple[FactoryError, ...] = ()
 
 
@@ -38,14 +40,19 @@ def write_news(factory: Factory, news: News, progress: Progress) -> Written:
     Raises LockError or UsageError for what cannot be written.
     """
     paths, rows, faults = list(_locks(factory, news)), [], []
+    notes = list[str]()
     for release in news.releases:
         if release.command:
             try:
-                paths += _row(factory, news.unit.name, release, progress)
+                added = plan_addition(factory, news.unit.name, release.found.series, release.cuda)
+                paths += _row(factory, added, progress)
                 rows.append(release)
+                notes += (f"{release.found.series}: {line}" for line in added.addition.told)
             except FactoryError as error:
                 faults.append(error)
-    return Written(paths=tuple(dict.fromkeys(paths)), rows=tuple(rows), faults=tuple(faults))
+    return Written(
+        paths=tuple(dict.fromkeys(paths)), rows=tuple(rows), notes=tuple(notes), faults=tuple(faults)
+    )
 
 
 def _locks(factory: Factory, news: News) -> tuple[Path, ...]:
@@ -64,9 +71,8 @@ def _locks(factory: Factory, news: News) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def _row(factory: Factory, family: str, release: NewRelease, progress: Progress) -> tuple[Path, ...]:
-    """Writes the row of a release, all of it or nothing. Raises as `plan_addition` and `make_addition` do."""
-    added = plan_addition(factory, family, release.found.series, release.cuda)
+def _row(factory: Factory, added: Added, progress: Progress) -> tuple[Path, ...]:
+    """Writes the row of a release, all of it or nothing. Raises as `make_addition` does."""
     text, strange = added.path.read_text(encoding="utf-8"), set(orphans(factory))
     try:
         made = set(make_addition(factory, added, progress, lambda _: None))

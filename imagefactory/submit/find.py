@@ -27,8 +27,9 @@ from imagefactory.pools.sizes import disk_of, memory_of
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
-from imagefactory.submit.places import Place, SeenMachine, Wish, by_class, find_places, look
+from imagefactory.submit.places import Place, SeenMachine, Wish, by_class, find_places, fits, look
 from imagefactory.submit.proven import GpuClass
+from imagefactory.verdicts.model import RevokedCell
 from imagefactory.versions import natural
 
 _NUMBER = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
@@ -41,7 +42,8 @@ class Findable:
     """Something to find. `target` is empty for a release that no recipe makes; `ready`: there is an image.
 
     `known` says why it may run on a GPU of a pool, None where it may not; `classes` are those GPUs where no
-    pool is known. `wish` is what its jobs ask of machines.
+    pool is known. `wish` is what its jobs ask of machines. `unknown` says whether nothing is known of it on a
+    GPU of a pool, or (None) on GPUs at all. `revoked` is what was taken back of it.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Findable:
     classes: tuple[GpuClass, ...]
     known: Callable[[PoolGpu], GpuClass | None]
     wish: Wish
+    unknown: Callable[[PoolGpu | None], bool]
+    revoked: tuple[RevokedCell, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -76,10 +80,14 @@ class FoundGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A findable that the words mean, and the GPUs for it, the best known first."""
+    """A findable that the words mean, and the GPUs for it, the best known first.
+
+    `unknown`: there are none, and of some GPU nothing is known, so it may run there.
+    """
 
     findable: Findable
     gpus: tuple[FoundGpu, ...]
+    unknown: bool = False
 
     @property
     def rank(self) -> tuple[int, bool, int]:
@@ -97,16 +105,24 @@ def find(
     Raises NothingSelectedError where they mean nothing, with what there is.
     """
     machines = look(inventory) if inventory else None
-    found = [
-        Found(findable=one, gpus=_anywhere(one) if machines is None else _on_pool(one, machines))
-        for one in _meant(words, findables)
-    ]
+    found = [_find_one(one, machines) for one in _meant(words, findables)]
     newest = sorted(
         found,
         key=lambda one: (natural(one.findable.version), natural(one.findable.cuda), not _suffix(one)),
         reverse=True,
     )
     return tuple(sorted(newest, key=lambda one: one.rank))
+
+
+def _find_one(one: Findable, machines: Sequence[SeenMachine] | None) -> Found:
+    if machines is None:
+        gpus = _anywhere(one)
+        unknown = one.unknown(None)
+    else:
+        gpus = _on_pool(one, machines)
+        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, one.wish))
+        unknown = any(one.unknown(gpu) for gpu in fitting)
+    return Found(findable=one, gpus=gpus, unknown=one.gpu and not gpus and unknown)
 
 
 def _suffix(one: Found) -> bool:
@@ -124,7 +140,9 @@ def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | Non
         form = choose_form(forms_of(offer, folder), site, None)
     except NothingSelectedError:
         return None
-    classes = expected_grounds(form.grounds, image).classes
+    grounds = expected_grounds(form.grounds, image)
+    classes = grounds.classes
+    spoken = {str(one.capability) for one in classes} | {str(capability) for capability, _ in grounds.refused}
     return Findable(
         name=image.target,
         target=image.target,
@@ -136,6 +154,8 @@ def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | Non
         classes=classes,
         known=by_class(classes),
         wish=_with_image(wish, image, form, site),
+        unknown=lambda gpu: not spoken if gpu is None else gpu.capability not in spoken,
+        revoked=form.grounds.revoked,
     )
 
 
@@ -176,6 +196,11 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
             seen[kind] = on(kind)
         return seen[kind]
 
+    def unknown(gpu: PoolGpu | None) -> bool:
+        if gpu is None:
+            return any(not cell(one, kind).claims for kind in columns(amd=bool(rocm_of(asked.cuda))))
+        return not gpu.capability or not cell(one, _kind(gpu)).claims
+
     return Findable(
         name=one.title,
         target=one.name,
@@ -187,6 +212,7 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
         classes=tuple(found for gpu in columns(amd=bool(rocm_of(asked.cuda))) if (found := on(gpu))),
         known=known,
         wish=wish,
+        unknown=unknown,
     )
 
 

@@ -94,7 +94,7 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
                 size=image.size,
                 unpacked=image.unpacked,
             ),
-            grounds=proven_grounds(offer.judged),
+            grounds=proven_grounds(offer.judged, image.revoked_of(image.subject)),
         )
     for offered in offer.sifs:
         sif = offered.sif
@@ -105,7 +105,7 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
         if _pinned(sif.reference):
             places.append((ImageKind.ORAS, f"oras://{sif.reference}"))
             fetch = f"apptainer pull {name} oras://{sif.reference}"
-        grounds = proven_grounds(offered.judged)
+        grounds = proven_grounds(offered.judged, image.revoked_of(sif.subject))
         for kind, address in places:
             made = PoolImage(
                 kind=kind,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
+from imagefactory.catalogue.document import ASK_CENTER
 from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_offer, judge_offer
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
@@ -143,7 +144,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     run = run if run.executable else first_trial(run, image.framework)
     if ask.site.batch == SLURM:
         request = request_gpus(taken, run, ask.inventory) if run.gpus else NO_GPU
-        script = format_sbatch(taken, run, request, ask.rows)
+        script = format_sbatch(taken, run, request, ask.rows, ask.site.own)
         last = gathering(run, len(ask.rows), sent=False)
         return SubmitMade(
             taken=taken,
@@ -152,7 +153,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
             own=ask.own,
             request=request,
             suffix=sbatch.SUFFIX,
-            gather=format_sbatch(taken, last, NO_GPU, ()) if run.gather else "",
+            gather=format_sbatch(taken, last, NO_GPU, (), ask.site.own) if run.gather else "",
         )
     if ask.site.batch == KUBERNETES:
         text = format_manifest(taken, run, ask.rows, ask.files)
@@ -245,6 +246,7 @@ def _not_proven(
     poor = [judgement for judgement in judged if judgement.standing is not Standing.GOOD]
     said += [f"a verdict is {judgement.standing.value}: {judgement.why}" for judgement in poor[:5]]
     said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
+    said += [f"not {row.where}: {row.said}" for row in form.grounds.revoked if not row.capability]
     guessed = [str(gpu_class.capability) for gpu_class in hoped.classes]
     against = [
         str(capability) for capability, _ in hoped.refused if (capability, _) not in form.grounds.refused
@@ -254,10 +256,12 @@ def _not_proven(
     strangers = not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor)
     if own:
         hint = f"verify it: imagefactory verify {name} --pool htcondor"
-        hint = "trust the key of who verifies: imagefactory keys trust FILE.pub" if strangers else hint
+        if strangers:
+            hint = "compare the key's fingerprint with who verifies; then imagefactory keys trust FILE.pub"
     else:
         hint = f"take another: imagefactory find {offer.image.family}; or ask your centre to verify this one"
-        hint = "join whoever verifies, by their invitation: imagefactory join" if strangers else hint
+        if strangers:
+            hint = f"{ASK_CENTER}; then imagefactory join ADDRESS|FILE, and compare them"
     if guessed:
         hint += f"; or take the risk: imagefactory submit {name} --accept predicted"
     return CheckFailedError("; ".join(said), hint=hint)

@@ -16,7 +16,7 @@ from imagefactory.gpu.drivers import older, parse_driver
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.verdicts.claims import verified_claims
-from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.model import Judged, RevokedCell, Standing
 
 _RUNS = (Answer.YES, Answer.PTX)
 
@@ -40,18 +40,26 @@ class GpuClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What is known of an image: classes that may be used, and capabilities that may not, each with why."""
+    """What is known of an image: classes that may be used, and capabilities that may not, each with why.
+
+    `revoked` is what was taken back and not verified again: no prediction outweighs it.
+    """
 
     classes: tuple[GpuClass, ...]
     refused: tuple[tuple[Capability, str], ...]
+    revoked: tuple[RevokedCell, ...] = ()
+
+    def revoked_on(self, capability: Capability) -> RevokedCell | None:
+        """The newest row that speaks of a capability, None without one."""
+        return next((row for row in self.revoked if row.capability in ("", str(capability))), None)
 
     @property
     def proven(self) -> bool:
         return any(one.proven for one in self.classes)
 
 
-def proven_grounds(judged: Sequence[Judged]) -> Grounds:
-    """What verdicts that can be relied on say of one image.
+def proven_grounds(judged: Sequence[Judged], revoked: Iterable[RevokedCell] = ()) -> Grounds:
+    """What verdicts that can be relied on say of one image, and what was taken back of it.
 
     A class begins at the lowest driver from which on every verdict says verified: a pass holds for its
     driver and newer ones until a newer one fails (verdicts/claims.py).
@@ -76,7 +84,13 @@ def proven_grounds(judged: Sequence[Judged]) -> Grounds:
         else:
             why = f"{against.rule}: {against.reason}" if against else "the CUDA of its driver is not known"
             refused.append((capability, why))
-    return Grounds(classes=tuple(classes), refused=tuple(refused))
+    spoken = {str(one.capability) for one in classes}
+    left = tuple(row for row in revoked if row.capability not in spoken)
+    for capability in dict.fromkeys(parse_capability(row.capability) for row in left if row.capability):
+        if capability not in {one for one, _ in refused}:
+            said = next(row.said for row in left if row.capability == str(capability))
+            refused.append((capability, said))
+    return Grounds(classes=tuple(classes), refused=tuple(refused), revoked=left)
 
 
 def with_predictions(
@@ -99,6 +113,9 @@ def with_predictions(
                 replace(one, faults=faults) if one.capability == capability else one for one in classes
             ]
             continue
+        if revoked := grounds.revoked_on(capability):
+            refused.append((capability, revoked.said))
+            continue
         borne = faults if faulty else ()
         against = next((claim for claim in claims if claim.answer not in _RUNS and claim not in borne), None)
         scan = next((claim for claim in claims if claim.basis is Basis.PREDICTED), None)
@@ -113,9 +130,8 @@ def with_predictions(
             continue
         cuda = max(floors, key=numbers)
         classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan, faults=faults))
-    return Grounds(
-        classes=tuple(sorted(classes, key=lambda gpu_class: gpu_class.capability)), refused=tuple(refused)
-    )
+    ordered = tuple(sorted(classes, key=lambda gpu_class: gpu_class.capability))
+    return replace(grounds, classes=ordered, refused=tuple(refused))
 
 
 def cuda_of_driver(driver: str) -> str:

@@ -17,6 +17,7 @@ from datetime import timedelta
 
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.pools.model import Inventory, PoolGpu
+from imagefactory.pools.own_commands import TIME
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for
 from imagefactory.submit.places import Wish, fits
@@ -126,9 +127,16 @@ def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError
 
 
 def format_sbatch(
-    taken: SubmittedImage, run: SubmitRun, request: SlurmRequest, rows: Sequence[Sequence[str]]
+    taken: SubmittedImage,
+    run: SubmitRun,
+    request: SlurmRequest,
+    rows: Sequence[Sequence[str]],
+    own: Sequence[str] = (),
 ) -> str:
-    """The text of a batch script. `rows` are a sweep's. Raises UsageError for what cannot stand there."""
+    """The text of a batch script. `rows` are a sweep's, `own` options that the settings add.
+
+    Raises UsageError for what cannot stand there.
+    """
     for option, given in (("--input", run.inputs), ("--result", run.outputs), ("--disk", run.disk)):
         if given:
             raise UsageError(
@@ -150,10 +158,11 @@ def format_sbatch(
         *request.lines,
         *([f"--array=1-{len(rows)}"] if run.columns else []),
         *resumes,
+        *(option for option in own if not (run.time and option.startswith(f"{TIME}="))),
     ]
     groups = [
         ["#!/bin/bash", *comments(taken, run)],
-        [*(f"#SBATCH {line}" for line in told), *_advice(run, request)],
+        [*(f"#SBATCH {line}" for line in told), *_advice(run, request, own)],
         ["set -eu"],
         [LOOK % (_cases(taken), _proven(taken))] if run.gpus else [],
         list(value_arrays(run, rows)),
@@ -162,11 +171,12 @@ def format_sbatch(
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
 
-def _advice(run: SubmitRun, request: SlurmRequest) -> Iterator[str]:
+def _advice(run: SubmitRun, request: SlurmRequest, own: Sequence[str]) -> Iterator[str]:
     if run.gpus and not request.known:
         yield "# No cluster was at hand to ask: name the type of GPU, --gres=gpu:TYPE:1, or it may stop."
     time = "" if run.time else " --time=12:00:00"
-    yield f"# What else the site wants: sbatch --account=NAME --partition=NAME{time} FILE"
+    if not own:
+        yield f"# What else the site wants: sbatch --account=NAME --partition=NAME{time} FILE"
 
 
 def _cases(taken: SubmittedImage) -> str:

@@ -75,7 +75,7 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
     def narrow(value: object) -> object:
         if not isinstance(value, dict):
             return value
-        value = {"pool": HTCONDOR, **value}
+        value = {"pool": HTCONDOR, "machines": [], "own": [], **value}  # of sweeps that older versions made
         if wanted is None:
             return value
         return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}

@@ -147,6 +147,12 @@ class Journal:
         """Every statement that was attached to `place` from here, each once."""
         return self._read(self._file(place))
 
+    def read_all(self) -> tuple[Statement, ...]:
+        """Every statement that was attached to any registry from here."""
+        return tuple(
+            one for path in sorted(self.path.glob("*/**/*.jsonl")) for one in self._read(path).statements
+        )
+
     def damaged(self) -> tuple[tuple[Path, int], ...]:
         """The files with lines that cannot be read, and how many."""
         read = ((path, self._read(path).damaged) for path in sorted(self.path.glob("*/**/*.jsonl")))

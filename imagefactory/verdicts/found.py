@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from imagefactory.oci.graph import Place
 from imagefactory.verdicts.attached import Attached, read_revocations, read_verdicts
 from imagefactory.verdicts.judgement import Court, judge_verdicts
-from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.model import Judged, RevokedCell, Standing
 from imagefactory.verdicts.revocation import judge_revocations
+from imagefactory.verdicts.revoked import revoked_cells
 from imagefactory.verify.model import Subject
 
 
@@ -18,7 +19,7 @@ class Found:
     """The verdicts about one image, judged. `ignored` says which revocations do not count, and why.
 
     `tags` are those of the target that point to it, as far as they were looked for. `envelopes` and
-    `revocations` are what was read, by the digests of the artifacts.
+    `revocations` are what was read, by the digests of the artifacts. `revoked` says who took what back.
     """
 
     place: str
@@ -28,6 +29,7 @@ class Found:
     tags: tuple[str, ...] = ()
     envelopes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     revocations: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    revoked: tuple[RevokedCell, ...] = ()
 
 
 def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[Place] = ()) -> Found:
@@ -60,6 +62,7 @@ def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[P
         ignored=revoked.ignored,
         envelopes=envelopes,
         revocations=revocations,
+        revoked=revoked_cells(told, subject, court.trust),
     )
 
 

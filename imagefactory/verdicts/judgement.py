@@ -23,12 +23,17 @@ from imagefactory.verify.model import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Court:
-    """By what a verdict is judged: whom to believe, the present suite's digest, what was revoked, and now."""
+    """By what a verdict is judged: whom to believe, the present suite's digest, what was revoked, and now.
+
+    `vouched`: a key that is trusted now signed the list of these verdicts, so what a retired key issued in
+    its time was there in its time.
+    """
 
     trust: Trust
     suite: str
     now: datetime
     revocations: tuple[Revocation, ...] = ()
+    vouched: bool = False
 
     @property
     def suites(self) -> tuple[str, ...]:
@@ -72,6 +77,18 @@ def out_of_period(key: TrustedKey, issued: datetime) -> tuple[Standing, str] | N
     return None
 
 
+def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[Standing, str] | None:
+    """Why a statement of a retired key is not believed though its date fits; None where it is.
+
+    Who holds the key writes that date. `digest` is that of the payload.
+    """
+    if now < key.until or digest in key.signed:
+        return None
+    lacks = "does not have this" if key.signed else "is missing"
+    since = format_time(key.until)
+    return Standing.KEY_RETIRED, f"'{key.name}' is retired since {since}, and the record of that day {lacks}"
+
+
 def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> Judged:
     """One word for one envelope. `digest` is that of the artifact that carries it, and decides nothing.
 
@@ -89,7 +106,9 @@ def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> J
     standing, why = opened.standing, opened.why
     if opened.key is not None:
         standing, why = _judge(verdict, opened.key, subject, court) or (standing, why)
-    return Judged(digest=digest, standing=standing, why=why, verdict=verdict)
+    revoked = next((one for one in court.revocations if one.covers(verdict)), None)
+    by = revoked if standing is Standing.REVOKED else None
+    return Judged(digest=digest, standing=standing, why=why, verdict=verdict, revocation=by)
 
 
 def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> tuple[Judged, ...]:
@@ -133,6 +152,8 @@ def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tup
 
 def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) -> tuple[Standing, str] | None:
     late = out_of_period(key, verdict.issued)
+    if late is None and not court.vouched:
+        late = not_witnessed(key, verdict.digest, court.now)
     if late:
         return late
     report = verdict.report

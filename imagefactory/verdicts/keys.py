@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 LARGEST_FILE = 1 << 16
 PUBLIC_BYTES = 32
+NEVER = datetime.min.replace(tzinfo=UTC)
+
+Period = tuple[datetime, datetime]
+"""From when a key is trusted, and until when."""
 
 # RFC 8410: SubjectPublicKeyInfo of an Ed25519 key is these bytes and then the key's 32.
 _DER = bytes.fromhex("302a300506032b6570032100")
@@ -113,11 +118,14 @@ def make_key(folder: Path, name: str) -> PublicKey:
     return PublicKey(name=name, raw=raw)
 
 
-def find_key(setting: str, environ: Mapping[str, str]) -> Path | None:
-    """The private key that signs here, None where there is none.
+def find_key(
+    setting: str, environ: Mapping[str, str], times: Mapping[str, Period] | None = None, now: datetime = NEVER
+) -> Path | None:
+    """Return the private key that signs here, None if there is none.
 
-    `setting` is that of `signing-key`: a path, or a name in the folder of keys. Without it, it is the one key
-    of that folder. Raises UsageError where there are several.
+    `setting` is the value of `signing-key`: a path, or a name in the folder of keys. Without it, the newest
+    key of that folder that is trusted `now` signs; `times` are the periods of trusted keys by their ids. A
+    single key is returned even if it is not trusted. Raises UsageError if several keys could sign.
     """
     folder = keys_folder(environ)
     if setting:
@@ -130,13 +138,25 @@ def find_key(setting: str, environ: Mapping[str, str]) -> Path | None:
             )
         return path
     paths = sorted(folder.glob("*.pem"))
-    if len(paths) > 1:
+    if len(paths) < 2:
+        return paths[0] if paths else None
+    known = times or {}
+    own = own_keys(folder)
+    valid = [key for key in own if key.keyid in known and known[key.keyid][0] <= now < known[key.keyid][1]]
+    newest = max((known[key.keyid][0] for key in valid), default=NEVER)
+    chosen = [key.name for key in valid if known[key.keyid][0] == newest]
+    if len(chosen) == 1:
+        return folder / f"{chosen[0]}.pem"
+    if chosen:
         raise UsageError(
-            f"{folder} has {len(paths)} keys",
-            hint=f'say which one signs: signing-key = "{paths[0].stem}" in imagefactory.toml, '
-            "or IMAGEFACTORY_SIGNING_KEY",
+            f"{' and '.join(chosen)} are trusted since the same time, so either could sign",
+            hint=f'retire one of them, or write signing-key = "{chosen[-1]}" in imagefactory.toml',
         )
-    return paths[0] if paths else None
+    fresh = [key.name for key in own if key.keyid not in known]
+    raise UsageError(
+        f"{folder} has {len(paths)} keys, and none of them is trusted now",
+        hint=f"trust the one that signs: imagefactory keys trust {fresh[-1] if fresh else 'NAME'}",
+    )
 
 
 def read_signing_key(path: Path) -> SigningKey:

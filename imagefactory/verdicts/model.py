@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from imagefactory.model import Outcome
-from imagefactory.verify.model import GpuReport
+from imagefactory.verify.model import GpuReport, Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ class Revocation:
 
     It speaks of verdicts about the manifest `subject`: of those in `verdicts` (digests of signed payloads, as
     Verdict.digest), where that is empty of all that were issued up to `before`; of one `capability`, all
-    where that is empty.
+    where that is empty. It takes back nothing that was issued from `end` on, when its key was retired; None
+    for never. `about` is the image that `subject` is the manifest of.
     """
 
     subject: str
@@ -41,6 +42,8 @@ class Revocation:
     before: datetime
     why: str
     keyid: str
+    end: datetime | None = None
+    about: Subject | None = None
 
     def covers(self, verdict: Verdict) -> bool:
         """Whether it takes this verdict back. Who may say so is judged when it is read."""
@@ -50,7 +53,33 @@ class Revocation:
             report.subject.manifest == self.subject
             and (verdict.digest in self.verdicts if self.verdicts else verdict.issued <= self.before)
             and self.capability in ("", capability)
+            and (self.end is None or verdict.issued < self.end)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokedCell:
+    """Verdicts that were taken back: of the image or .sif `subject` on `capability`, empty for on any GPU.
+
+    `by` is the name of the key `keyid` that signed the revocation at `when`, where it was judged.
+    """
+
+    subject: Subject
+    capability: str
+    by: str
+    keyid: str
+    when: datetime
+    why: str
+
+    @property
+    def said(self) -> str:
+        """Who took it back, when and why."""
+        return f"revoked by {self.by} on {self.when:%Y-%m-%d}: {self.why}"
+
+    @property
+    def where(self) -> str:
+        """`on 8.0`, or `on all GPUs`."""
+        return f"on {self.capability}" if self.capability else "on all GPUs"
 
 
 class Standing(StrEnum):
@@ -76,13 +105,15 @@ class Judged:
     """A verdict as found in a store, None where it cannot be read, and whether it can be relied on.
 
     `digest` is that of the artifact that carries it. Anyone who may push can carry it by another one, so
-    nothing but the artifact itself is known by it: `name` is the verdict's.
+    nothing but the artifact itself is known by it: `name` is the verdict's. `revocation` took it back, where
+    it is REVOKED.
     """
 
     digest: str
     standing: Standing
     why: str
     verdict: Verdict | None
+    revocation: Revocation | None = None
 
     @property
     def name(self) -> str:

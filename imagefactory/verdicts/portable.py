@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 
 from imagefactory.documents import Fields, fault, format_time
 from imagefactory.errors import StatementError
+from imagefactory.oci.manifests import digest_of
 from imagefactory.verdicts.envelope import parse_envelope, seal
-from imagefactory.verdicts.judgement import open_signed, out_of_period
+from imagefactory.verdicts.judgement import not_witnessed, open_signed, out_of_period
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.statement import LONGEST_LIFE, SKEW, format_statement, parse_predicate
@@ -105,6 +106,8 @@ def judge_portable(data: bytes, digest: str, subject: Subject, trust: Trust, now
                 standing, why = Standing.MALFORMED, error.message
     if opened.key is not None and made is not None and standing is Standing.GOOD:
         own, late = made.report.subject, out_of_period(opened.key, made.issued)
+        if late is None and opened.envelope:
+            late = not_witnessed(opened.key, digest_of(opened.envelope.payload), now)
         if late:
             standing, why = late
         elif own.manifest != subject.manifest:

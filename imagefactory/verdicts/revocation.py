@@ -10,7 +10,7 @@ attached to it, and read as strictly.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
 
@@ -82,6 +82,7 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
         before=issued,
         why=withdrawal.why,
         keyid=keyid,
+        about=subject,
     )
 
 
@@ -99,7 +100,8 @@ class Revoked:
 def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> Revoked:
     """Of the envelopes about `subject`, by the digest of the artifact, those of keys trusted at that time.
 
-    A revocation never expires. Any trusted key may take back what another signed.
+    A revocation never expires. Any trusted key may take back what another signed; a retired one only what was
+    issued in its time.
     """
     heeded, ignored = [], []
     for digest, data in sorted(envelopes.items()):
@@ -120,5 +122,6 @@ def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: C
         if late:
             ignored.append(f"revocation {digest}: {late[0]}, {late[1]}")
         else:
-            heeded.append(revocation)
+            retired = opened.key.until <= court.now
+            heeded.append(replace(revocation, end=opened.key.until) if retired else revocation)
     return Revoked(heeded=tuple(heeded), ignored=tuple(ignored))

@@ -14,21 +14,24 @@
     suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
 
 The rows of all files count: the user's, the site's, and the project's where the user trusts it
-(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does; of policies
-the nearest counts alone.
+(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does, until the
+earliest end that any of them names; of policies the nearest counts alone.
 
-A retired key's verdicts of before `until` stay good until they expire: the row says so, and whoever holds the
-key also writes the dates. Of a key that was stolen, the whole row has to go.
+Who holds a key also writes the dates of what it signs. So after `until` a date alone proves nothing: only the
+statements count that were seen before. `record` is the sha256 of the file `retired-keys/NAME.txt` beside
+imagefactory.toml, which lists them by the digests of their payloads. `keys retire` and `keys rotate` write
+both. Without that file nothing of a retired key counts, except in a catalogue that a valid key signed.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -37,16 +40,23 @@ from imagefactory.documents import DIGEST, format_time, shown
 from imagefactory.errors import UsageError
 from imagefactory.files import replacing
 from imagefactory.settings.files import read_document
-from imagefactory.verdicts.keys import NAME, PublicKey, check_name, parse_public
+from imagefactory.trees import read_file
+from imagefactory.verdicts.keys import NAME, Period, PublicKey, check_name, parse_public
 from imagefactory.verify.model import evidence_kinds
 
 DEFAULT_DAYS = 90
 MOST_DAYS = 366
+RECORDS = "retired-keys"
+"""The folder beside imagefactory.toml with a file for each retired key: what it had signed in its time."""
+LARGEST_RECORD = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedKey:
-    """Believed for what it issued in [`since`, `until`), where the GPU was seen in one of these ways."""
+    """Believed for what it issued in [`since`, `until`), where the GPU was seen in one of these ways.
+
+    From `until` on only what is in `signed` counts: the digests of payloads that were recorded in its time.
+    """
 
     name: str
     keyid: str
@@ -54,6 +64,7 @@ class TrustedKey:
     since: datetime
     until: datetime
     evidence: tuple[str, ...]
+    signed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,11 @@ class Trust:
     def key(self, keyid: str) -> TrustedKey | None:
         return next((key for key in self.keys if key.keyid == keyid), None)
 
+    @property
+    def periods(self) -> Mapping[str, Period]:
+        """From when and until when each key is trusted, by its id."""
+        return {key.keyid: (key.since, key.until) for key in self.keys}
+
 
 # --- reading -------------------------------------------------------------------------------------
 
@@ -86,10 +102,19 @@ def read_trust(files: Sequence[Path]) -> Trust:
     policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
     keys: list[TrustedKey] = []
     for document, where in documents:
-        own = _parse_keys(document, where, policy)
+        own = _parse_keys(document, where, policy, Path(where).parent)
+        ends = {key.keyid: key for key in own}
+        keys = [_sooner(key, ends.get(key.keyid, key)) for key in keys]
         known = {word for key in keys for word in (key.name, key.keyid)}
         keys += [key for key in own if not {key.name, key.keyid} & known]
     return Trust(keys=tuple(keys), policy=policy)
+
+
+def _sooner(near: TrustedKey, far: TrustedKey) -> TrustedKey:
+    """The nearer row of a key; where another file ends it earlier, it ends then."""
+    return (
+        replace(near, until=max(near.since, far.until), signed=far.signed) if far.until < near.until else near
+    )
 
 
 def parse_trust(text: str, where: str) -> Trust:
@@ -102,12 +127,19 @@ def parse_trust(text: str, where: str) -> Trust:
     return Trust(keys=_parse_keys(document, where, policy), policy=policy)
 
 
-def _parse_keys(document: Mapping[str, Any], where: str, policy: Policy) -> tuple[TrustedKey, ...]:
-    """The rows of one file, each key and name once. A row without evidence of its own takes the policy's."""
+def _parse_keys(
+    document: Mapping[str, Any], where: str, policy: Policy, folder: Path | None = None
+) -> tuple[TrustedKey, ...]:
+    """The rows of one file, each key and name once. A row without evidence of its own takes the policy's.
+
+    `folder` has the records of retired keys; without it they are not read.
+    """
     rows = document.get("trust", [])
     if not isinstance(rows, list):
         raise UsageError(f"{where}: 'trust' is not a list of tables", hint="write [[trust]] above each key")
-    keys = tuple(_parse_key(row, f"{where}: [[trust]] {n}", policy) for n, row in enumerate(rows, start=1))
+    keys = tuple(
+        _parse_key(row, f"{where}: [[trust]] {n}", policy, folder) for n, row in enumerate(rows, start=1)
+    )
     for what in ("name", "keyid"):
         values = [getattr(key, what) for key in keys]
         twice = next((value for value in values if values.count(value) > 1), None)
@@ -130,8 +162,8 @@ def _parse_policy(row: object, where: str) -> Policy:
     )
 
 
-def _parse_key(row: object, where: str, policy: Policy) -> TrustedKey:
-    table = _table(row, where, ("name", "keyid", "public", "from", "until", "evidence"))
+def _parse_key(row: object, where: str, policy: Policy, folder: Path | None) -> TrustedKey:
+    table = _table(row, where, ("name", "keyid", "public", "from", "until", "evidence", "record"))
     for name in ("name", "keyid", "public", "from", "until"):
         if name not in table:
             raise UsageError(
@@ -152,7 +184,29 @@ def _parse_key(row: object, where: str, policy: Policy) -> TrustedKey:
     if until < since:
         raise UsageError(f"{where} until: that is before 'from'", hint="write the later one there")
     evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), where)
-    return TrustedKey(name=name, keyid=key.keyid, public=key.raw, since=since, until=until, evidence=evidence)
+    record = table.get("record", "")
+    if record != "" and not (isinstance(record, str) and DIGEST.fullmatch(record)):
+        raise UsageError(f"{where} record: not a digest", hint="imagefactory keys retire NAME writes it")
+    return TrustedKey(
+        name=name,
+        keyid=key.keyid,
+        public=key.raw,
+        since=since,
+        until=until,
+        evidence=evidence,
+        signed=_read_record(folder, name, record) if folder and record else frozenset(),
+    )
+
+
+def _read_record(folder: Path, name: str, digest: str) -> frozenset[str]:
+    """Return the lines of a record that has that digest; none if it is missing or was changed."""
+    try:
+        data = read_file(folder, f"{RECORDS}/{name}.txt", LARGEST_RECORD)
+    except OSError:
+        return frozenset()
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+        return frozenset()
+    return frozenset(line for line in data.decode("ascii", "replace").splitlines() if DIGEST.fullmatch(line))
 
 
 def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
@@ -176,6 +230,11 @@ def _parse_moment(value: object, where: str) -> datetime:
     elif isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     raise UsageError(f"{where}: not a date", hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes")
+
+
+def first_moment(value: date) -> datetime:
+    """The moment of a date or time of a row, in UTC. Raises UsageError for a time without an offset."""
+    return _parse_moment(value, "[[trust]]")
 
 
 def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -240,26 +299,43 @@ def row_values(grant: Grant) -> dict[str, str]:
     return values | ({"evidence": json.dumps(list(grant.evidence))} if grant.evidence else {})
 
 
-def retire_key(text: str, name: str, until: date, where: str) -> str:
-    """imagefactory.toml with that key believed only for what it issued before `until` (a date or a time).
-
-    Raises UsageError where no such key is trusted, or where its time was over before.
-    """
-    import tomlkit
-
+def named_key(text: str, name: str, where: str) -> TrustedKey:
+    """The key of that name or id in an imagefactory.toml. Raises UsageError."""
     key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
     if key is None:
         raise UsageError(f"{where}: no key '{name}' is trusted", hint="imagefactory keys show lists them")
-    if key.until <= _parse_moment(until, "--until"):
+    return key
+
+
+def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"") -> str:
+    """imagefactory.toml with that key believed only for what it issued before `until` (a date or a time).
+
+    `record` is the text of its file in `RECORDS`. Raises UsageError where no such key is trusted, or where
+    its time was over before and it has that record already.
+    """
+    import tomlkit
+
+    key = named_key(text, name, where)
+    moment = _parse_moment(until, "--until")
+    document = tomlkit.parse(text)
+    rows: Any = document["trust"]
+    row = next(row for row in rows if row["name"] == key.name)
+    # What was not seen in its time must never enter a record later.
+    if key.until <= moment and (not record or "record" in row):
         raise UsageError(
             f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
             hint="nothing is left to do",
         )
-    document = tomlkit.parse(text)
-    rows: Any = document["trust"]
-    row = next(row for row in rows if row["name"] == key.name)
-    row["until"] = max(_parse_moment(until, "--until"), key.since) if isinstance(until, datetime) else until
+    if moment < key.until:
+        row["until"] = max(moment, key.since) if isinstance(until, datetime) else until
+    if record:
+        row["record"] = f"sha256:{hashlib.sha256(record).hexdigest()}"
     return _checked(tomlkit.dumps(document), text, where)
+
+
+def format_record(digests: Iterable[str]) -> bytes:
+    """The text of a file in `RECORDS`: the digests of payloads, a line each."""
+    return "".join(f"{digest}\n" for digest in sorted(set(digests))).encode("ascii")
 
 
 def _checked(text: str, before: str, where: str) -> str:

@@ -39,6 +39,8 @@ def find_hint(definition: Definition, checks: Iterable[CheckResult]) -> str:
     if not definition.base.image:
         lists = {"system": system, **lists}
     parts = [f"{key}: [{', '.join(names)}]" for key, names in lists.items() if names]
+    if unknown := find_unknown(told):
+        parts.append(f"the packages that have the modules {', '.join(unknown)}")
     wanted = [f"add {' and '.join(parts)} to the recipe, then lock and build again"] if parts else []
     if system and definition.base.image:
         wanted.append(f"take a base that has {', '.join(system)}, Debian's names")
@@ -55,9 +57,18 @@ def find_system(told: str) -> list[str]:
 
 def find_packages(told: str) -> list[str]:
     """Return requirements that bring the modules which a text says are missing."""
-    rows = _table()["distribution"] | {row["name"]: row["package"] for row in _table()["module"]}
+    rows = _module_rows()
     missing = {found for name in _MODULE.findall(told) for found in (name, name.partition(".")[0])}
     return sorted({rows[name] for name in missing if name in rows})
+
+
+def find_unknown(told: str) -> list[str]:
+    """Return missing top-level modules that no table knows. A module within a package is not one to add."""
+    return sorted({name for name in _MODULE.findall(told) if "." not in name and name not in _module_rows()})
+
+
+def _module_rows() -> dict[str, str]:
+    return {**_table()["distribution"], **{row["name"]: row["package"] for row in _table()["module"]}}
 
 
 def may_add(requirement: str, definition: Definition) -> bool:

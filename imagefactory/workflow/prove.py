@@ -41,7 +41,7 @@ def prove_image(
     """From a name to a verdict. Raises NoGpuError where this machine has no GPU; nothing is fetched then."""
     check_name(factory, name)
     bench.evidence.read()
-    key = signing_key(factory)
+    key = signing_key(factory, bench.clock())
     if options.promote and key is None:
         raise UsageError(
             "--promote needs a verdict, and no key signs here", hint="imagefactory keys new NAME"

@@ -13,7 +13,8 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagefactory.errors import RegistryError
+from imagefactory.catalogue.document import LIFE, open_catalogue, sign_catalogue
+from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import ATTESTATION, Manifest, check_unambiguous, choose_platform, parse_parts
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.model import Descriptor
@@ -21,8 +22,9 @@ from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.judgement import judge_verdict, judge_verdicts
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, judge_revocations, sign_revocation
-from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.statement import SKEW, sign
 from imagefactory.verify.model import Subject
+from tests.made.catalogue import make_catalogue
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, whole_report
 
 DIGESTS = st.sampled_from([SUBJECT.index, SUBJECT.manifest, SUBJECT.config, digest("1"), digest("2")])
@@ -206,3 +208,53 @@ def test_what_is_read_is_what_go_reads(more: list[tuple[str, str]], order: Rando
         assert "manifests" not in theirs
         rows = (theirs["config"], *theirs["layers"])
         assert [blob.digest for blob in blobs] == [row["digest"] for row in rows]
+
+
+# --- retired keys -------------------------------------------------------------------------------------
+
+HOURS = st.integers(-72, 72)
+
+
+@given(HOURS, HOURS, HOURS, st.booleans(), st.booleans())
+def test_after_its_time_a_key_is_believed_for_what_was_seen_in_it_alone(
+    issued: int, until: int, now: int, recorded: bool, vouched: bool
+) -> None:
+    """Whatever date its holder writes."""
+    at, end, read = (NOW + timedelta(hours=hours) for hours in (issued, until, now))
+    signed = sign(whole_report(started=at, ended=at), LAB, now=at, days=90)
+    known = frozenset({signed.verdict.digest} if recorded else {digest("5")})
+    (lab,) = COURT.trust.keys
+    trust = replace(COURT.trust, keys=(replace(lab, until=end, signed=known),))
+    court = replace(COURT, trust=trust, now=read, vouched=vouched)
+    good = judge_verdict(signed.envelope, digest("9"), SUBJECT, court).standing is Standing.GOOD
+    assert not good or (at < end and (read < end or recorded or vouched))
+    assert good or at >= end or (read >= end and not recorded and not vouched) or at - read > SKEW
+
+
+@given(HOURS, HOURS, HOURS)
+def test_a_catalogue_of_a_key_counts_in_its_time_alone(made: int, until: int, now: int) -> None:
+    at, end, read = (NOW + timedelta(hours=hours) for hours in (made, until, now))
+    data = sign_catalogue(make_catalogue(made=at, expires=at + LIFE), LAB)
+    (lab,) = COURT.trust.keys
+    trust = replace(COURT.trust, keys=(replace(lab, until=end),))
+    with suppress(StatementError):
+        assert open_catalogue(data, trust, read).keyid == LAB.keyid
+        assert read < end
+        assert at < end
+        return
+    assert read >= end or at >= end or at - read > SKEW
+
+
+@given(HOURS, HOURS, st.booleans())
+def test_a_retired_key_takes_back_what_is_of_its_time_alone(issued: int, until: int, named: bool) -> None:
+    at, end = (NOW + timedelta(hours=hours) for hours in (issued, until))
+    now = NOW + timedelta(hours=100)
+    signed = sign(whole_report(started=at, ended=at), STRANGER, now=at, days=90)
+    (lab,) = COURT.trust.keys
+    court = replace(COURT, trust=replace(COURT.trust, keys=(replace(lab, until=end),)), now=now)
+    names = (signed.verdict.digest,) if named else ()
+    envelope = sign_revocation(
+        Withdrawal(subject=SUBJECT, why="no", verdicts=names), LAB, end - timedelta(seconds=1)
+    )
+    heeded = judge_revocations({digest("r"): envelope}, SUBJECT, court).heeded
+    assert any(one.covers(signed.verdict) for one in heeded) is (at < end)

@@ -12,9 +12,9 @@ from tests.services.factory import Factory, lend
 from tests.services.fixtures import real_services  # noqa: F401
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Disk for gigabytes, freed at the end."""
+    """Disk for gigabytes, freed before the next file of tests."""
     folder = tmp_path_factory.mktemp("e2e")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -111,15 +111,19 @@ def index_server(folder: Path, *, user: str, password: str) -> Iterator[Index]:
 
 
 def make_target(folder: Path, words: str = "tiny runs") -> Definition:
-    """The definition, and its wheels in `folder`/simple as an index has them."""
+    """The definition, and its wheels in `folder`/simple as an index has them.
+
+    Both wheels bring other.py. The recipe names torch, so its file is to be kept, which says 7.
+    """
     wheels = []
     program = f"import other\n\n\ndef main():\n    print({words!r}, other.VALUE)\n"
     for name, files in {
         "torch": {
             "torch/__init__.py": program.encode(),
             "torch-1.0.dist-info/entry_points.txt": b"[console_scripts]\ntiny = torch:main\n",
+            "other.py": b"VALUE = 7\n",
         },
-        "other": {"other.py": b"VALUE = 7\n"},
+        "other": {"other.py": b"VALUE = 8\n"},
     }.items():
         place = folder / "simple" / name
         place.mkdir(parents=True, exist_ok=True)

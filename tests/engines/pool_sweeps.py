@@ -101,18 +101,18 @@ request_cpus = 1
 request_memory = 64MB
 request_disk = 1MB
 request_gpus = 1
-require_gpus = Capability == 7.0
+require_gpus = Capability == {capability}
 queue
 """
 
 
 @contextmanager
-def somebody_else(pool: CondorPool) -> Iterator[None]:
-    """Another user's job keeps the only GPU with capability 7.0."""
+def somebody_else(pool: CondorPool, capability: str = "7.0") -> Iterator[Callable[[], None]]:
+    """Another user's job keeps the only GPU with that capability, until what this gives is called."""
     path = pool.homes / OTHER / "blocks.sub"
-    path.write_text(BLOCKS)
+    path.write_text(BLOCKS.format(capability=capability))
     job = pool.run(["condor_submit", "-terse", path.name], user=OTHER).stdout.split()[0]
     status = ["condor_q", job, "-af", "JobStatus"]
     wait_for("the other's job to run", lambda: pool.run(status, user=OTHER).stdout.strip() == "2")
-    yield
-    pool.run(["condor_rm", job], user=OTHER)
+    yield lambda: pool.run(["condor_rm", job], user=OTHER) and None
+    pool.run(["condor_rm", job], user=OTHER, code=None)

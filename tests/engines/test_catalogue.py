@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from imagefactory.catalogue.document import CATALOGUE_TYPE, sign_catalogue
 from imagefactory.catalogue.invitation import Invitation, format_invitation
-from imagefactory.catalogue.model import Catalogue
+from imagefactory.catalogue.model import Catalogue, CatalogueSource
 from imagefactory.catalogue.package import CURRENT
 from imagefactory.catalogue.publish import publish_catalogue, publish_invitation
 from imagefactory.errors import RegistryError, StatementError
@@ -25,6 +26,7 @@ from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.trust import Grant
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import LAB, NOW, STRANGER
+from tests.services.registry import RegistryOptions, registry_server
 
 
 def read(folder: Path, place: str) -> Catalogue:
@@ -93,3 +95,31 @@ def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> Non
     publish_catalogue(place, forged, NOW)
     with pytest.raises(StatementError, match="edited"):
         read(tmp_path, f"{registry}/cat/other")
+
+
+def test_a_registry_that_is_down_or_lost_leaves_the_kept_one_and_no_older_one_comes_back(
+    tmp_path: Path,
+) -> None:
+    def publish(host: str, catalogue: Catalogue) -> None:
+        place = Place(store=Registry(host), repository="gpu/catalogue")
+        publish_catalogue(place, sign_catalogue(catalogue, LAB), catalogue.made)
+
+    old, storage = make_catalogue(), tmp_path / "storage"
+    new = replace(old, made=NOW, expires=NOW + timedelta(days=9))
+    with registry_server(tmp_path / "first", RegistryOptions(storage=storage)) as server:
+        host, port = server.host, server.port
+        publish(host, old)
+        assert read(tmp_path, f"{host}/gpu").source is CatalogueSource.PLACE
+        shutil.copytree(storage, tmp_path / "backup")
+        publish(host, new)
+        assert read(tmp_path, f"{host}/gpu") == new
+    down = read(tmp_path, f"{host}/gpu")
+    assert (down, down.source) == (new, CatalogueSource.KEPT)
+    with registry_server(tmp_path / "second", RegistryOptions(port=port)):
+        lost = read(tmp_path, f"{host}/gpu")
+        assert (lost, lost.source) == (new, CatalogueSource.KEPT)
+    with registry_server(tmp_path / "third", RegistryOptions(port=port, storage=tmp_path / "backup")):
+        with pytest.raises(StatementError, match="was there before"):
+            read(tmp_path, f"{host}/gpu")
+        publish(host, replace(new, made=NOW + timedelta(minutes=1)))
+        assert read(tmp_path, f"{host}/gpu").source is CatalogueSource.PLACE

@@ -52,7 +52,7 @@ class Site:
     folder: Path
     address: str
 
-    def run(self, *arguments: str, certificates: bool) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, certificates: bool, **variables: str) -> subprocess.CompletedProcess[str]:
         known = {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"}
         environ = {name: value for name, value in os.environ.items() if name not in known}
         environ |= {
@@ -61,6 +61,7 @@ class Site:
             "IMAGEFACTORY_DEBIAN_MIRROR": f"{self.address}/debian",
             "IMAGEFACTORY_CACHE": str(self.folder / "cache"),
             "UV_HTTP_RETRIES": "0",
+            **variables,
         }
         if certificates:
             environ["IMAGEFACTORY_CERTIFICATES"] = str(self.folder / "ca.pem")
@@ -106,6 +107,21 @@ def test_a_lock_is_solved_and_measured_with_the_sites_certificates(site: Site) -
     assert "ertificate" in refused.stderr
     done = site.run("lock", "lab-1.0-cu12", certificates=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_registry_s_own_authority_is_added_to_what_the_machine_trusts(site: Site, tmp_path: Path) -> None:
+    """The index and the archive have certificates that the machine trusts; the registry's CA is another."""
+    other = make_authority(tmp_path, "the registry's")
+    variables = {
+        "IMAGEFACTORY_CERTIFICATES": str(other.path),
+        "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
+        "SSL_CERT_FILE": str(site.folder / "ca.pem"),
+    }
+    done = site.run("lock", "--update-all", "lab-1.0-cu12", certificates=False, **variables)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(site.run("doctor", "--json", certificates=False, **variables).stdout)
+    states = {finding["name"]: finding["state"] for finding in told["findings"]}
+    assert (states["package index"], states["debian mirror"]) == ("ok", "ok")
 
 
 @pytest.mark.parametrize("certificates", [False, True])

@@ -150,6 +150,25 @@ def test_a_full_disk_on_the_slot_is_no_word_on_the_image(ground: PoolGround) -> 
     assert "No space left" in found["reason"] or "space" in found["reason"], found
 
 
+def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> None:
+    """It takes both jobs while the other machine is busy, and fails them."""
+    tricks = ("no-kernel", "wrong-numbers")
+    with somebody_else(ground.pool, "9.0") as leaves, ground.pool.black_hole() as hole:
+        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected")
+        wait_for(
+            "both to fail there", lambda: [len(one["faults"]) for one in sweep.status()["machines"]] == [2]
+        )
+        leaves()
+        found = sweep.ends()
+    assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {one: one for one in tricks}
+    machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
+    assert machines == {(hole, "standin.pool.test")}
+    (told,) = sweep.status()["machines"]
+    assert (told["machine"], told["left_out"]) == (hole, True)
+    assert {one["node"] for one in told["faults"]} == set(found)
+    assert all("No space left" in one["why"] for one in told["faults"])
+
+
 def test_held_by_a_person(ground: PoolGround) -> None:
     sweep = submit(ground, ("hang",), "--capability", "9.0", "--held-limit", "1s")
     job = sweep.job(node(ground, "hang"))

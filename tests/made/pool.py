@@ -123,6 +123,16 @@ def evicted(why: str, job: int = 12) -> str:
     )
 
 
+def disconnected(job: int = 12) -> str:
+    return event(
+        22,
+        "Job disconnected, attempting to reconnect",
+        "Socket between submit and execute hosts closed unexpectedly",
+        "Trying to reconnect to slot1_1@a100 <127.0.0.1:9618>",
+        job=job,
+    )
+
+
 def failed_start(why: str, job: int = 12) -> str:
     return event(
         21, "Error from starter on slot1_1@a100:", f"Singularity test failed:{why}", job=job

@@ -6,8 +6,8 @@ Its queue is a file in the sweep's folder. Its jobs run when `run_jobs` is calle
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ class OneRow:
 
     def cancel(self, folder: Path) -> None:
         (folder / QUEUE).unlink(missing_ok=True)
+
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        return limits.run
 
     def check_folder(self, folder: Path) -> None:
         if " " in str(folder):

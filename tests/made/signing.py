@@ -15,8 +15,8 @@ from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import attach_signed
-from imagefactory.verdicts.keys import find_key, read_signing_key
 from imagefactory.verdicts.statement import Signed, sign
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.suite_files import suite_digest
@@ -58,7 +58,7 @@ class Bench:
         return graph.root.descriptor.digest
 
     def sign(self, place: Place, wanted: str, capability: str = "8.0", **changes: Any) -> Signed:
-        key = find_key("", self.factory.environ)
+        key = changes.pop("key", None) or signing_key(self.factory, datetime.now(UTC))
         assert key is not None
         now = changes.pop("now", datetime.now(UTC))
         gpu = replace(MADE_UP, capability=capability)
@@ -71,7 +71,7 @@ class Bench:
             device=gpu,
             hardware=replace(HOST, gpus=(gpu,)),
         )
-        return sign(replace(report, **changes), read_signing_key(key), now=now, days=90)
+        return sign(replace(report, **changes), key, now=now, days=90)
 
     def verify(self, digest: str, capability: str = "8.0", **changes: Any) -> str:
         """Signs and attaches in the registry (and here, where the image is); returns the verdict's digest."""

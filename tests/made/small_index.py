@@ -32,10 +32,14 @@ class Release:
 
 @dataclass(slots=True)
 class SmallIndex:
-    """`files` are releases by `name==version`. `solved` are the targets that were asked for."""
+    """`files` are releases by `name==version`. `solved` are the targets that were asked for.
+
+    `unknown` are names that Debian does not have.
+    """
 
     files: Mapping[str, Release]
     solved: list[Target] = field(default_factory=list)
+    unknown: tuple[str, ...] = ()
 
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
         if target.source == "conda":
@@ -74,6 +78,9 @@ class SmallIndex:
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
         prefix = pin if "==" in pin else f"{pin}=="
         return any(pin.startswith(prefix) and one.pythons for pin, one in self.files.items())
+
+    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+        return [name for name in names if name in self.unknown]
 
     def explain(self, target: Target, base: Base, error: LockError) -> LockError:
         return error

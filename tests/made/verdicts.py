@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,8 +16,8 @@ from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.envelope import format_json, seal
 from imagefactory.verdicts.judgement import Court
-from imagefactory.verdicts.keys import SigningKey, keyid_of
-from imagefactory.verdicts.trust import Policy, Trust, TrustedKey
+from imagefactory.verdicts.keys import PublicKey, SigningKey, keyid_of
+from imagefactory.verdicts.trust import Grant, Policy, Trust, TrustedKey, format_row
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 
 NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)
@@ -113,6 +113,10 @@ LAB_TRUSTED = TrustedKey(
     until=NOW + 300 * DAY,
     evidence=(SEEN_HERE, SEEN_BY_KIT),
 )
+LAB_ROW = format_row(
+    Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2028, 1, 1))
+)
+"""The key as the settings of who trusts it have it."""
 TRUST = Trust(keys=(LAB_TRUSTED,), policy=Policy())
 COURT = Court(trust=TRUST, suite=SUITE, now=NOW)
 

@@ -6,7 +6,9 @@ OWNER/REPO/COMMIT/PATH. A project whose files cannot be read is replaced by a sm
 `shapes/NAME/`, and the output says so. An empty FACTORY_TEST_PROJECTS means stand-ins only.
 
 Steps: `new --from FILE`, with at most two hints obeyed; `lock`; then the lock is searched for what the file
-requires, by a reader of its own (requested.py). Exit code 1 if a result differs from projects.toml.
+requires, by a reader of its own (requested.py). `--build` takes all of the project's code, builds what has no
+wheel and then the image, and imports in the image what the code imports (imported.py).
+Exit code 1 if a result differs from projects.toml.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+import yaml  # noqa: E402
 from packaging.utils import canonicalize_name  # noqa: E402
 
 from tests.projects import requested  # noqa: E402
@@ -43,8 +46,11 @@ PAGE = ROOT / "docs/projects.md"
 BEGIN, END = "<!-- table: written by `tests/run projects --write` -->", "<!-- end of the table -->"
 HINTS = 2
 LARGEST = 8 << 20  # bytes of one file
+LARGEST_TREE = 512 << 20  # bytes of a project's archive
 LONGEST_REASON = 160  # characters, in the table
 HOST = "https://raw.githubusercontent.com"
+ARCHIVES = "https://codeload.github.com"
+PROBE = HERE / "imported.py"
 _OPTION = re.compile(
     r"--(framework|cuda|on|source|context|extra|group|environment)[ =]([A-Za-z0-9][^\s,;)`']*)|--(partial)\b"
 )
@@ -52,6 +58,7 @@ _PLACEHOLDER = re.compile(r"(^|=)[A-Z]{2,}$")
 
 NEW_WORDS = IMPORTS, PARTLY, STOPS, NONE = "imports", "in part", "stops", "-"
 LOCK_WORDS = LOCKS, BUILD, CONDA, CANNOT, NONE = "locks", "needs a build", "needs conda", "cannot", "-"
+IMAGE_WORDS = IMPORTS, FAILS, NONE = "imports", "fails", "-"
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Project:
     new: str = IMPORTS
     lock: str = LOCKS
     why: str = ""
+    image: str = NONE
 
 
 @dataclass
@@ -79,6 +87,7 @@ class Result:
     real: bool
     new: str = NONE
     lock: str = NONE
+    image: str = NONE
     hints: list[str] = field(default_factory=list)
     losses: int = 0
     chosen: str = ""
@@ -120,13 +129,29 @@ def bring(project: Project, origin: str, folder: Path) -> bool:
     return real
 
 
-def _fetch(address: str) -> bytes:
+def bring_all(project: Project, origin: str, folder: Path) -> bool:
+    """Put the project's whole tree into `folder`; return whether it could be read."""
+    try:
+        if not re.match(r"https?://", origin):
+            shutil.copytree(Path(origin, project.repository, project.commit), folder, dirs_exist_ok=True)
+            return True
+        host = ARCHIVES if origin == HOST else origin
+        data = _fetch(f"{host}/{project.repository}/tar.gz/{project.commit}", LARGEST_TREE)
+        unpack = ["tar", "--extract", "--gzip", "--strip-components=1", "--directory", folder]
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(unpack, check=True, capture_output=True, input=data)  # tar refuses paths out of it
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def _fetch(address: str, largest: int = LARGEST) -> bytes:
     if not re.match(r"https?://", address):
         return Path(address).read_bytes()
     with urllib.request.urlopen(address, timeout=60) as answer:  # OSError where it cannot be reached
-        data: bytes = answer.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise OSError(f"{address} is larger than {LARGEST} bytes")
+        data: bytes = answer.read(largest + 1)
+    if len(data) > largest:
+        raise OSError(f"{address} is larger than {largest} bytes")
     return data
 
 
@@ -207,15 +232,97 @@ def flat(options: Sequence[tuple[str, str]]) -> list[str]:
     return [word for option, value in options for word in (option, value) if word]
 
 
-def measure(project: Project, program: Path, origin: str, work: Path, *, solve: bool = True) -> Result:
+def measure(
+    project: Project,
+    program: Path,
+    origin: str,
+    work: Path,
+    *,
+    solve: bool = True,
+    images: list[str] | None = None,
+) -> Result:
+    """Take the steps; those of an image too where `images` is a list, and the project can be read whole."""
     start = time.monotonic()
     folder = work / project.name
     folder.mkdir(parents=True)
     result = Result(project.name, bring(project, origin, folder))
+    whole = images is not None and result.real and bring_all(project, origin, folder)
     call(program, folder, "init", ".", seconds=60)
     _steps(project, program, folder, result, solve=solve)
+    if images is not None and whole and result.lock in (LOCKS, BUILD) and not result.changed:
+        try_image(program, folder, result, images)
     result.seconds = round(time.monotonic() - start, 1)
     return result
+
+
+def try_image(program: Path, folder: Path, result: Result, images: list[str]) -> None:
+    """Build what has no wheel, then the image, and import in it what the project's code imports.
+
+    `images` has the names of earlier images of this run, and of this one afterwards.
+    """
+    steps: list[tuple[str, ...]] = [("build", result.name)]
+    if result.lock == BUILD:
+        steps.insert(0, ("lock", "--build"))
+    recipe = folder / f"recipes/{result.name}.yaml"
+    obeyed = 0
+    while steps:
+        words = steps.pop(0)
+        done = call(program, folder, *words, seconds=3600)
+        result.output += done.output
+        if not done.code:
+            continue
+        if words[0] == "build" and obeyed < HINTS and obey(done.advice, recipe):
+            obeyed += 1
+            result.hints.append(done.advice.partition(" to the recipe")[0])
+            steps = [("lock",), words]
+            continue
+        said = " ".join(words) if words[0] == "lock" else words[0]
+        result.image = f"{FAILS}: `{said}`: {smoke_failure(done) or done.first_error}"
+        return
+    (built,) = done.document["results"]
+    mounts = ("--mount", f"{PROBE.parent}:/probe", "--mount", f"{folder}:/project")
+    inside = ("python", f"/probe/{PROBE.name}", "/project")
+    command = [program, "-C", folder, "run", "-q", *mounts, built["target"], "--", *inside]
+    within = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800)
+    result.output += within.stderr + within.stdout
+    result.image = imported(within.stdout, within.stderr)
+    # The next image shares the framework's layers with this one: only the image before it goes.
+    if images:
+        call(program, folder, "store", "rm", *images, seconds=60)
+        call(program, folder, "store", "gc", seconds=600)
+    images[:] = [built["image"]["name"]]
+
+
+def obey(advice: str, recipe: Path) -> bool:
+    """Write what a smoke test's hint says to add into the recipe; return whether it says any."""
+    lists = re.findall(r"\b(system|packages|pip|constraints): \[([^\]]+)\]", advice)
+    document = yaml.safe_load(recipe.read_text())
+    for key, values in lists:
+        document[key] = [*document.get(key, ()), *values.split(", ")]
+    recipe.write_text(yaml.safe_dump(document, sort_keys=False))
+    return bool(lists)
+
+
+def smoke_failure(built: Call) -> str:
+    """What the first failed check of an image says."""
+    for one in built.document.get("results", ()):
+        for check in (one["smoke"] or {}).get("checks", ()):
+            if check["state"] == "failed":
+                return str(check["detail"])
+    return ""
+
+
+def imported(output: str, progress: str) -> str:
+    """What the probe found, in a line."""
+    try:
+        found = json.loads(output)
+    except ValueError:
+        last = (progress.strip().splitlines() or ["nothing"])[-1]
+        return f"{FAILS}: {last} ended the process"
+    absent = f"; the file does not require {', '.join(found['absent'])}" if found["absent"] else ""
+    if found["fails"]:
+        return f"{FAILS}: {'; '.join(found['fails'].values())}{absent}"
+    return f"{IMPORTS}{absent}"
 
 
 def _steps(project: Project, program: Path, folder: Path, result: Result, *, solve: bool) -> None:
@@ -326,6 +433,8 @@ def differences(project: Project, result: Result) -> list[str]:
         expected, seen = getattr(project, step), getattr(result, step)
         if expected != seen and not (expected == CONDA and seen == LOCKS):
             found.append(f"{step}: {seen}, expected {expected}")
+    if result.image not in (NONE, project.image) and cell(result.image) != project.image:
+        found.append(f"image: {result.image}, expected {project.image}")
     if result.changed:
         found.append(f"changed silently: {'; '.join(result.changed)}")
     return found
@@ -334,14 +443,15 @@ def differences(project: Project, result: Result) -> list[str]:
 def row_of(project: Project) -> str:
     address = f"https://github.com/{project.repository}/blob/{project.commit}/{project.file}"
     link = f"[{project.repository}]({address})"
-    cells = (project.name, project.area, link, f"`{project.file}`", project.new, project.lock, project.why)
+    steps = (project.new, project.lock, project.image, project.why)
+    cells = (project.name, project.area, link, f"`{project.file}`", *steps)
     return f"| {' | '.join(cells)} |"
 
 
 def table(projects: Sequence[Project]) -> str:
     head = [
-        "| project | area | repository | file | `new --from` | `lock` | why |",
-        "|---|---|---|---|---|---|---|",
+        "| project | area | repository | file | `new --from` | `lock` | `build`, import | why |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([BEGIN, *head, *map(row_of, projects), END])
 
@@ -350,14 +460,22 @@ def write(results: Sequence[Result]) -> None:
     """Take the results over into projects.toml, and write its rows into the page."""
     text = FACTS.read_text()
     for result in results:
-        why = re.sub(r"[|\\\"]", "'", reason(result))[:LONGEST_REASON]
+        why, made = (cell(text) for text in (reason(result), result.image))
         words = f'new = "{result.new}"\nlock = "{result.lock}"\n' + (f'why = "{why}"\n' if why else "")
-        row = rf'(name = "{re.escape(result.name)}"\n(?:(?!\[\[).*\n)*?)new = .*\nlock = .*\n(?:why = .*\n)?'
-        text, count = re.subn(row, lambda found, words=words: found[1] + words, text)  # type: ignore[misc]
-        assert count == 1, result.name
+        head = rf'(name = "{re.escape(result.name)}"\n(?:(?!\[\[).*\n)*?)'
+        row = head + r"new = .*\nlock = .*\n(?:why = .*\n)?(image = .*\n)?"
+        found = re.search(row, text)
+        assert found is not None, result.name
+        image = found[2] or "" if result.image == NONE else f'image = "{made}"\n'
+        text = text[: found.start()] + found[1] + words + image + text[found.end() :]
     FACTS.write_text(text)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(before + table(load()) + rest.partition(END)[2])
+
+
+def cell(text: str) -> str:
+    """Text as a cell of the table and a string of the facts."""
+    return re.sub(r"\s+", " ", re.sub(r"[|\\\"]", "'", text))[:LONGEST_REASON]
 
 
 def reason(result: Result) -> str:
@@ -374,6 +492,7 @@ def line_of(result: Result) -> str:
         "real    " if result.real else "stand-in",
         f"{result.new:8}",
         f"{result.lock:13}",
+        f"{result.image:9}",
     ]
     parts.append(f"{result.seconds:6.1f} s  losses {result.losses}  {result.chosen}")
     if result.hints:
@@ -389,8 +508,9 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--facts", type=Path, default=FACTS)
     parser.add_argument("--program", type=Path, default=ROOT / ".venv/bin/imagefactory")
     parser.add_argument("--output", type=Path, help="write results.json and each project's output there")
-    parser.add_argument("--jobs", "-n", type=int, default=2)
+    parser.add_argument("--jobs", "-n", type=int, default=2, help="projects at once; 1 with --build")
     parser.add_argument("--no-lock", action="store_true", help="stop after `new --from`")
+    parser.add_argument("--build", action="store_true", help="build the images too, and import in them")
     parser.add_argument(
         "--write", action="store_true", help="write results into projects.toml and docs/projects.md"
     )
@@ -400,11 +520,14 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         parser.error(f"not in {given.facts.name}: {', '.join(sorted(unknown))}")
     chosen_ones = [one for one in projects if not given.names or one.name in given.names]
     origin = environ.get("FACTORY_TEST_PROJECTS", HOST).rstrip("/")
-    failed, results = 0, []
-    with tempfile.TemporaryDirectory(prefix="projects-") as work, ThreadPoolExecutor(given.jobs) as pool:
+    failed, results, images = 0, [], [] if given.build else None
+    jobs = 1 if given.build else given.jobs
+    with tempfile.TemporaryDirectory(prefix="projects-") as work, ThreadPoolExecutor(jobs) as pool:
+        os.environ.setdefault("IMAGEFACTORY_STORE", f"{work}/store")
 
         def one_project(project: Project) -> Result:
-            return measure(project, given.program, origin, Path(work), solve=not given.no_lock)
+            solve = not given.no_lock
+            return measure(project, given.program, origin, Path(work), solve=solve, images=images)
 
         rows = {pool.submit(one_project, project): project for project in chosen_ones}
         for done in as_completed(rows):

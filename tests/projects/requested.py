@@ -41,6 +41,8 @@ VALUE_OPTIONS = {
     ),
 }
 _INSTALL = re.compile(r"^(?:\S*python[0-9.]* +-m +)?(?:\S*pip[0-9.]*|uv +pip) +install\b")
+_CLONE = re.compile(r"git +clone +(?:.* )?(\w+://\S+)(?: +(\S+))?$")
+_CHANGE = re.compile(r"(?:cd|pushd|WORKDIR) +(\S+)$")
 
 
 @dataclass
@@ -147,7 +149,13 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def _container(found: Requested, path: Path, root: Path) -> None:
+    clones: dict[str, str] = {}
+    inside = ""  # the address of the clone that is the current directory
     for command in _commands(path.read_text(errors="replace")):
+        if cloned := _CLONE.match(command):
+            clones[(cloned[2] or cloned[1]).rstrip("/").split("/")[-1].removesuffix(".git")] = cloned[1]
+        elif changed := _CHANGE.match(command):
+            inside = clones.get(changed[1].rstrip("/").split("/")[-1], "")
         if not _INSTALL.match(command):
             continue
         try:
@@ -169,12 +177,17 @@ def _container(found: Requested, path: Path, root: Path) -> None:
             elif word in (">", "<") or word.startswith((">", "<")) or word in ("2>&1", "|"):
                 break
             elif word in ("-e", "--editable"):
-                found.unread.append(f"-e {next(at, '')}")
+                found.unread.append(f"-e {_of_clone(next(at, ''), inside)}")
             elif not word.startswith("-") and "$" not in word:
                 if re.match(r"[./~]|(git|hg)\+|https?:", word):
-                    found.unread.append(word)
+                    found.unread.append(_of_clone(word, inside))
                 else:
                     found.add(word)
+
+
+def _of_clone(path: str, address: str) -> str:
+    """Return the address of a clone for a path that is the clone's own directory, else the path."""
+    return address if address and re.fullmatch(r"\./?(\[.*\])?", path) else path
 
 
 def markers_of(python: str) -> dict[str, str]:

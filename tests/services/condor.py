@@ -248,6 +248,40 @@ class CondorPool:
         with (self.folder / "bundle.crt").open("ab") as file:
             file.write(authority.read_bytes())
 
+    @contextmanager
+    def black_hole(self) -> Iterator[str]:
+        """One more machine, which says it has the GPU of `standin`. Its disk is full: it fails every job."""
+        name = "hole.pool.test"
+        with (self.folder / "hosts").open("a") as file:
+            file.write(f"127.0.0.1 {name}\n")
+        place, ids = "/var/lib/condor/full/hole", "/pool/run/hole.pid"
+
+        def as_root(*argv: str) -> None:
+            self.run([*argv], user="root", folder=self.homes)
+
+        as_root("install", "-d", "-o", "condor", place)
+        settings = {
+            "_CONDOR_NETWORK_HOSTNAME": name,
+            "_CONDOR_MACHINE_OF_THE_TESTS": "standin",
+            "_CONDOR_EXECUTE": place,
+            "_CONDOR_STARTD_LOG": "/pool/log/StartLog.hole",
+            "_CONDOR_STARTD_ADDRESS_FILE": "/pool/log/.startd_hole_address",
+            "_CONDOR_SEC_USE_FAMILY_SESSION": "False",  # that of the master's own children
+        }
+        argv = ["condor_startd", "-f", "-pidfile", ids]
+        startd = self.start(argv, user="root", folder=self.homes, **settings)
+        try:
+            asked = ["condor_status", name, "-af", "HasSIF"]
+            until = time.monotonic() + REST
+            while self.run(asked, code=None).stdout.strip() != "true":
+                if startd.poll() is not None or time.monotonic() > until:
+                    raise ServiceError(f"{name} did not come up: {(self.logs / 'StartLog.hole').read_text()}")
+                time.sleep(0.2)
+            yield name
+        finally:
+            as_root("sh", "-c", f"kill -QUIT $(cat {ids})")
+            startd.communicate(timeout=REST)
+
     def come_to_rest(self) -> None:
         """Removes every job and waits until every GPU is free again.
 

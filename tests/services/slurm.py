@@ -2,6 +2,7 @@
 
     a1  gpu:a100:2  features a100, new      v1  gpu:v100:1  feature v100
     h1  gpu:h100:1  features h100, new      q1  gpu:old:1
+    h2  gpu:h100:1  features h100, new, takes no jobs until `awake` wakes it
 
 Each GPU is a null device. In `bin` on the nodes, which jobs find first, `nvidia-smi` says what its node's GPU
 would be, and `python3` runs a kit with what `hosts` has of its node in place of the machine's own /dev, /proc
@@ -24,9 +25,11 @@ from tests.services.processes import LIMIT, ServiceError
 
 PLACE = "/pool/slurm"
 BIN = f"{PLACE}/bin"
+ASLEEP = "h2"
 NODES = {
     "a1": ("a100", 2, "a100,new"),
     "h1": ("h100", 1, "h100,new"),
+    "h2": ("h100", 1, "h100,new"),
     "v1": ("v100", 1, "v100"),
     "q1": ("old", 1, ""),
 }
@@ -103,9 +106,8 @@ def slurm_cluster(pool: CondorPool) -> Iterator[None]:
             os.mknod(folder / f"gpu{device}", 0o020666, os.makedev(1, 3))
         file = f"{PLACE}/gpu[{number}-{last}]" if count > 1 else f"{PLACE}/gpu{number}"
         gres.append(f"NodeName={node} Name=gpu Type={kind} File={file}")
-        about = f"CPUs=4 RealMemory=64000 Gres=gpu:{kind}:{count}" + (
-            f" Feature={features}" if features else ""
-        )
+        about = f"CPUs=4 RealMemory=64000 Gres=gpu:{kind}:{count}"
+        about += (f" Feature={features}" if features else "") + (" State=DRAIN" if node == ASLEEP else "")
         nodes.append(f"NodeName={node} NodeHostname=access.pool.test NodeAddr=127.0.0.1 Port={port} {about}")
         number += count
     (folder / "slurm.conf").write_text(CONFIG.format(port=ports[0], place=PLACE, nodes="\n".join(nodes)))
@@ -133,7 +135,7 @@ def slurm_cluster(pool: CondorPool) -> Iterator[None]:
     )
     out, err = started.communicate(timeout=LIMIT)
     until = time.monotonic() + LIMIT
-    while (told := _idle(pool)) != len(NODES):
+    while (told := _idle(pool)) != len(NODES) - 1:
         if time.monotonic() > until or started.returncode:
             logs = "\n".join(path.read_text()[-1500:] for path in sorted((folder / "log").iterdir()))
             raise ServiceError(f"Slurm's nodes did not come up ({told}): {out}{err}\n{logs}")
@@ -147,6 +149,18 @@ def slurm_cluster(pool: CondorPool) -> Iterator[None]:
 def environ() -> dict[str, str]:
     """What a login of the cluster has: where its configuration lies, and what its nodes' programs are."""
     return {"SLURM_CONF": f"{PLACE}/slurm.conf", "PATH": f"{BIN}:{PATH}"}
+
+
+@contextmanager
+def awake(pool: CondorPool, node: str = ASLEEP) -> Iterator[None]:
+    """A node that takes jobs for a while."""
+    update = ["scontrol", "update", f"NodeName={node}"]
+    try:
+        pool.run([*update, "State=RESUME"], user="root", folder=pool.homes, **environ())
+        yield
+    finally:
+        drain = [*update, "State=DRAIN", "Reason=asleep"]
+        pool.run(drain, user="root", folder=pool.homes, code=None, **environ())
 
 
 def _idle(pool: CondorPool) -> int:

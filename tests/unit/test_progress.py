@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -168,3 +169,17 @@ def test_no_text_is_a_command_of_a_job_on_github() -> None:
     lines = out.getvalue().splitlines()
     commands = [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
     assert commands == ["::group::one ::stop-commands::x", "::endgroup::"]
+
+
+def test_a_log_on_a_full_disk_ends_no_work() -> None:
+    class Full(io.StringIO):
+        writes = 0
+
+        def flush(self) -> None:
+            self.writes += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream = Full()
+    with Lines(stream).stage("build"):
+        pass
+    assert stream.writes == 2

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
-from tests.projects import measure, requested
+from tests.projects import imported, measure, requested
 
 PROJECTS = measure.load()
 
@@ -22,6 +27,7 @@ def test_each_project_is_one_file_at_one_commit() -> None:
         assert not any(name.startswith("/") or ".." in name for name in (one.file, *one.beside)), one.name
         assert one.new in measure.NEW_WORDS, one.name
         assert one.lock in measure.LOCK_WORDS, one.name
+        assert re.split("[;:]", one.image)[0] in measure.IMAGE_WORDS, one.name
 
 
 def test_each_project_has_a_stand_in_of_the_same_files() -> None:
@@ -46,8 +52,12 @@ def test_results_are_taken_over_into_the_facts(tmp_path: Path, monkeypatch: pyte
         first.name, real=True, new=measure.STOPS, error=f'{first.name}-1-cu1: no "torch"'
     )
     locked = measure.Result(second.name, real=True, new=measure.IMPORTS, lock=measure.LOCKS)
+    locked.image = 'fails: no "x" | y'
     measure.write([stopped, locked])
+    locked.image = measure.NONE  # of a run without --build
+    measure.write([locked])
     rows = {one.name: one for one in measure.load(tmp_path / "FACTS")}
+    assert rows[second.name].image == "fails: no 'x' ' y"
     assert list(rows) == [one.name for one in PROJECTS]
     assert (rows[first.name].new, rows[first.name].lock, rows[first.name].why) == ("stops", "-", "no 'torch'")
     assert (rows[second.name].new, rows[second.name].lock, rows[second.name].why) == ("imports", "locks", "")
@@ -93,6 +103,15 @@ def test_what_a_file_asks_for(tmp_path: Path, name: str) -> None:
     assert names == ["torch==2.6.0", "tqdm>=4"]
 
 
+def test_a_clone_that_is_installed_from_its_directory_is_its_address(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        "FROM x\nRUN git clone --depth 1 https://host/A/B-c.git && cd B-c \\\n  && pip install -e .\n"
+        "WORKDIR /app\nRUN pip install -e . ./more\n"
+    )
+    found = requested.read(tmp_path / "Dockerfile", tmp_path)
+    assert found.unread == ["-e https://host/A/B-c.git", "-e .", "./more"]
+
+
 def test_requirements_that_a_lock_does_not_meet() -> None:
     asked = [Requirement(text) for text in ("a>=2", "B-b", "c", "d; sys_platform == 'win32'", "e<2")]
     missing = requested.unmet(asked, {"a": "1.0", "b-b": "1", "e": "1.9rc1"}, "3.11")
@@ -104,3 +123,74 @@ def test_cuda_majors_of_a_lock() -> None:
         "12",
         "13",
     }
+
+
+def test_modules_that_a_projects_code_imports(tmp_path: Path) -> None:
+    files = {
+        "train.py": "import os, torch.nn, own, pkg_resources\ntry:\n    import optional\nexcept: pass\n",
+        "own/__init__.py": "from . import a\nfrom own import b\nfrom PIL import Image\ndef f(): import z\n",
+        "own/a.py": "import b\nif 1:\n    import conditional\n",
+        "own/b.py": "from __future__ import annotations\n",
+        "tests/test_x.py": "import pytest\n",
+        "old.py": "print 'Python 2'\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert imported.modules(tmp_path) == ["PIL", "pkg_resources", "torch"]
+
+
+def test_imports_that_fail_and_modules_that_no_package_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exits_at_import.py").write_text("print('noise')\nimport sys\nsys.exit('no libGL')\n")
+    (tmp_path / "fine_at_import.py").write_text("print('noise')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["asyncore", "exits_at_import", "fine_at_import", "no_such_module"]
+    monkeypatch.setattr(imported, "BROUGHT_ALONG", {"asyncore"})
+    monkeypatch.setitem(sys.modules, "asyncore", None)
+    found = imported.try_imports(names)
+    assert found["imports"] == ["fine_at_import"]
+    assert found["absent"] == ["no_such_module"]
+    assert set(found["fails"]) == {"asyncore", "exits_at_import"}
+    assert measure.imported(json.dumps(found), "").startswith("fails: ")
+    assert measure.imported(json.dumps(found | {"fails": {}}), "").startswith("imports; ")
+    assert measure.imported("", "torch\nnumba\n") == "fails: numba ended the process"
+
+
+def test_a_whole_project_of_a_directory_or_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = PROJECTS[0]
+    tree = tmp_path / project.repository / project.commit
+    (tree / "package").mkdir(parents=True)
+    (tree / "package/code.py").write_text("")
+    assert measure.bring_all(project, str(tmp_path), tmp_path / "copy")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as writer:
+        writer.add(tree, f"{project.name}-{project.commit}")
+    addresses = []
+
+    def fetch(address: str, largest: int) -> bytes:
+        addresses.append(address)
+        return archive.getvalue()
+
+    monkeypatch.setattr(measure, "_fetch", fetch)
+    assert measure.bring_all(project, measure.HOST, tmp_path / "unpacked")
+    assert addresses == [f"{measure.ARCHIVES}/{project.repository}/tar.gz/{project.commit}"]
+    for name in ("copy", "unpacked"):
+        assert (tmp_path / name / "package/code.py").is_file()
+    assert not measure.bring_all(project, str(tmp_path / "nowhere"), tmp_path / "none")
+
+
+def test_a_smoke_tests_hint_is_written_into_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "x.yaml"
+    recipe.write_text('python: "3.13"\npackages: [tqdm]\n')
+    advice = "add system: [libgl1, libx11-6] and packages: [setuptools<82] to the recipe, then lock"
+    assert measure.obey(advice, recipe)
+    assert yaml.safe_load(recipe.read_text()) == {
+        "python": "3.13",
+        "packages": ["tqdm", "setuptools<82"],
+        "system": ["libgl1", "libx11-6"],
+    }
+    assert not measure.obey("the checks above say why", recipe)

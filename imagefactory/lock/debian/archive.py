@@ -102,6 +102,11 @@ class Archive:
             )
         return parse_simulation(result.stdout)
 
+    def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names that the indexes have no package for, real or virtual."""
+        result = self._run("apt-get", "-qq", "--simulate", "install", "--", *names)
+        return parse_unknown(result.stderr) if result.returncode else ()
+
     def offered(self, names: Iterable[str]) -> dict[tuple[str, str], DebianPackage]:
         """All that the indexes offer under these names, by name and version. Unknown names are left out."""
         result = self._run("apt-cache", "show", *names)
@@ -249,6 +254,12 @@ def error_lines(stderr: str) -> str:
     """What apt says is wrong: its errors and what explains them, without warnings."""
     errors = [line for line in stderr.splitlines() if line.startswith(("E:", " "))]
     return "\n".join(errors or stderr.strip().splitlines()[-5:])
+
+
+def parse_unknown(stderr: str) -> tuple[str, ...]:
+    """The names that `apt-get install` found no package for, in the order of its errors."""
+    pattern = r"^E: (?:Unable to locate package (\S+)|Package '([^']+)' has no installation candidate)"
+    return tuple(dict.fromkeys(one or other for one, other in re.findall(pattern, stderr, re.MULTILINE)))
 
 
 def parse_simulation(text: str) -> tuple[tuple[str, str], ...]:

@@ -29,7 +29,7 @@ class DebianMirror:
     `main` and `security` are addresses of archives (each holds dists/ and pool/). `dated` is True for an
     archive frozen at a date, whose indexes have expired on purpose. `debs` is the cache of .deb files.
     `environ` is all that apt gets to see of the caller's environment. `certificates` is a bundle of CA
-    certificates to trust instead of the machine's, empty for none.
+    certificates to trust instead of the machine's, empty for the machine's.
     """
 
     main: str

@@ -50,9 +50,10 @@ def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
                 "~/.netrc have its password, if it wants one?",
             )
     where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
-    return UnreachableError(
-        _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
-    )
+    hint = f"is the network up, and is this the right package index: {where}?"
+    if "certificate" in stderr:
+        hint = f"set `certificates` (imagefactory.toml) to a file with the CA of the package index: {where}"
+    return UnreachableError(_one_line(stderr), hint=hint)
 
 
 def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:

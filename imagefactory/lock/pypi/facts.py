@@ -31,7 +31,7 @@ def brings_cuda(lock: Lock) -> tuple[LockedWheel, ...]:
 _TOOLKIT = re.compile(
     r"cuda-toolkit|nvidia-cuda-(runtime|nvrtc|cupti|nvcc|cccl)|nvidia-(nvjitlink|nvtx|cublas)"
 )
-_SUFFIX = re.compile(r"(?:nvidia|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]{2})x?(?:-.*)?")
+_SUFFIX = re.compile(r"(?:nvidia|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
 
 
 def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, ...]]:
@@ -107,6 +107,12 @@ def check_facts(lock: Lock, target: Target) -> None:
             hint=f"add the extra or the nvidia-cuda-runtime package that brings CUDA at {target.where}"
             + ("" if target.platform == AMD64 else f"; older releases may have none for {target.platform}"),
         )
+    if framework.name == "jax" and not any(map(_runs_jax_on_cuda, lock.wheels)):
+        raise LockError(
+            f"{target.name}: {came} comes without its CUDA plugin: it would silently compute on the CPU",
+            hint=f"write the extra that brings it (extras: [cuda{target.cuda.partition('.')[0]}]) at "
+            f"{target.where}; JAX has it on PyPI since 0.4.24",
+        )
     brought = " and ".join(f"{wheel.name} {wheel.version}" for wheel in runtimes)
     if len(runtimes) > 1:
         raise LockError(
@@ -118,6 +124,12 @@ def check_facts(lock: Lock, target: Target) -> None:
             f"{target.name}: {came} comes with CUDA {cuda} ({brought}), the recipe asks {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or constrain {runtimes[0].name}',
         )
+
+
+def _runs_jax_on_cuda(wheel: LockedWheel) -> bool:
+    """Whether a wheel has JAX's code for CUDA: its plugin, or a jaxlib of `0.4.13+cuda12.cudnn89`."""
+    built = wheel.name == "jaxlib" and "+cuda" in wheel.version
+    return built or re.fullmatch(r"jax-cuda[0-9]+-plugin", wheel.name) is not None
 
 
 def rocm_builds(lock: Lock) -> tuple[tuple[LockedWheel, str], ...]:

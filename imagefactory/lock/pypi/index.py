@@ -9,15 +9,19 @@ to the next. For the same reason uv is given none of its variables that bend a s
 from __future__ import annotations
 
 import configparser
+import hashlib
 import re
 import ssl
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import certifi
+
 from imagefactory.errors import UsageError
+from imagefactory.files import explain_full_disk, replace_bytes
 from imagefactory.settings.choices import Setting
 from imagefactory.web import Login, sends_openly, without_login
 
@@ -31,6 +35,8 @@ _PASSED_TO_UV = re.compile(
     r"|UV_CACHE_DIR|UV_KEYRING_PROVIDER|UV_INSECURE_HOST|UV_OFFLINE|UV_HTTP_[A-Z_]+|UV_REQUEST_TIMEOUT"
     r"|UV_CONCURRENT_DOWNLOADS|UV_SYSTEM_CERTS|UV_NATIVE_TLS"
 )
+
+_CERTIFICATE = re.compile(rb"-----BEGIN ([A-Z0-9 ]*CERTIFICATE)-----\n[^-]+-----END \1-----")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +130,44 @@ def find_index(
     )
 
 
-def trusting(index: PackageIndex, bundle: Path | None) -> PackageIndex:
-    """`index` with a bundle of CA certificates trusted instead of those it found, by uv as well."""
+def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageIndex:
+    """Return `index` with the CA certificates of `bundle` trusted as well, by uv too.
+
+    Programs take one file, so all certificates are written to a file in `folder`, named by its content. If
+    `index` has none of this machine, those of certifi are taken. Raises UsageError and StoreError.
+    """
     if bundle is None:
         return index
-    given = {name: value for name, value in index.environment if name != "SSL_CERT_DIR"}
-    given["SSL_CERT_FILE"] = str(bundle)
-    return replace(index, certificates=str(bundle), environment=tuple(sorted(given.items())))
+    given = dict(index.environment)
+    folders = given.pop("SSL_CERT_DIR", "").split(":")
+    found = _pem_files([index.certificates, given.get("SSL_CERT_FILE", ""), *folders])
+    data = _join_pem([*(found or [Path(certifi.where())]), bundle])
+    path = folder / f"{hashlib.sha256(data).hexdigest()}.pem"
+    if not path.is_file():
+        with explain_full_disk(folder, setting="cache"):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_bytes(path, data)
+    given["SSL_CERT_FILE"] = str(path)
+    return replace(index, certificates=str(path), environment=tuple(sorted(given.items())))
+
+
+def _pem_files(places: Iterable[str]) -> list[Path]:
+    """The PEM files that these paths name, each once; of a directory those that OpenSSL reads."""
+    paths = [Path(place) for place in places if place]
+    files = (sorted(path.glob("*.[0-9]")) if path.is_dir() else [path] for path in paths)
+    return list(dict.fromkeys(path for found in files for path in found if path.is_file()))
+
+
+def _join_pem(files: Iterable[Path]) -> bytes:
+    """Return the certificates of all files in order, each once, without the text around them."""
+    found: dict[bytes, None] = {}
+    for path in files:
+        try:
+            text = path.read_bytes().replace(b"\r", b"")
+        except OSError as error:
+            raise UsageError(f"cannot read the certificates {path}: {error.strerror}") from error
+        found |= dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text))
+    return b"".join(one + b"\n" for one in found)
 
 
 def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[str, tuple[str, str]]:

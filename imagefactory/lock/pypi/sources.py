@@ -18,7 +18,7 @@ import tomllib
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -29,6 +29,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import UsageError
+from imagefactory.lock.pypi.git_version import VARIABLES
 from imagefactory.oci.tar_header import CappedInfo
 from imagefactory.scan.zip import check_list
 from imagefactory.trees import TreeLimits, open_file, printable, read_chunks, read_file, walk_tree
@@ -63,6 +64,7 @@ class Project:
     `requires` is what it is built with (PEP 518). `name` and `version` are empty where it names none.
     `dependencies` are its Requires-Dist, None where only building it says them. `code` are the languages
     that need a compiler (a key of CODE), and `imports` are the packages that its setup.py imports.
+    `version_variable` gives a build its version where a tool would ask git for it, empty for any other.
     """
 
     requires: tuple[str, ...]
@@ -72,6 +74,7 @@ class Project:
     python: str = ""
     code: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
+    version_variable: str = ""
 
 
 @dataclass(slots=True)
@@ -110,6 +113,7 @@ def read_project(source: Path) -> Project:
             python=known.python,
             code=frozenset(contents.code),
             imports=_imports(contents.text("setup.py")),
+            version_variable="" if known.version else _version_variable(contents, requires),
         )
     except (
         *(OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
@@ -163,6 +167,13 @@ def _read_metadata(contents: _Contents, document: Mapping[str, Any]) -> _Metadat
         dependencies=dependencies,
         python=info.get("requires_python") or project.get("requires-python", ""),
     )
+
+
+def _version_variable(contents: _Contents, requires: Iterable[Requirement]) -> str:
+    names: list[str] = [canonicalize_name(one.name) for one in requires]
+    if any("use_scm_version" in contents.text(name) for name in ("setup.py", "setup.cfg")):
+        names.append("setuptools-scm")
+    return next((VARIABLES[name] for name in names if name in VARIABLES), "")
 
 
 def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:

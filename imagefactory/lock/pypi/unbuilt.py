@@ -28,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import DownloadError, LockError, UnbuiltError, UsageError
 from imagefactory.gpu.source_builds import source_build
+from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
 from imagefactory.lock.pypi.known import solve_known
 from imagefactory.lock.pypi.newest import bounds_of
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -35,7 +36,7 @@ from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.sources import Project, read_project
 from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.lock.pypi.wheels_there import NoWheelError
-from imagefactory.model import Lock, Target
+from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 
 ROUNDS = 100
@@ -90,7 +91,8 @@ def require_wheels(
 ) -> tuple[WheelQuestion, Pins]:
     """Solve a question so that all known needs are met, as `solve_known`.
 
-    Raises UnbuiltError with all packages of the solution that have no wheel.
+    Raises UnbuiltError with all packages of the solution that have no wheel, and LockError where others have
+    libraries of two majors of CUDA, or another CUDA than the target: nobody shall build in vain.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _Search(solver, question, Path(folder))
@@ -100,6 +102,15 @@ def require_wheels(
         return question, pins
     built = {one.name for one in unbuilt}
     lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
+    solved = (one.partition("==") for one in pins.lines)
+    wheels = [
+        LockedWheel(name=canonicalize_name(name), version=version, filename="", sha256="", size=0)
+        for name, _, version in solved
+    ]
+    refuse_two_cudas(target.name, wheels, pins.via)
+    declared = all(one.project and one.project.dependencies is not None for one in unbuilt)
+    if declared and canonicalize_name(target.framework) in {wheel.name for wheel in wheels} - built:
+        check_facts(replace(question.lock, wheels=(*question.fixed, *wheels)), target)
     raise list_unbuilt(unbuilt, lines, question, target)
 
 

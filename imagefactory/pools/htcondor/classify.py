@@ -19,6 +19,7 @@ from imagefactory.pools.htcondor.events import LIMITS_OVER, RAN_OUT, parse_attem
 from imagefactory.pools.htcondor.node.post import (
     LARGEST_FILE,
     LARGEST_LOG,
+    PULLED,
     TRY_AGAIN,
     is_result,
     parse_object,
@@ -41,8 +42,6 @@ POSTED, ERR = "post.json", "err"
 LONGEST_WORDS = 300
 TRANSFER, RESOURCES, BAD_IMAGE, NO_CONTAINER, DURATION, EXECUTION = (12, 13), 34, 35, 45, 46, 47
 _JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
-_PULL = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
-"""Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
 _SIF = re.compile(r"\.sif\b")
 _NOT_HAD = re.compile(r"FATAL: +Unable to handle ((?:docker|oras|library)://\S+) uri: (.*)")
 """Apptainer's last line where it cannot have one: the address, then why, often with the address again."""
@@ -93,10 +92,15 @@ def classify(
     if mine and last.ended is None:  # DAGMan saw its end, and the log did not
         last = replace(last, ending=Ending.LOST)
     outcome, reason = _word(last, files, limits)
+    if mine and mine.left and mine.why:
+        reason = clean(mine.why)
     if outcome in TRIED_AGAIN and (mine is None or mine.left):
         if posted and given_up and posted.job not in [one.job for one in attempts]:
             return Outcome.INFRASTRUCTURE, clean(posted.why)  # the next job never came to be
         return None, f"to be tried again: {reason}"
+    if outcome is Outcome.NO_MATCH and len(attempts) > 1:
+        before = attempts[-2].machine or "a machine"
+        return Outcome.INFRASTRUCTURE, f"{before} failed it, and then {reason}"
     return outcome, reason
 
 
@@ -107,6 +111,8 @@ def _word(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[Outcom
             return None, f"waiting: {last.text}" if last.text else "waiting"
         case Ending.RUNNING:
             return None, f"running on {last.machine}" if last.machine else "running"
+        case Ending.DISCONNECTED:
+            return None, f"disconnected from {last.machine or 'its machine'}: {last.text}"[:LONGEST_WORDS]
         case Ending.HELD:
             return _held(last, limits)
         case Ending.REMOVED:
@@ -132,7 +138,7 @@ def _held(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     if last.code in (DURATION, EXECUTION):
         return Outcome.TIMEOUT, f"stopped after {_time(limits.run)}, its limit on the pool"
     about = (*TRANSFER, NO_CONTAINER)
-    if last.code == BAD_IMAGE or (last.code in about and _PULL.search(last.text)):
+    if last.code == BAD_IMAGE or (last.code in about and PULLED.search(last.text)):
         return Outcome.PULL_FAILED, told
     if last.code in TRANSFER and _SIF.search(last.text):
         return Outcome.PULL_FAILED, told
@@ -153,7 +159,7 @@ def _removed(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     why = last.text.removeprefix(LIMITS_OVER).removeprefix(": ") or "it was started again and again"
     if _NOT_HAD.search(why):
         return Outcome.PULL_FAILED, _not_had(why, last.machine)
-    word = Outcome.PULL_FAILED if _PULL.search(why) else Outcome.INFRASTRUCTURE
+    word = Outcome.PULL_FAILED if PULLED.search(why) else Outcome.INFRASTRUCTURE
     return word, f"it did not come to an end: {why}"[:LONGEST_WORDS]
 
 

@@ -1,9 +1,12 @@
 """A sweep as HTCondor takes it: one DAG with one description for all jobs, and the files that go with them.
 
-DIR/sweep.dag                     SUBMIT-DESCRIPTION, and per node JOB, VARS, RETRY and SCRIPT POST
+DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST
+DIR/sweep.sub                     the submit commands that all jobs share
+DIR/machines.json                 the pool's machines by capability; post.py writes `faults` of machines
 DIR/suite.tar, inside.py          what every job gets; the suite and what runs it, by the image's own Python
 DIR/post.py                       DAGMan's POST script
-DIR/nodes/<node>/                 kit.json and expectations.json, HTCondor's job.log, out and err, and result/
+DIR/nodes/<node>/                 job.sub, which post.py writes anew for each retry; kit.json,
+                                  expectations.json, HTCondor's job.log, out and err, and result/
 
 DAGMan must be started in DIR. Sources: HTCondor's manual, "DAGMan" and condor_submit(1).
 """
@@ -11,17 +14,19 @@ DAGMan must be started in DIR. Sources: HTCondor's manual, "DAGMan" and condor_s
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.folder import NODES, checked_name, write_nodes
+from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.ads import WHOLE_GPUS
-from imagefactory.pools.htcondor.node.post import MOST_SHADOWS, MOST_STARTS
+from imagefactory.pools.htcondor.node.post import JOB, MACHINES, MOST_SHADOWS, MOST_STARTS, format_job
 from imagefactory.pools.model import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
 from imagefactory.pools.sites import find_site
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
@@ -29,11 +34,10 @@ from imagefactory.verify.kit_make import CARRIED
 from imagefactory.verify.kit_make import HERE as KIT_FOLDER
 from imagefactory.verify.suite_files import read_suite
 
-DAG, SUITE, INSIDE, POST = "sweep.dag", "suite.tar", "inside.py", "post.py"
+DAG, COMMON, SUITE, INSIDE, POST = "sweep.dag", "sweep.sub", "suite.tar", "inside.py", "post.py"
 JOB_LOG = "job.log"
 EMPTY = f"empty/{RESULT}"
 PROGRAMS = Path(__file__).parent / "node"
-DESCRIPTION = "verify"
 
 EXECUTE_ATTRIBUTES = (
     "Machine",
@@ -50,6 +54,8 @@ EXECUTE_ATTRIBUTES = (
 NO_CUDA = "amd|instinct|radeon|gfx"
 """Names of GPUs that tell a Capability and take no CUDA: condor_gpu_discovery gives HIP's version for it."""
 LARGEST_OUTPUT_MB = 16
+LEASE = timedelta(minutes=10)
+"""How long a job waits for a machine that does not answer, before it starts anew (default: 40)."""
 CPUS = 1
 
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
@@ -63,25 +69,32 @@ _IMAGE = {
     ImageKind.SIF: re.compile(rf"{_PATH}\.sif"),
     ImageKind.OSDF: re.compile(rf"osdf://{_PATH}\.sif"),
 }
+_FAILED_MACHINE = (
+    '(regexp("no space left|disk quota", HoldReason, "i")'
+    ' || (HoldReasonCode == 45 && !regexp("://", HoldReason)))'
+)
 _ARCH = {"": "X86_64", "arm64": "aarch64"}
 _LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,500}")
 
 
-def format_dag(sweep: Sweep, lines: Sequence[str] = ()) -> str:
-    """The text of sweep.dag; `lines` are the site's own submit commands (`+WantGPULab = true`).
+def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
+    """The text of sweep.sub; `lines` are the site's own submit commands (`+WantGPULab = true`).
 
-    Raises UsageError for a value that could mean something else in a DAG or a submit file.
+    Raises UsageError for a line that could mean something else in a submit file.
     """
     wrong = next((line for line in lines if not _LINE.fullmatch(line)), None)
     if wrong is not None:
         raise UsageError(f"{wrong!r} is no line of a submit file", hint="write NAME = VALUE")
+    return "".join(f"{line}\n" for line in (*_description(limits), *lines))
+
+
+def format_dag(sweep: Sweep) -> str:
+    """The text of sweep.dag. Raises UsageError for a value that could mean something else there."""
     names = [node.name for node in sweep.nodes]
     if len(set(names)) != len(names):
         raise UsageError("two nodes of one sweep have the same name", hint="name each of them differently")
-    common = "\n".join(f"  {line}" for line in (*_description(sweep.limits), *lines))
     arch = _several_processors(sweep)
-    nodes = "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
-    return f"SUBMIT-DESCRIPTION {DESCRIPTION} {{\n{common}\n}}\n\n{nodes}\n"
+    return "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
 
 
 def _description(limits: JobLimits) -> tuple[str, ...]:
@@ -110,6 +123,7 @@ def _description(limits: JobLimits) -> tuple[str, ...]:
         "request_gpus = 1",
         f'require_gpus = $(gpu) && regexp("{NO_CUDA}", DeviceName, "i") =!= true',
         f"allowed_execute_duration = {_seconds(limits.run)}",
+        f"job_lease_duration = {_seconds(LEASE)}",
         f"periodic_remove = {_removal(limits)}",
         "notification = never",
     )
@@ -121,6 +135,7 @@ def _removal(limits: JobLimits) -> str:
     46 and 47 hold a job whose time is over, and nobody can mend that. `allowed_execute_duration` alone is not
     enough: a job that starts in the very second in which its shadow does is never held by it (HTCondor takes
     the date for one of an earlier start; tried with 23.9, read in 25). And no transfer has an end of its own.
+    What only another machine can do better is not held: a full disk, and containers that do not start.
     """
     run, stay = _seconds(limits.run), _seconds(limits.run + TRANSFERS)
     began = "JobCurrentStartExecutingDate"
@@ -131,6 +146,7 @@ def _removal(limits: JobLimits) -> str:
         f" || (JobStatus != 1 && JobStatus != 5 && time() - EnteredCurrentStatus > {stay})"
         f" || (JobStatus == 5 && time() - EnteredCurrentStatus > {_seconds(limits.held)})"
         " || (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47))"
+        f" || (JobStatus == 5 && {_FAILED_MACHINE})"
     )
 
 
@@ -164,7 +180,7 @@ def _format_node(node: SweepNode, limits: JobLimits, *, arch: bool) -> str:
     }
     told = " ".join(f'{key}="{_quoted(value)}"' for key, value in values.items())
     return (
-        f"JOB {name} {DESCRIPTION}\n"
+        f"JOB {name} {NODES}/{name}/{JOB}\n"
         f"VARS {name} {told}\n"
         f"RETRY {name} {limits.retries}\n"
         f"SCRIPT POST {name} {POST} {name} $RETURN $JOBID $RETRY $MAX_RETRIES\n"
@@ -195,13 +211,12 @@ def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
     A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
     sweep's own folder is in one that the machines share, so it is not sent through the access point.
     """
-    site = find_site(sweep.site)
+    site = replace(find_site(sweep.site), own=sweep.own)
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
     needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
     needs |= {'(Arch == "$(processor)")'} if _several_processors(sweep) else set()
     lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
-    if needs:
-        lines.append(f"requirements = {' && '.join(sorted(needs))}")
+    lines.append(f"requirements = {' && '.join(('$(elsewhere)', *sorted(needs)))}")
     images = {node.image for node in sweep.nodes}
     if all(one.kind is ImageKind.SIF and folder not in Path(one.address).parents for one in images):
         lines.append("transfer_container = false")
@@ -239,7 +254,7 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
     `texts` are per node kit.json and expectations.json. May be called again for a folder that is not whole.
     Raises UsageError where the folder cannot be written.
     """
-    dag = format_dag(sweep, site_lines(sweep, folder))
+    dag, common = format_dag(sweep), format_common(sweep.limits, site_lines(sweep, folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SUITE).write_bytes(make_suite_tar())
@@ -247,7 +262,12 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
         for program in (INSIDE, POST):
             (folder / program).write_bytes((PROGRAMS / program).read_bytes())
         (folder / POST).chmod(0o755)
+        machines = {one.capability: one.machines for one in sweep.machines}
+        (folder / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
+        (folder / COMMON).write_text(common, encoding="ascii")
         write_nodes(folder, sweep, texts)
+        for node in sweep.nodes:
+            (node_folder(folder, node.name) / JOB).write_text(format_job(), encoding="ascii")
         beside = folder / f".{DAG}-{os.getpid()}"
         beside.write_text(dag, encoding="ascii")
         beside.replace(folder / DAG)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from imagefactory.pools.htcondor.ads import read_gpu
-from imagefactory.pools.htcondor.node.post import EXECUTING, OWN_LIMITS, Event, follow, split_events
+from imagefactory.pools.htcondor.node.post import (
+    EXECUTING,
+    OWN_LIMITS,
+    Event,
+    follow,
+    machine_of,
+    split_events,
+)
 from imagefactory.pools.model import Ending, JobAttempt, PoolGpu
 from imagefactory.verify.suite_report import clean
 
@@ -62,7 +69,7 @@ def _attempt(job: str, events: list[Event], clock: _LogClock) -> JobAttempt:
         ending=Ending(last.ending) if last.ending else Ending.LOST,
         code=last.code,
         text=clean(text),
-        machine=_machine(told),
+        machine=machine_of(last, starts, last.text) if last.over and not starts else _machine(told),
         slot=_slot(starts[-1]) if starts else "",
         gpu=_gpu(told),
         submitted=clock.read(events[0].time),

@@ -2,12 +2,14 @@
 
 DIR/jobs.json                     what the jobs are to ask for; written last, so with it the folder is whole
 DIR/run.py, kit/, suite/          a kit without its question; task.sh runs it on a machine
+DIR/options                       what the settings add to sbatch's options, a line each
 DIR/batch-N.sh                    an array: which nodes of the sweep its tasks are
 DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch refused it
 DIR/log/N-I                       what the I-th task of that array prints, and slurmstepd of it
 DIR/queue.json                    what the queue said last
+DIR/faults                        which machines failed which jobs, a line each
 DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks (N I, a line each), and
-                                  N-RESTART/ for each time that it ran
+                                  N-RESTART/ for each time that it ran, N-done after the last
 
 Jobs see this folder: it lies where all machines of the cluster see it. Source: Slurm's manual, sbatch(1) and
 "Job Array Support".
@@ -19,7 +21,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +30,9 @@ from imagefactory.documents import Most, format_document, parse_document
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import replace_text
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
-from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, PoolGpu, Sweep
+from imagefactory.pools.htcondor.node.post import Fault, bad_machines
+from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
+from imagefactory.pools.own_commands import TIME, time_of
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
 from imagefactory.verify.kit_make import CARRIED, PROGRAM
@@ -37,6 +41,7 @@ from imagefactory.verify.suite_files import read_suite, write_suite
 
 FORMAT = 1
 JOBS, QUEUE, TASK, TASKS, IMAGE, LOG = "jobs.json", "queue.json", "task.sh", "tasks", "image", "log"
+OPTIONS = "options"
 HERE = Path(__file__).parent / "node"
 NAME = "imagefactory"
 MOST_TASKS = 1000
@@ -79,10 +84,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits."""
+    """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits.
+
+    `machines` are those with a GPU that fits.
+    """
 
     options: tuple[str, ...]
     jobs: tuple[Job, ...]
+    machines: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> int:
@@ -92,9 +101,18 @@ class Batch:
 # --- deciding --------------------------------------------------------------------------------------
 
 
+def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
+    """The time of the settings, else the suite's and that in which the image comes; never longer than the run
+    limit.
+    """
+    return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
+
+
 def jobs_of(sweep: Sweep) -> Jobs:
-    """A job is as long as its suite may be and its image takes to come, never longer than the run limit."""
-    limits = sweep.limits
+    """A job is as long as the settings say, else as its suite may be and its image takes to come; never
+    longer than the run limit.
+    """
+    limits, own = sweep.limits, time_of(sweep.own)
     return Jobs(
         idle=max(1, round(limits.idle.total_seconds())),
         retries=limits.retries,
@@ -103,7 +121,7 @@ def jobs_of(sweep: Sweep) -> Jobs:
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
-                seconds=round(min(limits.run, timedelta(seconds=node.timeout) + FETCH).total_seconds()),
+                seconds=round(run_limit(limits, node.timeout, own).total_seconds()),
                 mig=node.mig,
                 processor=node.processor or "amd64",
             )
@@ -112,8 +130,11 @@ def jobs_of(sweep: Sweep) -> Jobs:
     )
 
 
-def batches_of(jobs: Sequence[Job], inventory: Inventory) -> tuple[Batch, ...]:
-    """The arrays to submit: jobs that ask for the same GPUs and memory share one."""
+def batches_of(jobs: Sequence[Job], inventory: Inventory, faults: Sequence[Fault] = ()) -> tuple[Batch, ...]:
+    """The arrays to submit: jobs that ask for the same GPUs and memory share one.
+
+    Machines that failed two nodes of the sweep, by its `faults`, get none while others are left.
+    """
     groups: dict[tuple[tuple[str, ...], int], list[Job]] = {}
     asked: dict[tuple[str, bool, str], tuple[str, ...]] = {}
     for job in jobs:
@@ -121,11 +142,29 @@ def batches_of(jobs: Sequence[Job], inventory: Inventory) -> tuple[Batch, ...]:
         if kind not in asked:
             asked[kind] = ask_for_one(inventory, lambda gpu, job=job: fits(job, gpu))  # type: ignore[misc]
         groups.setdefault((asked[kind], job.memory), []).append(job)
-    return tuple(
-        Batch(options=options, jobs=tuple(group[start : start + MOST_TASKS]))
-        for (options, _), group in groups.items()
-        for start in range(0, len(group), MOST_TASKS)
-    )
+    batches = []
+    for (options, _), group in groups.items():
+        machines = [
+            machine.name for machine in inventory.machines if any(fits(group[0], gpu) for gpu in machine.gpus)
+        ]
+        batch = Batch(
+            options=_without(options, bad_machines(list(faults), machines)),
+            jobs=tuple(group),
+            machines=tuple(machines),
+        )
+        for start in range(0, len(group), MOST_TASKS):
+            batches.append(replace(batch, jobs=batch.jobs[start : start + MOST_TASKS]))
+    return tuple(batches)
+
+
+def _without(options: tuple[str, ...], machines: Sequence[str]) -> tuple[str, ...]:
+    """The options, and that no job runs on these machines: sbatch takes `--exclude` once."""
+    if not options or not machines:
+        return options
+    name = "--exclude="
+    named = [word for one in options if one.startswith(name) for word in one.removeprefix(name).split(",")]
+    rest = (one for one in options if not one.startswith(name))
+    return (*rest, f"{name}{','.join(sorted({*named, *machines}))}")
 
 
 def fits(job: Job, gpu: PoolGpu) -> bool:
@@ -134,8 +173,8 @@ def fits(job: Job, gpu: PoolGpu) -> bool:
     return gpu.capability == job.capability and whole and gpu.host in ("", job.processor)
 
 
-def format_batch(batch: Batch, number: int, jobs: Jobs) -> str:
-    """The text of batch-N.sh. A part of a minute is a minute to Slurm."""
+def format_batch(batch: Batch, number: int, jobs: Jobs, own: Sequence[str] = ()) -> str:
+    """The text of batch-N.sh, with `own` options of the settings. A part of a minute is a minute to Slurm."""
     options = (
         f"--job-name={NAME}-{number}",
         f"--array=0-{len(batch.jobs) - 1}",
@@ -148,10 +187,13 @@ def format_batch(batch: Batch, number: int, jobs: Jobs) -> str:
         f"--time={max(1, -(-batch.seconds // 60))}",
         f"--deadline=now+{waiting(batch, jobs)}",
         *batch.options,
+        *(option for option in own if not option.startswith(f"{TIME}=")),
     )
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "nodes=("]
     lines += [f"    {shlex.quote(job.node)}" for job in batch.jobs]
-    lines += [")", f'exec bash {TASK} {number} "${{nodes[SLURM_ARRAY_TASK_ID]}}" {jobs.retries}', ""]
+    machines = shlex.quote(" ".join(batch.machines))
+    task = f'exec bash {TASK} {number} "${{nodes[SLURM_ARRAY_TASK_ID]}}" {jobs.retries} {machines}'
+    lines += [")", task, ""]
     return "\n".join(lines)
 
 
@@ -174,6 +216,7 @@ def write_folder(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, by
         write_suite(folder / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
         (folder / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
         (folder / TASK).write_bytes((HERE / TASK).read_bytes())
+        (folder / OPTIONS).write_text("".join(f"{one}\n" for one in sweep.own), encoding="ascii")
         write_nodes(folder, sweep, texts)
         for node in sweep.nodes:
             of_registry = node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS)
@@ -201,6 +244,14 @@ def read_row(path: Path, kind: Any) -> Any:
     except (OSError, ValueError, RecursionError, StatementError) as error:
         told = error.message if isinstance(error, StatementError) else f"{path} cannot be read"
         raise UsageError(told, hint="it was changed: make a new sweep") from error
+
+
+def read_options(folder: Path) -> tuple[str, ...]:
+    """What the settings added when the sweep was made; nothing where an older version made it."""
+    try:
+        return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
+    except FileNotFoundError:
+        return ()
 
 
 def next_number(folder: Path) -> int:

@@ -86,8 +86,10 @@ def classify(task: Task, limits: JobLimits) -> tuple[Outcome | None, str, Ending
         return _not_started(task, limits)
     outcome, reason, ending = _word(task, limits)
     last = task.starts[-1]
-    if outcome in TRIED_AGAIN and (last.again or last.code is None) and task.alive is not False:
-        return None, f"to be tried again: {reason}", ending
+    again = last.again or (outcome in TRIED_AGAIN and last.code is None)
+    if again and task.alive is not False:
+        told = f"no usable GPU on {last.machine}" if reason == HAS_RUN else reason
+        return None, f"to be tried again: {told}", ending
     return outcome, reason, ending
 
 

@@ -27,6 +27,9 @@ TIME_LIMIT, MEMORY, REMOVED = "TIME LIMIT", "MEMORY", "REMOVED"
 SQUEUE = "%K|%T|%r|%j|%Z"
 """What squeue is asked for: index in its array, state, why it waits, name, folder."""
 
+ANSWERS = (0, 2, 9)
+"""Exit codes of a kit after which nothing is tried again."""
+
 _SAID = re.compile(r"imagefactory: (start|end) (.+)")
 _STEPD = r"slurmstepd\S*: error: "
 _ENDED = re.compile(rf"{_STEPD}\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO (.+?))? \*\*\*")
@@ -71,11 +74,16 @@ class Queue:
 
 
 def parse_log(data: bytes) -> tuple[Start, ...]:
-    """The times that a task ran, the oldest first; what is no word of these is passed over."""
+    """The times that a task ran, the oldest first; what is no word of these is passed over.
+
+    After an answer it is over, whatever Slurm starts again: a person queued it, or a node was away.
+    """
     found: list[Start] = []
     for line in data.decode("utf-8", "replace").splitlines():
         if said := _SAID.fullmatch(line):
             words = said[2].split(" ")
+            if found and found[-1].code in ANSWERS and not found[-1].again:
+                break
             if said[1] == "start" and len(words) == 4 and words[1].isdigit() and words[3].isdigit():
                 job, restart, machine, at = words
                 found.append(

@@ -2,14 +2,14 @@
 
 A sweep's jobs are known by the folder in which they were submitted and by their name, so nothing must be
 remembered from one call to the next. Slurm forgets a job minutes after its end: what counts is what its log
-says, and `look` keeps what the queue alone tells. Account, partition and the like are sbatch's own variables
-(SBATCH_ACCOUNT, SBATCH_PARTITION).
+says, and `look` keeps what the queue alone tells. Account, partition and the like are the setting
+`sbatch-options`; sbatch's own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) go before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import judged
+from imagefactory.pools.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
 from imagefactory.pools.model import (
     TRIED_AGAIN,
     Inventory,
@@ -28,6 +29,7 @@ from imagefactory.pools.model import (
     Sweep,
     SweepNode,
 )
+from imagefactory.pools.own_commands import time_of
 from imagefactory.pools.slurm.batch import (
     JOBS,
     NAME,
@@ -39,7 +41,9 @@ from imagefactory.pools.slurm.batch import (
     format_batch,
     next_number,
     note_tasks,
+    read_options,
     read_row,
+    run_limit,
     waiting,
     write_folder,
     write_row,
@@ -59,6 +63,9 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 class SweepFolder:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        return run_limit(limits, timeout, time_of(own))
 
     def check_folder(self, folder: Path) -> None:
         if not str(folder.resolve()).isprintable():
@@ -115,7 +122,9 @@ class Slurm(SweepFolder):
                 hint="imagefactory status shows how far it is, imagefactory cancel ends it",
             )
         taken, fault = "", None
-        for number, batch in enumerate(batches_of(left, self.inventory(now)), next_number(folder)):
+        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        batches = batches_of(left, self.inventory(now), faults)
+        for number, batch in enumerate(batches, next_number(folder)):
             try:
                 taken = self._submit(folder, number, batch, jobs) or taken
             except ToolError as error:
@@ -131,7 +140,7 @@ class Slurm(SweepFolder):
         """The job of an array; empty where no GPU of the cluster would take it, which the folder says."""
         script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
         until = now + timedelta(seconds=waiting(batch, jobs))
-        script.write_text(format_batch(batch, number, jobs), encoding="utf-8")
+        script.write_text(format_batch(batch, number, jobs, read_options(folder)), encoding="utf-8")
         note_tasks(folder, number, batch)
         if not batch.options:
             why = f"this cluster tells of no GPU with capability {batch.jobs[0].capability}"

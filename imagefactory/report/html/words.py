@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from imagefactory.gpu.model import Answer, Basis, Claim
-from imagefactory.matrix.combos import REPORTED, VERIFIED, Combo, ComboState
+from imagefactory.matrix.combos import REPORTED, REVOKED, VERIFIED, Combo, ComboState
 from imagefactory.model import Outcome
 
 GOOD, BAD, OPEN, HOPE, NOPE, NONE = "good", "bad", "open", "hope", "nope", "none"
@@ -46,6 +46,7 @@ _ROWS = (
     (Outcome.NO_KERNEL, "nk", "∅", BAD, "the suite ran there and met no code for that GPU"),
     (Outcome.DRIVER_TOO_OLD, "do", "↓", BAD, "the suite ran there and the driver was too old"),
     (Outcome.LOAD_FAILED, "lf", "✗", BAD, "the suite ran there and something did not load"),
+    (REVOKED, "rv", "↺", BAD, "it was verified there, and that was taken back; signed"),
     (Outcome.BUILD_FAILED, "bf", "⊥", BAD, "the image could not be built"),
     (Outcome.UNSOLVABLE, "us", "⊗", BAD, "no environment could be locked"),
     (Outcome.NO_GPU, "ng", "○", OPEN, "tried, and there was no GPU"),

@@ -127,7 +127,7 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
     )
     if image is None or not image.pinned:
         return
-    yield from catalogue_findings(case.known, catalogue, Spot(jobs.settings[image.key].line))
+    yield from catalogue_findings(image, case.known, catalogue, Spot(jobs.settings[image.key].line))
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
     if case.known and case.asked.disk and sent:
         size = case.known.sif.size if case.known.sif else case.known.image.size
@@ -184,6 +184,6 @@ def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFindi
     yield from unverified(case.known, reached, Spot(setting.line))
     if case.reach is None:
         if case.grounds is not None and not case.grounds.proven:
-            yield nowhere(case.known, Spot(setting.line))
+            yield nowhere(case.known, case.grounds, Spot(setting.line))
         return
     yield from narrow(case.known, case.grounds, case.reach.places, Spot(case.jobs.line))

@@ -11,6 +11,7 @@ from imagefactory.pools.sites import Site
 from imagefactory.submit.check.findings import Severity, SubmitFinding
 
 VERIFIED, PREDICTED, UNTESTED, REFUSED = "verified", "predicted", "not-tested", "refused"
+REVOKED = "revoked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Surroundings:
 class Reached:
     """GPUs of one capability that the jobs of a `queue` can get, and what is known of the image there.
 
-    `word` is VERIFIED, PREDICTED, UNTESTED or REFUSED, empty where nothing is known of the image at all.
+    `word` is VERIFIED, PREDICTED, UNTESTED, REFUSED or REVOKED, empty where nothing is known of the image.
     """
 
     capability: str

@@ -56,10 +56,14 @@ class KnownImage:
     def grounds(self, offer: Offer) -> Grounds:
         """What its own verdicts say: one on an image says nothing of a .sif."""
         if self.sif is None:
-            return proven_grounds(offer.judged)
+            return proven_grounds(offer.judged, self.image.revoked_of(self.image.subject))
         digest = self.sif.sha256
         return next(
-            (proven_grounds(one.judged) for one in offer.sifs if one.sif.sha256 == digest),
+            (
+                proven_grounds(one.judged, self.image.revoked_of(one.sif.subject))
+                for one in offer.sifs
+                if one.sif.sha256 == digest
+            ),
             Grounds(classes=(), refused=()),
         )
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from imagefactory.catalogue.model import Catalogue
+from imagefactory.catalogue.offers import find_revoked
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.pools.model import PoolGpu
-from imagefactory.submit.check.checked import PREDICTED, REFUSED, UNTESTED, VERIFIED, Reached, Surroundings
+from imagefactory.submit.check.checked import (
+    PREDICTED,
+    REFUSED,
+    REVOKED,
+    UNTESTED,
+    VERIFIED,
+    Reached,
+    Surroundings,
+)
 from imagefactory.submit.check.findings import Spot, SubmitFinding, advice, wrong
-from imagefactory.submit.check.image import KnownImage
+from imagefactory.submit.check.image import JobImage, KnownImage
 from imagefactory.submit.check.reach import GpuPlace
 from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import Grounds
@@ -57,6 +66,8 @@ def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     refused = next((why for one, why in grounds.refused if one == capability), "")
     gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
     if gpu_class is None:
+        if revoked := grounds.revoked_on(capability):
+            return REVOKED, revoked.said
         return (REFUSED, refused) if refused else (UNTESTED, "nobody has tested it there")
     if gpu.mig:
         return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
@@ -68,13 +79,20 @@ def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
 
 
 def catalogue_findings(
-    known: KnownImage | None, catalogue: Catalogue | None, at: Spot, site: str = ""
+    image: JobImage, known: KnownImage | None, catalogue: Catalogue | None, at: Spot, site: str = ""
 ) -> Iterator[SubmitFinding]:
-    """Of an image that is pinned: whether there is a catalogue, and it has that image."""
+    """Of an image that is pinned: whether there is a catalogue, it has that image, what was revoked of it."""
     if catalogue is None:
         text = "there is no catalogue here, so nothing is known of this image on any GPU"
         hint = "join your centre: imagefactory join ADDRESS|FILE"
         yield advice(at.line, "no-catalogue", text, hint, column=at.column)
+        return
+    target, revoked = find_revoked(catalogue.images, image.digest, image.hexes)
+    if revoked and known is None:
+        for row in revoked[:_FEW]:
+            text = f"the verdicts of this image of {target} {row.where} were {row.said}"
+            hint = f"take another: imagefactory submit {target}{site}"
+            yield wrong(at.line, REVOKED, text, hint, column=at.column)
     elif known is None:
         text = "the catalogue does not have this image: nothing is known of it on any GPU"
         hint = f"take one that `imagefactory submit TARGET{site}` writes"
@@ -87,8 +105,12 @@ def no_use(known: KnownImage, at: Spot, asks: str) -> SubmitFinding:
     return wrong(at.line, "no-use", text, f"take {asks} out", column=at.column)
 
 
-def nowhere(known: KnownImage, at: Spot) -> SubmitFinding:
+def nowhere(known: KnownImage, grounds: Grounds, at: Spot) -> SubmitFinding:
     text = f"{known.image.target} is verified on no GPU"
+    if grounds.revoked:
+        row = grounds.revoked[0]
+        text = f"{text}: its verdicts {row.where} were {row.said}"
+        return wrong(at.line, REVOKED, text, "take another: imagefactory find", column=at.column)
     return wrong(at.line, "unverified", text, "take one that is: imagefactory find", column=at.column)
 
 
@@ -97,7 +119,13 @@ def unverified(
 ) -> Iterator[SubmitFinding]:
     """GPUs that the jobs may get and where the image is not proven. `site` is an option of submit."""
     target = known.image.target
-    for word, severity in ((REFUSED, "fails"), (UNTESTED, "is not verified"), (PREDICTED, "is not verified")):
+    words = (
+        (REVOKED, "was revoked"),
+        (REFUSED, "fails"),
+        (UNTESTED, "is not verified"),
+        (PREDICTED, "is not verified"),
+    )
+    for word, severity in words:
         found = [one for one in reached if one.word == word]
         if found:
             where = "; ".join(f"{one.gpus} of {one.capability} ({word}: {one.why})" for one in found[:_FEW])
@@ -105,7 +133,7 @@ def unverified(
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
             text = f"{target} {severity} on {gpus}: {where}"
             hint = f"imagefactory submit {target}{site} writes what matches proven GPUs only"
-            rule = "refused" if word == REFUSED else "unverified"
+            rule = word if word in (REFUSED, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 
 

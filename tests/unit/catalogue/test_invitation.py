@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ TEXT = format_invitation(INVITATION)
 
 
 def joined(text: str, invitation: Invitation = INVITATION, *others: dict[str, Any]) -> Any:
-    return join(text, invitation, others, "settings.toml")
+    return join(text, invitation, others, "settings.toml", NOW)
 
 
 def test_what_is_written_is_read() -> None:
@@ -50,8 +50,36 @@ def test_what_is_written_is_read() -> None:
 def test_the_keys_are_those_that_are_believed_there() -> None:
     (key,) = TRUST.keys
     retired = replace(key, name="old", keyid=STRANGER.keyid, public=STRANGER.public, until=NOW)
-    (grant,) = invite_with(replace(TRUST, keys=(retired, key)), NOW)
-    assert (grant.key.name, grant.key.keyid) == (key.name, key.keyid)
+    first, second = invite_with(replace(TRUST, keys=(retired, key)), NOW)
+    assert (first.key.keyid, first.until) == (STRANGER.keyid, NOW)
+    assert (second.key.name, second.key.keyid) == (key.name, key.keyid)
+    assert invite_with(replace(TRUST, keys=(retired,)), NOW) == ()
+
+
+def test_a_rotation_is_told_loudly_and_retires_the_old_key() -> None:
+    before = joined("").text
+    retired = replace(LAB_KEY, until=NOW)
+    new = Grant(key=PublicKey(name="lab-2", raw=STRANGER.public), since=NOW, until=date(2027, 11, 1))
+    made = joined(before, replace(INVITATION, keys=(retired, new)))
+    assert (made.changed, made.fresh, made.before) == (True, (new,), (("lab", LAB.keyid),))
+    trust = parse_trust(made.text, "x")
+    assert (trust.keys[0].name, trust.keys[0].until) == ("lab", NOW)
+    assert trust.key(STRANGER.keyid)
+    only = joined(before, replace(INVITATION, keys=(retired,)))
+    assert (only.changed, only.fresh) == (False, ())
+    first = joined("", replace(INVITATION, keys=(retired, new)))
+    assert first.fresh == (retired, new)  # whose fingerprints are shown
+
+
+@pytest.mark.parametrize("until", [NOW, NOW - timedelta(days=20), date(2026, 1, 1)])
+def test_no_invitation_brings_a_retired_key_back(until: date) -> None:
+    """Nobody signs an invitation: an older one that is put there again must not undo a rotation."""
+    text = joined("", replace(INVITATION, keys=(replace(LAB_KEY, until=until),))).text
+    with pytest.raises(UsageError) as caught:
+        joined(text, INVITATION)
+    assert "lab" in caught.value.message
+    earlier = replace(INVITATION, keys=(replace(LAB_KEY, until=date(2026, 1, 1)),))
+    assert parse_trust(joined(text, earlier).text, "x").keys[0].until <= NOW
 
 
 @pytest.mark.parametrize(
@@ -138,7 +166,7 @@ def test_what_a_person_wrote_stays() -> None:
 
 
 def test_a_longer_life_of_a_known_key_is_no_new_key() -> None:
-    text = own(friend="lab")
+    text = own(friend="lab").replace("until = 2026-06-01", "until = 2026-12-01")
     made = joined(text, replace(INVITATION, keys=(OTHER_KEY,)))
     assert (made.fresh, made.changed) == ((), False)
     assert "until = 2027-01-01" in made.text

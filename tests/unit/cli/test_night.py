@@ -24,6 +24,8 @@ from tests.made.registry import RegistryMadeHere
         (("--kept", "x", "--github", "--json"), "both write to stdout"),
         (("--kept", "x", "pytorch-*"), "pytorch-* has no meaning"),
         (("--kept", "x", "--mail", "true"), "--mail has no meaning"),
+        (("--kept", "x", "--metrics", "y"), "--metrics has no meaning"),
+        (("--webhook", "http://chat.example.org/x"), "must begin with https://"),
         (("--kept", "nothing.json"), "nothing.json: No such file or directory"),
         ((), "no registry is set"),
     ],
@@ -55,6 +57,11 @@ def test_units_are_written_and_two_commands_told(call: Call, tmp_path: Path) -> 
         f'-C {tmp_path} night --pool htcondor --wait-limit 10800s --mail "mail me" "pytorch-*"\n' in service
     )
     assert (folder / "imagefactory-night.timer").is_file()
+    (tmp_path / "hook").write_text("https://chat.example.org/x")
+    more = ("--metrics", "night.prom", "--webhook", str(tmp_path / "hook"))
+    assert call("night", *more, "--install", str(folder), root=tmp_path).code == 0
+    service = (folder / "imagefactory-night.service").read_text()
+    assert f"--metrics {Path.cwd() / 'night.prom'} --webhook {tmp_path / 'hook'}\n" in service
     assert json_of(call(*argv, str(folder), "--json", root=tmp_path), "night-units")["files"]
 
 

@@ -83,3 +83,9 @@ def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed
     assert told(found, "factory").state is Health.MISSING
     assert told(found, "signing").state is Health.WARNING
     assert "keys new" in told(found, "signing").remedy
+
+
+def test_a_retired_key_beside_a_valid_one_lacks_nothing() -> None:
+    keys = (replace(KEY, until=NOW), replace(KEY, name="lab-2"))
+    found = {one.name: one.state for one in judge_submit(replace(WELL, keys=keys))}
+    assert (found["key lab"], found["key lab-2"]) == (Health.OK, Health.OK)

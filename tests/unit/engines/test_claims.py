@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.engines.claims import describe_lost, rank_wheels, settle_claims
-from imagefactory.engines.layer_plan import group_packages
+from imagefactory.engines.claims import describe_lost, settle_claims
 from imagefactory.errors import BuildError
 from imagefactory.model import LockedWheel
-from imagefactory.render.define import define
+from imagefactory.render.define import define, rank_wheels
 from tests.made.values import make_base, make_lock, make_target
 
 A, B, C = "a-1-py3-none-any.whl", "b-1-py3-none-any.whl", "c-1-py3-none-any.whl"
@@ -85,5 +84,5 @@ def test_what_is_built_upon_stays_as_it_is() -> None:
         under=(below,),
         named_below=(frozenset({"a"}),),
     )
-    ranks = rank_wheels(definition, group_packages(definition))
+    ranks = rank_wheels(definition)
     assert sorted(ranks, key=lambda name: ranks[name]) == [one.filename for one in (a, b, d, c)]

@@ -122,3 +122,34 @@ def test_the_settings_of_a_repository_run_no_program(folder: Path, look: Callabl
     ran.unlink()
     look(folder)
     assert not ran.exists()
+
+
+def test_what_a_partial_clone_lacks_is_not_fetched(folder: Path) -> None:
+    """It would be by a program of its configuration, which can allow every protocol."""
+    ran, evil = folder.parent / "ran", folder.parent / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    evil.chmod(0o755)
+    lock = replace(make_lock(), target=make_target().name)
+    for day, one in (("2026-01-01", lock), ("2026-01-02", replace(lock, solver="uv 9"))):
+        write_lock(folder, one)
+        commit(folder, day)
+    git(folder.parent, "init", "-q", "--bare", "away")
+    for name, value in (
+        ("core.repositoryFormatVersion", "1"),
+        ("extensions.partialClone", "origin"),
+        ("remote.origin.url", str(folder.parent / "away")),
+        ("remote.origin.promisor", "true"),
+        ("remote.origin.uploadpack", str(evil)),
+        ("protocol.file.allow", "always"),
+    ):
+        git(folder, "config", name, value)
+    name = next(path.name for path in folder.iterdir() if path.is_file())
+    gone = subprocess.run(
+        ["git", "-C", folder, "rev-parse", f"HEAD~1:./{name}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    (folder.parent / ".git/objects" / gone[:2] / gone[2:]).unlink()
+    subprocess.run(["git", "-C", folder, "cat-file", "-e", gone], check=False, capture_output=True)
+    assert ran.exists()  # so git itself would
+    ran.unlink()
+    assert former_locks(folder, [make_target()]) == {}
+    assert not ran.exists()

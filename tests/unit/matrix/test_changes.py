@@ -22,6 +22,7 @@ from imagefactory.matrix.changes import (
     unbuilt,
 )
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.verdicts.claims import ProofAges
 from tests.made.night import DAY, NIGHT, kept_cell, kept_plan, kept_target, night_report, proven_cell
 from tests.made.values import make_target
 
@@ -171,3 +172,25 @@ def test_a_plan_is_kept_in_words_and_read_back() -> None:
     assert parse_value(format_value(kept), KeptPlan, "x") == kept
     night = night_report()
     assert parse_value(format_value(night), NightReport, "x") == night
+
+
+def test_one_cause_is_one_row_with_all_machines() -> None:
+    row = NightRow(what="a", on="8.0", why="no-gpu: none", hint="its logs: /1", code=9, machines=("gpu07",))
+    rows = [
+        row,
+        NightRow(what="b", why="it cannot be built", code=7),
+        replace(row, on="9.0", machines=("gpu08",), hint="its logs: /2"),
+        *(replace(row, what=name) for name in "cdef"),
+    ]
+    done = compare(kept_plan(), kept_plan(), replace(TOLD, failures=tuple(rows)))
+    first, second = done.broken
+    assert (first.what, first.on, first.machines) == ("a, c, d and 2 more", "8.0, 9.0", ("gpu07", "gpu08"))
+    assert (first.hint, first.code) == ("its logs: /1 (and 1 more)", 9)
+    assert second == rows[1]
+
+
+def test_ages_are_the_catalogs_where_there_is_one() -> None:
+    """The plan's own speak of the machines that are there tonight alone."""
+    ages = ProofAges(oldest=NIGHT - 80 * DAY, lapsing=3)
+    assert compare(kept_plan(), kept_plan(), TOLD).ages == ProofAges(oldest=None, lapsing=0)
+    assert compare(kept_plan(), kept_plan(), replace(TOLD, ages=ages)).ages == ages

@@ -27,6 +27,7 @@ from imagefactory.report.tables import (
     tables_json,
 )
 from imagefactory.stages.tables import Tables
+from imagefactory.verdicts.claims import REFUSALS
 from imagefactory.verdicts.model import Standing
 from tests.made.claims import NOW, judged
 
@@ -120,7 +121,8 @@ def test_every_outcome_of_a_sweep_keeps_its_word(outcome: Outcome) -> None:
     combo = one(entry(), told(outcome))
     assert combo.state in (ComboState.FAILED, ComboState.UNDECIDED)
     assert (combo.cause, combo.basis, combo.source) == (outcome, "reported", "sweep sweep-0")
-    assert rows(format_invalid([combo]))[1] == ["pytorch", "8.0", "12.1", "2.3", outcome.value]
+    invalid = [["pytorch", "8.0", "12.1", "2.3", outcome.value]] if outcome in REFUSALS else []
+    assert rows(format_invalid([combo]))[1:] == invalid
 
 
 def test_the_newest_sweep_of_this_image_counts() -> None:
@@ -209,6 +211,26 @@ def test_several_targets_of_one_combination_are_one_line() -> None:
 def test_a_framework_has_one_name_whatever_its_package_is_called(package: str, family: str) -> None:
     combos = make_combos([entry(framework=package)], (), [AMPERE])
     assert [found.framework for found in combos] == [family]
+
+
+@pytest.mark.parametrize(
+    "word", [Outcome.NO_GPU, Outcome.NO_MATCH, Outcome.TIMEOUT, Outcome.HELD, Outcome.INFRASTRUCTURE]
+)
+def test_a_fault_of_a_machine_is_no_invalid_combination(word: Outcome) -> None:
+    combos = make_combos([entry()], [told(word)], [AMPERE])
+    assert [(found.state, found.cause) for found in combos] == [(ComboState.UNDECIDED, word)]
+    assert format_invalid(combos) == f"{INVALID_HEADER}\n"
+    page = format_markdown(Tables(made=NOW, place="here", combos=combos, ranges=make_ranges(combos)))
+    undecided = page.partition("## Undecided")[2].partition("## ")[0]
+    assert f"| {word} |" in undecided
+
+
+@pytest.mark.parametrize("later", [Outcome.NO_MATCH, Outcome.NOT_TESTED])
+def test_a_timeout_stays_one_when_its_machine_goes_away(later: Outcome) -> None:
+    """`told` counts days back: the job that was stopped is the older one."""
+    away = replace(told(later, 0), images=frozenset())
+    assert one(entry(), told(Outcome.TIMEOUT, 9), away).cause == Outcome.TIMEOUT
+    assert one(entry(), told(Outcome.TIMEOUT, 9), told(Outcome.HELD, 0)).cause == Outcome.HELD
 
 
 def test_lines_are_sorted_by_number() -> None:

@@ -170,6 +170,32 @@ def test_a_folder_with_files_of_others_does_not_become_a_store(tmp_path: Path) -
     assert (tmp_path / "tmp" / "thesis.tex").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "part", ["locks", "nonces/spent", "sweeps", "nights", "reports", "keys", "ledger", "lost+found"]
+)
+def test_what_was_written_before_the_store_was_made_belongs_to_it(tmp_path: Path, part: str) -> None:
+    """By a first sweep or nightly run of an earlier release; a collection keeps it."""
+    kept = tmp_path / part / "1.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    layout = Layout(tmp_path)
+    assert not layout.founded()
+    with layout.in_use(Quiet()):
+        add_image(layout, "a:1", [b"one"])
+    assert layout.founded()
+    collect(layout, Quiet())
+    assert list(layout.tags()) == ["a:1"]
+    assert kept.read_text() == "{}"
+
+
+def test_a_file_of_others_beside_such_parts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "nonces").mkdir()
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(StoreError, match=r"thesis\.tex"):
+        Layout(tmp_path).make()
+    assert not (tmp_path / "oci-layout").exists()
+
+
 def test_an_index_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"mine": true}')
     with Layout(tmp_path).in_use(Quiet()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ def a_pool() -> Inventory:
     )
 
 
+def test_without_a_time_the_files_own_counts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(SMALL))
+    os.utime(file, (NOW.timestamp(), NOW.timestamp()))
+    assert read_inventory(file).taken == NOW
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     before = a_pool()
     file = tmp_path / "inventory.json"
@@ -63,7 +71,7 @@ def test_a_newer_one_takes_the_place_of_an_older_and_of_nothing_else(tmp_path: P
 
 
 def test_a_person_writes_no_more_than_is_needed() -> None:
-    found = parse_inventory(json.dumps(SMALL), "mine.json")
+    found = parse_inventory(json.dumps(SMALL), "mine.json", NOW)
     assert [(one.capability, one.memory, one.driver, one.free, one.mig) for one in found.gpus] == [
         ("8.6", 0, "", True, False)
     ] * 2
@@ -113,7 +121,7 @@ def test_a_fault_is_told_by_its_place_and_what_to_write(
     path: str, value: object, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as fault:
-        parse_inventory(changed(path, value), "pool.json")
+        parse_inventory(changed(path, value), "pool.json", NOW)
     assert fault.value.message.startswith("pool.json: ")
     assert said in fault.value.message
     assert hint in fault.value.hint
@@ -134,7 +142,7 @@ def test_a_fault_is_told_by_its_place_and_what_to_write(
 )
 def test_what_is_no_inventory_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as fault:
-        parse_inventory(text, "f.json")
+        parse_inventory(text, "f.json", NOW)
     assert said in fault.value.message
 
 
@@ -163,10 +171,10 @@ PLACES = ("pool", "taken", "machines", "notes", "machines.0.name", "machines.0.a
 @given(st.sampled_from((*PLACES, "machines.0.gpus.0.capability", "machines.0.gpus.0.driver")), anything)
 def test_a_reader_gives_an_inventory_or_a_fault(path: str, value: object) -> None:
     try:
-        found = parse_inventory(changed(path, value), "pool.json")
+        found = parse_inventory(changed(path, value), "pool.json", NOW)
     except UsageError as fault:
         told = fault.message
     else:
-        assert parse_inventory(format_inventory(found), "again") == found
+        assert parse_inventory(format_inventory(found), "again", NOW) == found
         told = ""
     assert told.isprintable()

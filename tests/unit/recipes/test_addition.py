@@ -94,6 +94,32 @@ def test_what_a_version_is_known_to_need_is_not_repeated() -> None:
     assert "constraints" not in add("pytorch", "2.2").row
 
 
+@pytest.mark.parametrize(
+    ("version", "missing"),
+    [
+        ("2.8", []),
+        ("2.12", ["without torchaudio: no release of torchaudio for torch 2.12 is known"]),
+        (
+            "9.9",
+            [
+                f"without {one}: the companions of torch 9.9 are not known"
+                for one in ("torchaudio", "torchvision")
+            ],
+        ),
+    ],
+)
+def test_a_companion_that_the_new_row_lacks_is_named(version: str, missing: list[str]) -> None:
+    addition = add("pytorch", version, "13.0" if version == "9.9" else "")
+    assert [line.partition(";")[0] for line in addition.told if line.startswith("without")] == missing
+
+
+def test_a_companion_without_wheels_for_the_python_of_the_row_is_named() -> None:
+    text = SMALL.format(family="small").replace('"3.11"', '"3.14"')
+    addition = add_row(text, parse_recipe(text, "recipes/small.yaml"), "2.6")
+    assert "torchvision" not in addition.row
+    assert [line for line in addition.told if "torchvision 0.21 has no wheels for Python 3.14" in line]
+
+
 def test_a_form_of_its_own_is_kept() -> None:
     text = SMALL.format(family="small")
     addition = add_row(text, parse_recipe(text, "recipes/small.yaml"), "2.6")

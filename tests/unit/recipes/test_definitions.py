@@ -85,7 +85,7 @@ def test_a_definition_is_taken_over() -> None:
     assert wish.environment == {"LC_ALL": "C", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO"}
     assert wish.labels == {"org.opencontainers.image.source": "https://git.example.org/x"}
     parts = wish.parts
-    assert parts.debian == ["git", "libsndfile1"]
+    assert list(parts.debian) == ["git", "libsndfile1"]
     assert parts.entrypoint == ("/bin/sh", "-c", 'cd /opt; exec python "$@"', "runscript")
     assert [line.partition(" (")[0] for line in wish.left] == [
         "train.def:16:1: COPY env to '/env'",

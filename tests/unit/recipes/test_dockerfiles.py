@@ -90,7 +90,7 @@ def test_a_training_image_is_taken_over() -> None:
     assert wish.environment == {"OMP_NUM_THREADS": "4"}
     assert wish.labels == {"org.opencontainers.image.source": "https://git.example.org/x", "maintainer": "me"}
     parts = wish.parts
-    assert parts.debian == ["git", "ffmpeg"]
+    assert list(parts.debian) == ["git", "ffmpeg"]
     assert (parts.workdir, parts.user) == ("/workspace", "1000:1000")
     assert (parts.entrypoint, parts.command) == (("python",), ("train.py", "--fast"))
     assert [line.partition(" (")[0] for line in wish.left] == [
@@ -283,7 +283,7 @@ def test_a_bound_without_quotes_is_told_of_its_own_package() -> None:
 
 def test_what_was_installed_for_a_while_is_gone() -> None:
     wish = run("RUN apt-get install -y git gcc libgl1 && apt-get purge -y --auto-remove git gcc")
-    assert (wish.parts.debian, wish.left) == (["libgl1"], [])
+    assert (list(wish.parts.debian), wish.left) == (["libgl1"], [])
 
 
 def test_a_user_is_named_by_its_number() -> None:
@@ -438,7 +438,7 @@ def test_the_last_stage_and_what_it_stands_on_are_read() -> None:
         "COPY --from=builder /opt/venv /opt/venv\nCOPY --from=web /dist /www\n"
     )
     assert (wish.pip, wish.python) == (["low==1.0", "high==2.0", "none==1", "built"], "3.12")
-    assert (wish.parts.debian, wish.parts.command) == ([], ())
+    assert (wish.parts.debian, wish.parts.command) == ({}, ())
     assert [line.partition(" (")[0] for line in wish.left] == [
         "Dockerfile:6:26: 'make' is not run",
         "Dockerfile:15:1: COPY --from=web '/dist'",

@@ -191,6 +191,16 @@ def test_indexes_of_uv() -> None:
     assert len(wish.left) == 2
 
 
+@pytest.mark.parametrize("more", ["", "explicit = true\n[tool.uv.sources]\nops = {index = 'w'}\n"])
+def test_a_flat_index_of_uv_is_a_page(more: str) -> None:
+    text = (
+        "[project]\nname = 'lab'\ndependencies = ['ops']\n"
+        f"[[tool.uv.index]]\nname = 'w'\nurl = 'https://w.example.org/wheels'\nformat = 'flat'\n{more}"
+    )
+    (lost,) = read({"pyproject.toml": text}).left
+    assert "./wheels/" in lost
+
+
 # --- dependencies that another file says ---------------------------------------------------------
 
 DYNAMIC = "[build-system]\nrequires = []\n[project]\nname = 'lab'\ndynamic = ['dependencies', 'optional-dependencies']\n"

@@ -65,6 +65,23 @@ def test_what_is_lost(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "wheel"),
+    [
+        ("-f https://wheels.example.org/torch-2.3.0+cu121.html", True),
+        ("--find-links=https://wheels.example.org/releases", True),
+        ("--extra-index-url https://wheels.example.org/repo.html?a=b", True),
+        ("--extra-index-url https://wheels.example.org/simple", False),
+    ],
+)
+def test_a_page_of_links_is_no_index(line: str, wheel: bool) -> None:
+    """What to write is another thing: settings that name a page as an index would not help."""
+    wish = read(f"torch-scatter\n{line}\n")
+    (lost,) = wish.left
+    assert lost.startswith("requirements.txt:2:1: ")
+    assert ("./wheels/" in lost, "`index`" in lost) == (wheel, not wheel)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "x; python_version < '3.8'",

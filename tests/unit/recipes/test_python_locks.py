@@ -73,6 +73,32 @@ def test_extras_that_exclude_each_other_choose_the_index() -> None:
     assert wish.indexes == ["https://w.example.org/whl/cu124"]
 
 
+def test_what_another_index_has_is_lost() -> None:
+    """Of the index that most come from, a note; a page of links has no hashes."""
+    odd = "".join(
+        package(name, "1.0", f'source = {{ registry = "{address}" }}\n')
+        for name, address in (
+            ("ops", "https://w.example.org/simple"),
+            ("ops2", "https://w.example.org/simple"),
+            ("scatter", "https://w.example.org/pages/repo.html"),
+            ("folder", "wheels"),
+            ("mirrored", "https://pypi.example.org/simple"),
+        )
+    )
+    own = 'source = { virtual = "." }\n'
+    names = ("einops", "ops", "ops2", "scatter", "folder", "mirrored", "a", "b")
+    needs = "dependencies = [" + ", ".join(f'{{ name = "{name}" }}' for name in names) + "]\n"
+    text = 'version = 1\nrequires-python = ">=3.11"\n' + package("lab", "0", own + needs)
+    wish = read(text + odd + "".join(map(package, ("einops", "a", "b"))), "uv.lock")
+    kinds = sorted(("./wheels/" in one, "`index`" in one) for one in wish.left)
+    assert kinds == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
+    assert sum("https://index.example.org/simple" in note for note in wish.notes) == 1
+
+
 @pytest.mark.parametrize(("extras", "groups"), [(("gpu",), ()), ((), ("cu",))])
 def test_an_unknown_one_stops(extras: tuple[str, ...], groups: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError, match="--extra cu or --group dev"):

@@ -19,6 +19,7 @@ from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.model import Base, Definition, Lock, OwnFile, Start, Target
 from imagefactory.recipes.expand import expand_sound
 from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.values import named_packages
 from imagefactory.render import quoting
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, pyvenv_cfg, venv_links
@@ -59,8 +60,11 @@ def committed() -> dict[str, Definition]:
     for target in sorted(targets, key=lambda target: target.on != ""):
         lock = read_lock(ROOT / "lockfiles", target)
         assert lock, target.name
-        under = (made[target.on].lock,) if target.on else ()
-        made[target.name] = define(target, by_name[target.base], lock, under)
+        below = [made[target.on]] if target.on else []
+        made[target.name] = replace(
+            define(target, by_name[target.base], lock, tuple(one.lock for one in below)),
+            named_below=tuple(named_packages(one.target) for one in below),
+        )
     return made
 
 

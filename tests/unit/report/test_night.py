@@ -36,6 +36,12 @@ def test_a_mail_says_first_what_needs_somebody() -> None:
     ]
 
 
+def test_a_row_names_its_machines() -> None:
+    row = NightRow(what="a", on="8.0", why="no-gpu: none", code=9, machines=("gpu07", "gpu08"))
+    for text in (format_night(night_report(broken=(row,))), format_issue(night_report(broken=(row,)))):
+        assert "no-gpu: none (gpu07, gpu08)" in text
+
+
 def test_a_mail_has_80_columns_and_an_end() -> None:
     long = NightRow(what="torch-2.3-cu121", on="8.0", why="word " * 60, hint="try " * 30, code=9)
     lines = format_night(night_report(broken=(long,) * (MOST + 5))).splitlines()

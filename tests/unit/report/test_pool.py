@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
-from imagefactory.report.pool import format_machines, format_pool, summary
+from imagefactory.report.pool import format_machines, format_pool, kinds_of, summary
 from tests.made.pool import MADE
 
 
@@ -59,6 +59,14 @@ def test_kinds_newest_first_and_slices_after_whole_gpus() -> None:
 def test_a_kind_counts_its_machines_once_and_all_its_gpus() -> None:
     (row,) = format_pool(pool((gpu(), gpu(free=False)), (gpu(),))).splitlines()[1:2]
     assert row.split()[-3:] == ["2", "2", "3"]
+
+
+def test_a_gpu_that_htcondor_simulates_is_marked() -> None:
+    made_up = gpu(uuid="GPU-a8223334-4445-5667-899a-abbccddeeff0")
+    inventory = pool((made_up, gpu()))
+    assert {kind.simulated: kind.count for kind in kinds_of(inventory)} == {True: 1, False: 1}
+    assert "NVIDIA A100 (simulated)" in format_pool(inventory)
+    assert "1 x NVIDIA A100 (simulated) (8.0)" in format_machines(inventory)
 
 
 def test_numbers_stand_at_the_right() -> None:

@@ -6,10 +6,13 @@ import base64
 import importlib.util
 import json
 import os
+import re
 import ssl
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import certifi
 import pytest
 from click.testing import CliRunner
 
@@ -29,6 +32,7 @@ from tests.made.verdicts import LAB, STRANGER
 ROOT = Path(__file__).parents[3]
 
 ENVIRON = {"HOME": "/home/someone"}
+PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def trusted(folder: Path, text: str) -> dict[str, str]:
@@ -192,16 +196,46 @@ def test_certificates_are_found_beside_the_file_that_names_them(tmp_path: Path, 
     assert settings.certificates_path == tmp_path / "site.pem"
 
 
-def test_certificates_reach_the_index_uv_and_apt(tmp_path: Path, bundle: Path) -> None:
-    environ = {**ENVIRON, "SSL_CERT_DIR": str(tmp_path), "IMAGEFACTORY_CERTIFICATES": str(bundle)}
+def test_certificates_are_added_to_the_machine_s_for_the_index_and_uv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the site only one is its own: what the machine trusted before, it trusts still, each once."""
+    first, *others = PEM.findall(Path(certifi.where()).read_text())[:5]
+    folder = tmp_path / "hashed"
+    folder.mkdir()
+    for name, text in {
+        "site.pem": f"ours\n{first}\n",
+        "machine.pem": f"# theirs\r\n{others[0]}\n{first}\n".replace("\n", "\r\n"),
+        "requests.pem": others[1],
+        "hashed/ab12cd34.0": others[2],
+        "hashed/README": others[3],
+    }.items():
+        (tmp_path / name).write_bytes(text.encode())
+    environ = {
+        **ENVIRON,
+        "SSL_CERT_FILE": str(tmp_path / "machine.pem"),
+        "SSL_CERT_DIR": str(folder),
+        "REQUESTS_CA_BUNDLE": str(tmp_path / "requests.pem"),
+    }
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     found = find_index(settings.index, environ=environ, prefix=tmp_path, etc=tmp_path)
-    index = trusting(found, settings.certificates_path)
-    assert index.certificates == str(bundle)
-    assert dict(index.environment)["SSL_CERT_FILE"] == str(bundle)
+    cache = tmp_path / "cache"
+    index = trusting(found, tmp_path / "site.pem", cache)
+    assert set(PEM.findall(Path(index.certificates).read_text())) == {first, *others[:3]}
+    ssl.create_default_context(cafile=index.certificates)
+    assert dict(index.environment)["SSL_CERT_FILE"] == index.certificates
     assert "SSL_CERT_DIR" not in dict(index.environment)
-    assert trusting(found, None) == found
-    assert f'Acquire::https::CaInfo "{bundle}";' in apt_config(tmp_path, "amd64", str(bundle))
+    assert trusting(found, tmp_path / "site.pem", cache) == index
+    assert [str(path) for path in cache.iterdir()] == [index.certificates]
+    assert trusting(found, None, cache) == found
+    # A machine without certificates: those that requests and uv bring along.
+    nothing = replace(found, certificates="", environment=())
+    bundled = Path(trusting(nothing, tmp_path / "machine.pem", cache).certificates).read_text()
+    assert set(PEM.findall(bundled)) == set(PEM.findall(Path(certifi.where()).read_text()))
+
+
+def test_apt_trusts_what_it_is_given(tmp_path: Path) -> None:
+    assert 'Acquire::https::CaInfo "/a/b.pem";' in apt_config(tmp_path, "amd64", "/a/b.pem")
     assert "CaInfo" not in apt_config(tmp_path, "amd64")
 
 

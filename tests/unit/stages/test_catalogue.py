@@ -14,8 +14,8 @@ import pytest
 import zstandard
 from click.testing import CliRunner, Result
 
-from imagefactory.catalogue.document import sign_catalogue
-from imagefactory.catalogue.model import Catalogue, CataloguedImage
+from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, CatalogueSource
 from imagefactory.catalogue.offers import find_offer
 from imagefactory.catalogue.package import CURRENT, pack
 from imagefactory.catalogue.publish import make_artifact
@@ -397,6 +397,26 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
         read_as(tmp_path, text, now + timedelta(days=31))
     with pytest.raises(StatementError, match="wrong-key"):
         read_as(tmp_path, f'registry = "{registry.host}"\n{lab}')
+
+
+def test_a_factory_reads_what_it_published_while_its_registry_is_down(
+    factory: Factory, registry: RegistryMadeHere, pushed: str, signer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = factory.settings.root_path
+    with (root / "imagefactory.toml").open("a") as file:
+        file.write(trust_row(signer))
+    assert run(factory, signer, registry).exit_code == 0
+    environ = {**factory.environ, "IMAGEFACTORY_REGISTRY": registry.host, "XDG_CONFIG_HOME": str(signer)}
+    environ["IMAGEFACTORY_CACHE"] = factory.settings.cache.value
+    trust(root, environ)
+    settings = load_settings(directory=root, start=root, environ=environ)
+    now = datetime.now(UTC)
+    assert read_catalogue(settings, environ, now, NAME).source is CatalogueSource.MADE
+    registry.fault = lambda _: "403"
+    found = read_catalogue(settings, environ, now, NAME)
+    assert (found.source, the_image(found).subject.index) == (CatalogueSource.KEPT, pushed)
+    with pytest.raises(RegistryError):
+        read_catalogue(settings, environ, now + LIFE, NAME)
 
 
 def test_a_file_is_written_and_nothing_pushed(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from imagefactory.catalogue.document import LIFE
 from tests.made.command import Call, json_of
-from tests.made.joined import join_site, person_at
+from tests.made.joined import NOW, join_site, person_at
 from tests.made.verdicts import LAB
 
 
@@ -43,6 +45,42 @@ def test_list_says_who_answers_and_what_is_verified(joined: Call) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (("find", "pytorch"), "find"),
+        (("submit", "--list"), "offers"),
+        (("submit", "pytorch-2.3"), "submit"),
+        (("submit", "--check", "job.sub"), "check"),
+        (("list",), "images"),
+        (("show", "pytorch-2.3"), "images"),
+    ],
+)
+def test_each_reader_says_that_the_catalog_is_the_kept_one(
+    joined: Call, tmp_path: Path, command: tuple[str, ...], kind: str
+) -> None:
+    Path("job.sub").write_text(
+        f"executable = /bin/true\ncontainer_image = docker://x.example/y@sha256:{0:064}\nqueue\n"
+    )
+    assert json_of(joined("list", "--json"), "images")["catalogue_source"] == "place"
+    (tmp_path / "catalogue").unlink()
+    said = joined(*command, "--json", code=9 if kind == "check" else 0)
+    told = json_of(said, kind)
+    made = NOW - timedelta(hours=1)
+    assert told["catalogue_source"] == "kept"
+    assert told["catalogue_made"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
+    assert told["catalogue_expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
+    assert [line for line in said.err.splitlines() if f"{made + LIFE:%Y-%m-%d}" in line]
+
+
+@pytest.mark.parametrize("command", [("verdicts", "pytorch-2.3"), ("tables",), ("doctor", "--for", "submit")])
+def test_texts_say_it_too(joined: Call, tmp_path: Path, command: tuple[str, ...]) -> None:
+    joined("list")
+    (tmp_path / "catalogue").unlink()
+    said = joined(*command)
+    assert "1 hour old" in said.out + said.err
+
+
 def test_show_says_what_is_known_of_one(joined: Call) -> None:
     said = joined("show", "pytorch-2.5").out
     assert "registry.example.org/gpu/pytorch@sha256:aaaa" in said
@@ -63,7 +101,7 @@ def test_show_says_what_is_known_of_one(joined: Call) -> None:
 def test_verdicts_are_those_that_the_catalogue_carries(joined: Call) -> None:
     said = joined("verdicts", "pytorch-2.5")
     assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
-    assert said.out.count("good") == 2
+    assert said.out.count("verified  yes ") == 2
     assert " lab " in said.out
     (image,) = json_of(joined("verdicts", "jax", "--json"), "verdicts")["images"]
     assert image["verdicts"] == []

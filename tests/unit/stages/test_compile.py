@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from imagefactory.progress import Quiet
 from imagefactory.stages import compile as compiling
 from imagefactory.stages.compile import CompileAsk, Compiled, compile_wheel
 from tests.made.factory import put_image
+from tests.made.git_tree import GitTree
 from tests.made.wheels import add_nested, locked, make_wheel
 
 FAILED = Completed(returncode=1, stdout="compiling", stderr="error: no such header", seconds=1.0)
@@ -294,20 +294,13 @@ def test_what_a_repository_links_to_outside_stops_it(
     factory: Factory, target: Target, compiler: Compiler, source: Path, tmp_path: Path
 ) -> None:
     shutil.rmtree(source / ".git")
-
-    def git(*arguments: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        done = subprocess.run(("git", "-C", str(source), *who, *arguments), check=True, capture_output=True)
-        return done.stdout.decode().strip()
-
-    git("init", "--quiet")
+    git = GitTree(source)
     for change, expected in (
         (lambda: None, None),
         (lambda: (source / "k").symlink_to("/etc/passwd"), "leads out"),
     ):
         change()
-        git("add", "-A")
-        git("commit", "--quiet", "-m", "a")
+        git.commit()
         text = f"git+file://{source}@{git('rev-parse', 'HEAD')}"
         if expected is None:
             assert compiled(factory, target, text).made
@@ -491,6 +484,57 @@ def test_a_wheel_of_another_version_is_not_taken(
     with pytest.raises(BuildError, match=r"which is not ops 1\.2\.2"):
         compiled(factory, target, source)
     assert not (factory.settings.root_path / "wheels").exists()
+
+
+SCM = '[build-system]\nrequires = ["setuptools>=64", "setuptools_scm>=8"]\n[project]\nname = "ops"\n'
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize(
+    ("pyproject", "variable"),
+    [
+        (f'{SCM}dynamic = ["version"]', "SETUPTOOLS_SCM_PRETEND_VERSION"),
+        (SCM.replace("setuptools_scm>=8", "pdm-backend"), "PDM_BUILD_SCM_VERSION"),
+        (f'{SCM}version = "1.0"', ""),
+    ],
+)
+def test_a_build_that_would_ask_git_is_given_the_version(
+    factory: Factory,
+    target: Target,
+    compiler: Compiler,
+    source: Path,
+    tmp_path: Path,
+    pyproject: str,
+    variable: str,
+    away: bool,
+) -> None:
+    """A commit that is fetched comes with the tags and commits before it."""
+    shutil.rmtree(source / ".git")
+    (source / "pyproject.toml").write_text(pyproject)
+    git = GitTree(source)
+    git.commit()
+    git("tag", "v1.2.3")
+    git.commit()
+    text = f"git+file://{source}@{git('rev-parse', 'HEAD')}" if away else source
+    compiler.leave = lambda out: make_wheel(out, "ops", {}, version="1.0")
+    made = compiled(factory, target, text)
+    version = f"1.2.4.dev1+g{git('rev-parse', 'HEAD')[:9]}"
+    assert dict(compiler.specs[0].environment).get(variable, "") == (version if variable else "")
+    assert dict(compiler.asked[0].environment).get(variable, "") == (version if variable else "")
+    record = json.loads(made.wheel.with_name(f"{made.wheel.name}.json").read_text())
+    assert (version in record["source"]) is bool(variable)
+
+
+@pytest.mark.parametrize(("pyproject", "told"), [(f'{SCM}dynamic = ["version"]', True), ("", False)])
+def test_a_build_without_a_version_in_git_says_what_to_write(
+    factory: Factory, target: Target, compiler: Compiler, source: Path, pyproject: str, told: bool
+) -> None:
+    (source / "pyproject.toml").write_text(pyproject)
+    compiler.code = 1
+    with pytest.raises(BuildError) as caught:
+        compiled(factory, target, source)
+    assert ("git tag" in caught.value.hint and "[project]" in caught.value.hint) is told
 
 
 def test_a_known_package_is_compiled_and_does_not_look_for_a_wheel(

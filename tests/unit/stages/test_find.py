@@ -93,7 +93,31 @@ def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, p
     said = joined("find", "jax", "--inventory", pool)
     assert "verified" not in said.out
     assert said.err.endswith("next: imagefactory submit jax-0.4.30-cu12 --accept predicted\n")
-    assert "1 image runs on none of these GPUs" in joined("find", "pytorch", "--inventory", pool).out
+
+
+def test_an_image_of_which_nothing_is_known_is_not_said_to_fail(joined: Call, pool: str) -> None:
+    """pytorch 2.1 failed on 8.0, and of the V100 nobody said anything."""
+    asked = ("find", "pytorch-2.1", "--inventory", pool)
+    (image,) = json_of(joined(*asked, "--json", code=9), "find")["images"]
+    assert (image["gpus"], image["unknown"]) == ([], True)
+    assert "runs on none" not in joined(*asked, code=9).out
+    value = json.loads(Path(pool).read_text())
+    Path(pool).write_text(json.dumps({**value, "machines": value["machines"][:2]}))
+    (image,) = json_of(joined(*asked, "--json", code=9), "find")["images"]
+    assert (image["gpus"], image["unknown"]) == ([], False)
+    assert "1 image runs on none of these GPUs" in joined(*asked, code=9).out
+    (image,) = json_of(joined("find", "pytorch-2.1", "--json", code=9), "find")["images"]
+    assert image["unknown"] is False
+
+
+def test_a_gpu_that_tells_no_capability_is_unknown(joined: Call, pool: str) -> None:
+    value = json.loads(Path(pool).read_text())
+    value["machines"][2]["gpus"][0]["capability"] = ""
+    Path(pool).write_text(json.dumps({**value, "machines": value["machines"][2:]}))
+    images = json_of(joined("find", "--inventory", pool, "--json", code=9), "find")["images"]
+    assert [one["unknown"] for one in images] == [True] * 4
+    few = json_of(joined("find", "--memory", "40GB", "--inventory", pool, "--json", code=9), "find")
+    assert [one["unknown"] for one in few["images"]] == [False] * 4  # it is too small anyway
 
 
 def test_what_it_names_as_the_next_command_works(joined: Call, pool: str) -> None:

@@ -49,10 +49,10 @@ class Site:
     def address(self) -> str:
         return f"{self.registry.host}/gpu"
 
-    def invite(self, *arguments: str, key: bytes = LAB.public, code: int = 0) -> Said:
+    def invite(self, *arguments: str, key: bytes = LAB.public, code: int = 0, more: str = "") -> Said:
         root = self.folder / "site"
         root.mkdir(exist_ok=True)
-        write_settings(root, f'registry = "{self.address}"\nsite = "chtc"\n\n{row(key)}')
+        write_settings(root, f'registry = "{self.address}"\nsite = "chtc"\n{more}\n{row(key)}')
         return self._say(
             "-C", str(root), "invite", "-o", str(self.folder / "invitation.toml"), *arguments, code=code
         )
@@ -123,6 +123,15 @@ def test_a_registry_is_joined_by_its_address(site: Site) -> None:
     assert told["catalogue_works"] is False  # nobody made one yet
     assert site.settings.is_file()
     assert json_of(site.join(site.address, "--json"), "join")["changed"] == []
+
+
+def test_an_invitation_brings_the_mirrors_of_the_catalog(site: Site) -> None:
+    mirrors = "mirror.example.org/gpu,/shared/catalogue.json"
+    site.invite(more=f'catalogue-mirrors = "{mirrors}"\n')
+    site.join(str(site.folder / "invitation.toml"), "--yes")
+    assert tomllib.loads(site.settings.read_text())["catalogue-mirrors"] == mirrors
+    site.invite("--catalogue", "/shared/other.json", more=f'catalogue-mirrors = "{mirrors}"\n')
+    assert "catalogue-mirrors" not in (site.folder / "invitation.toml").read_text()
 
 
 def test_nobody_to_ask_writes_nothing(site: Site) -> None:

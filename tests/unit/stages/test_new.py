@@ -28,7 +28,9 @@ OLD = ("3.9", "3.10", "3.11")
 CUDA = {"2.15.0": "13.2", "2.7.1": "12.6", "2.6.0": "12.4"}
 INDEX = {
     **{f"torch=={one}": Release() for one in ("2.15.0", "2.9.1", "2.7.1", "2.6.0", "2.4.1", "2.3.1")},
+    "torch==2.0.1": Release(pythons=OLD),
     "torch==2.1.2": Release(pythons=OLD),
+    "cupy-cuda111==12.3.0": Release(pythons=OLD),
     "torch==2.2.2": Release(pythons=OLD),
     "transformers==5.0.0": Release(needs=("numpy",)),
     "trainer==1.0": Release(needs=("torch<2.8", "numpy")),
@@ -38,6 +40,9 @@ INDEX = {
     "tensorflow==2.21.0": Release(),
     "jax==0.10.2": Release(),
     "jax==0.4.35": Release(),
+    "tensorflow-cpu==2.21.0": Release(),
+    "data==1.0": Release(needs=("tensorflow",)),
+    "layers==1.0": Release(needs=("jax",)),
     "cupy-cuda12x==13.6.0": Release(),
     "numba==0.68.1": Release(needs=("numpy",)),
     "librosa==1.0": Release(needs=("numba",)),
@@ -96,6 +101,10 @@ def bench(root: Path) -> Bench:
         ("cupy-cuda12x<14\n", ("cupy-cuda12x", "13.6.0", "12", "3.13")),
         ("tensorflow\ntrainer\n", ("tensorflow", "2.21.0", "12", "3.13")),
         ("torch\n-c bounds.txt\n", ("torch", "2.3.1", "12.1", "3.13")),
+        ("torch\ncupy-cuda12x\n", ("torch", "2.9.1", "12.8", "3.13")),
+        ("torch\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
+        ("trainer\ncupy-cuda111\n", ("torch", "2.0.1", "11.7", "3.11")),
+        ("tensorflow-cpu\ndata\nlayers\n", ("jax", "0.10.2", "13", "3.13")),
     ],
 )
 def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tuple[str, ...]) -> None:
@@ -176,6 +185,16 @@ def test_nothing_is_solved_needlessly(bench: Bench, text: str, solved: list[str]
     bench.plan(text)
     pythons = [one.python for one in bench.index.solved]
     assert (sorted(pythons) if len(pythons) > 3 else pythons) == solved
+
+
+def test_the_projects_own_code_bounds_setuptools_and_python(bench: Bench) -> None:
+    (bench.root / "train.py").write_text("import imp\nimport pkg_resources\n")
+    bench.index.files = INDEX | {f"setuptools=={one}": Release() for one in ("83.0.0", "81.0.0")}
+    plan = bench.plan("torch\nsetuptools>=70\n")
+    assert plan.draft.choice
+    assert plan.draft.choice.python == "3.11"
+    assert "  - setuptools<82" in plan.draft.text.partition("constraints:")[2].splitlines()
+    assert [one for one in plan.draft.notes if one.startswith("train.py:")]
 
 
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
@@ -367,3 +386,30 @@ def test_every_python_is_one_that_the_index_may_have(bench: Bench) -> None:
     bench.index.files = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
     assert bench.choice("torch==2.0.1\n").python == "3.10"
     assert {one.python for one in bench.index.solved} <= set(PYTHONS)
+
+
+def test_an_extra_for_a_cuda_that_pypi_does_not_have_stops(bench: Bench) -> None:
+    text = "jax[cuda11_cudnn86]>=0.4.2\n"
+    assert "--cuda 13" in bench.stop(text).hint
+    plan = bench.plan(text, cuda="13")
+    assert "extras: [cuda13]" in plan.draft.text
+    assert any(line.startswith("jax[cuda11-cudnn86]") for line in plan.draft.notes)
+
+
+def test_a_release_that_pypi_has_without_cuda(bench: Bench) -> None:
+    bench.index.files = INDEX | {"tensorflow==2.12.1": Release(pythons=OLD)}
+    error = bench.stop("tensorflow==2.12.1\n")
+    assert isinstance(error, UsageError)
+    assert "--source conda --framework tensorflow=2.12.1 --cuda 11.8" in error.hint
+    plan = bench.plan("tensorflow==2.12.1\n", source="conda", framework="tensorflow", cuda="11.8")
+    assert "\nsource: conda\n" in plan.draft.text
+
+
+def test_a_debian_package_that_the_release_does_not_have_is_lost(bench: Bench) -> None:
+    bench.index.unknown = ("python-opengl",)
+    text = "FROM python:3.11\nRUN apt-get install -y git python-opengl\nRUN pip install torch\n"
+    plan = bench.plan(text, file="Dockerfile")
+    assert "\nsystem:\n  - git\n" in plan.draft.text
+    assert "  - python-opengl" not in plan.draft.text
+    (lost,) = plan.draft.lost
+    assert re.match(r"Dockerfile:2:\d+: apt-get install python-opengl \(", lost)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.errors import NoGpuError, ToolError, UsageError
 from imagefactory.factory import read_sound
 from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
@@ -20,26 +24,33 @@ from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.stages import night_sweeps
-from imagefactory.stages.night import NightAsk, last_commit, run_night
+from imagefactory.stages.night import EXPIRY, NIGHTS, NightAsk, last_commit, run_night
 from imagefactory.stages.night_steps import NightBench
 from imagefactory.stages.nights import (
     KEPT,
     NIGHT,
+    RESERVE,
+    has_reserve,
+    keep_reserve,
     killed_before,
     last_night,
     new_night,
+    nights_folder,
     one_night,
     read_kept_plan,
     write_night,
 )
+from imagefactory.stages.read_catalogue import keep_published
 from imagefactory.stages.sweep import find_sweeps
 from imagefactory.verify.model import Hardware
+from tests.made.catalogue import make_catalogue
 from tests.made.command import run
 from tests.made.factory import NAME
-from tests.made.sweep import PoolMadeHere, suite_report
+from tests.made.sweep import PoolMadeHere, inventory, pool_gpu, suite_report
 from tests.made.sweep import play as play_node
 from tests.made.sweep_site import A100, Site, failed, kept_sif
-from tests.made.verdicts import HOST
+from tests.made.trusted import write_settings
+from tests.made.verdicts import HOST, LAB, LAB_ROW
 
 OTHER = """\
 family: other
@@ -146,6 +157,25 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert last_night(nights.site.factory.settings) == second
 
 
+def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights: Nights) -> None:
+    settings, now = nights.site.factory.settings, datetime.now(UTC).replace(microsecond=0)
+    nights.crashes = ("catalogue",)
+    write_settings(settings.root_path, LAB_ROW, nights.site.factory.environ)
+
+    def night(left: timedelta) -> tuple[NightReport, list[str]]:
+        made = now + left - LIFE
+        catalog = make_catalogue(made=made, expires=made + LIFE)
+        keep_published(settings, nights.site.registry.host, sign_catalogue(catalog, LAB), made)
+        done = nights.run()
+        return done, [row.why for row in done.broken if row.what == EXPIRY]
+
+    well, none = night(timedelta(days=8))
+    soon, (why,) = night(timedelta(days=6))
+    assert (none, f"{now + timedelta(days=6):%Y-%m-%d}" in why) == ([], True)
+    assert is_news(soon, well)
+    assert not is_news(night(timedelta(days=5))[0], soon)
+
+
 def test_where_jobs_run_sif_files_their_verdicts_count(
     nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +255,25 @@ def test_a_sweep_that_cannot_be_read_is_told_and_left_alone(nights: Nights) -> N
     assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0, 8.0")]
 
 
+def test_a_fault_of_machines_is_one_row_that_names_them(nights: Nights, pool: PoolMadeHere) -> None:
+    def play(_: float) -> None:
+        for folder in pool.submitted:
+            pool.play(folder, checks=[failed("device", "no-gpu")])
+        pool.at_work = False
+
+    nights.pause = play
+    (row,) = nights.run().broken
+    assert (row.what, row.on, row.machines) == (NAME, "7.0, 8.0", ("gpu.pool.test",))
+    assert row.why.startswith("no-gpu: device")
+
+
+def test_ages_do_not_depend_on_the_machines_of_the_night(nights: Nights, pool: PoolMadeHere) -> None:
+    first = nights.run()
+    assert first.ages.oldest is not None
+    pool.gpus = inventory(pool_gpu("9.0"))
+    assert nights.run().ages == first.ages
+
+
 def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> None:
     pool = nights.site.pool
 
@@ -256,6 +305,54 @@ def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory reconcile` ended with exit code -9"
     assert "catalogue" in told  # nothing is there to be signed
+
+
+def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is on a full disk, or there is no memory for another process."""
+    step = nights.step
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        if words[0] in ("promote", "reconcile"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return step(words)
+
+    monkeypatch.setattr(nights, "step", run)
+    done = nights.run()
+    assert nights.commands[-2:] == ["catalogue", "store"]
+    assert [(row.what, row.code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
+
+
+def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each night keeps a reserve if there is room for it, and gives it back before its last steps."""
+    settings, free = nights.site.factory.settings, shutil.disk_usage("/")
+    assert nights.run().broken == ()
+    assert not has_reserve(settings)
+    keep_reserve(settings)
+    assert has_reserve(settings)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=RESERVE - 1))
+    done = nights.run()
+    assert [(row.what, row.code) for row in done.broken] == [(NIGHTS, 7)]
+    assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
+    assert not has_reserve(settings)
+
+
+def test_a_night_without_room_for_its_folder_takes_a_temporary_one(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = nights.site.factory.settings
+    new_night(settings, "20261125-021700-1")
+    mkdir = Path.mkdir
+
+    def full(path: Path, *rest: Any, **more: Any) -> None:
+        if path.parent == nights_folder(settings):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        mkdir(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    folder = new_night(settings, "20261126-021700-1")
+    assert folder.is_dir()
+    assert folder.parent == Path(tempfile.gettempdir())
+    folder.rmdir()
 
 
 def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Nights) -> None:

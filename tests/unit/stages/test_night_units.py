@@ -26,6 +26,8 @@ COMMAND = (
 ENVIRON = {
     "PATH": "/opt/condor/bin:/usr/bin",
     "IMAGEFACTORY_STORE": "/big disk/$x",
+    "SBATCH_ACCOUNT": "gpu-tests",
+    "SLURM_CONF": "/etc/slurm.conf",
     LEDGER_KEY: "secret",
     "HOME": "/home/me",
 }
@@ -42,6 +44,8 @@ def test_the_service_runs_the_command_with_this_shells_settings_and_no_secret() 
     assert "$$USER" in line
     assert 'Environment="IMAGEFACTORY_STORE=/big disk/$x"' in service
     assert "Environment=PATH=/opt/condor/bin:/usr/bin" in service
+    assert "Environment=SBATCH_ACCOUNT=gpu-tests" in service
+    assert "Environment=SLURM_CONF=/etc/slurm.conf" in service
     assert "secret" not in service
     assert "HOME" not in service
     assert "WorkingDirectory=/home/me/factory\n" in service

@@ -23,10 +23,11 @@ from imagefactory.oci.candidates import (
     MADE_FROM,
     PUSHED_TYPE,
     RECORD_MAC,
+    REVOCATION_TYPE,
     read_pushed,
     read_records,
 )
-from imagefactory.oci.graph import Place, make_artifact
+from imagefactory.oci.graph import Place, make_artifact, read_manifest
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry.client import Registry
@@ -34,6 +35,10 @@ from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.verdicts.attached import Statement, attach
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.kit_make import program_sum
 from tests.made.command import Call
 from tests.made.factory import NAME
@@ -41,7 +46,7 @@ from tests.made.layout import add_image
 from tests.made.pushed import SHARED_KEY, elsewhere, push, put_base, put_built, verdict_on
 from tests.made.registry import RegistryMadeHere
 from tests.made.trusted import trust
-from tests.made.verdicts import NOW
+from tests.made.verdicts import LAB, NOW
 
 
 def stage(factory: Factory, target: Target, registry: str = "") -> TargetStatus:
@@ -241,6 +246,50 @@ def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
     assert state(NOW, "550.54.15") is CellState.UNCHANGED
     assert state(NOW, "535") is CellState.VERIFY
     assert state(NOW + timedelta(days=91)) is CellState.VERIFY
+
+
+def test_a_plan_asks_the_registry_of_the_settings_beside_the_store(
+    call: Call, factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+) -> None:
+    toml = factory.settings.root_path / "imagefactory.toml"
+    toml.write_text(f'registry = "{registry.host}"\n{toml.read_text()}')
+    trust(factory.settings.root_path)
+    gpus = tmp_path / "gpus.yaml"
+    gpus.write_text('- capability: "8.0"\n')
+
+    def plan(code: int = 0) -> tuple[str, str, str, str]:
+        said = call("plan", NAME, "--inventory", str(gpus), "--json", root=factory.settings.root_path)
+        assert said.code == code, said
+        (row,) = json.loads(said.out)["targets"]
+        return row["state"], row["image"], row["reference"], said.err
+
+    assert plan()[:3] == ("verify", pushed, f"{registry.host}/pytorch@{pushed}")
+    shelves = registry.shelves.repositories.copy()
+    registry.shelves.repositories.clear()
+    assert plan()[:3] == ("verify", pushed, "")  # the store has it
+    registry.shelves.repositories.update(shelves)
+    registry.fault = lambda _: "403"
+    state, image, reference, err = plan()
+    assert (state, image, reference) == ("verify", pushed, "")
+    assert "403" in err
+
+
+def test_what_the_store_or_the_registry_knows_to_be_revoked_is(
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
+) -> None:
+    asking = Asking(now=NOW, also=registry.host)
+    there = Place(store=Registry(registry.host), repository="pytorch")
+    here = Place(store=LayoutStore(factory.layout), repository="")
+    for place in (there, here):
+        verdict_on(factory, place, pushed)
+    (found,) = read_stages(factory, [target], asking)
+    assert [one.standing for one in found.verdicts] == [Standing.GOOD]
+    subject = replace(read_subject(here, pushed), target=NAME)
+    back = sign_revocation(Withdrawal(subject=subject, why="a bad night"), LAB, NOW)
+    manifest = read_manifest(here, subject.manifest).descriptor
+    attach(here, Statement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
+    (found,) = read_stages(factory, [target], asking)
+    assert [one.standing for one in found.verdicts] == [Standing.REVOKED]
 
 
 def test_a_verdict_that_nobody_trusts_changes_nothing(

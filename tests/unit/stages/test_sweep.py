@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from imagefactory.cli import sweeps
-from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
+from imagefactory.errors import (
+    BuildError,
+    NothingSelectedError,
+    RegistryError,
+    StoreError,
+    ToolError,
+    UsageError,
+)
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
 from imagefactory.oci.graph import Place
@@ -23,11 +30,13 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import HTCONDOR, Setting
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages import attach
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
+from imagefactory.stages.store import collect_sweeps
 from imagefactory.stages.sweep import (
     SweepBench,
     SweepOptions,
@@ -41,7 +50,7 @@ from imagefactory.stages.sweep import (
 from imagefactory.stages.sweep_images import choose_kind
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court, registry_of
 from imagefactory.sweeps.cells import SweepAsk
-from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_sweep
+from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
 from imagefactory.verdicts import attached
 from imagefactory.verdicts.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.verdicts.model import Standing
@@ -88,6 +97,18 @@ def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) 
     assert re.findall(r"^JOB (\S+)", dag, re.MULTILINE) == [V100, A100]
     assert f'image="{image.address}"' in dag
     assert read_submitted(made.folder) == ("1.0",)
+
+
+def test_what_the_settings_add_goes_with_the_sweep(site: Site) -> None:
+    with pytest.raises(UsageError, match="accounting_group"):
+        site.makes(site="igwn")
+    own = Setting(value="accounting_group = igwn.dev", origin="default")
+    tagged = replace(
+        site, factory=replace(site.factory, settings=replace(site.factory.settings, submit_commands=own))
+    )
+    made = tagged.makes(site="igwn")
+    assert read_sweep(made.folder).own == ("accounting_group = igwn.dev",)
+    assert "accounting_group = igwn.dev" in (made.folder / "sweep.sub").read_text().splitlines()
 
 
 def test_what_is_in_the_registry_is_not_sent_again(site: Site) -> None:
@@ -402,6 +423,54 @@ def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
         site.makes(folder=tmp_path / "mine")
 
 
+def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Path) -> None:
+    """The image is in the registry only, and the store is a directory that does not exist yet."""
+    site = replace(
+        site, factory=replace(site.factory, environ={**site.factory.environ, LEDGER_KEY: "k" * 64})
+    )
+    site.makes()
+    fresh = Setting(value=str(tmp_path / "fresh"), origin="test")
+    settings = replace(site.factory.settings, store=fresh)
+    site = replace(site, factory=replace(site.factory, settings=settings))
+    made = site.makes()
+    assert site.factory.layout.founded()
+    site.pool.play(made.folder)
+    done = site.collects(made.folder)
+    assert words(done) == {V100: "verified", A100: "verified"}
+    assert done.faults == ()
+
+
+def test_old_sweeps_go_with_what_no_image_needs(site: Site) -> None:
+    """Except one of which a verdict was signed and not attached."""
+    done, waiting, fresh = (site.makes().folder for _ in range(3))
+    later = datetime.now(UTC) + timedelta(days=61)
+    for folder in (done, waiting):
+        site.pool.play(folder)
+        nodes = site.collects(folder).nodes
+    write_collected(waiting, [replace(node, attached=()) for node in nodes])
+    recent = fresh.rename(fresh.with_name(f"{later:%Y%m%d-%H%M%S}-abcd"))
+    other = recent.with_name("99999999-999999-abcd")
+    other.mkdir()
+    kept = {waiting, recent, other}
+    assert collect_sweeps(site.factory, later - timedelta(days=2), dry_run=False).bytes == 0
+    planned = collect_sweeps(site.factory, later, dry_run=True)
+    assert planned.bytes > 0
+    assert set(done.parent.iterdir()) == {done, *kept}
+    assert collect_sweeps(site.factory, later, dry_run=False).bytes == planned.bytes
+    assert set(done.parent.iterdir()) == kept
+
+
+def test_a_sweep_is_not_made_in_a_directory_of_others(site: Site, tmp_path: Path) -> None:
+    site.makes()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    mine = Setting(value=str(tmp_path / "mine"), origin="test")
+    settings = replace(site.factory.settings, store=mine)
+    with pytest.raises(StoreError, match=r"thesis\.tex"):
+        replace(site, factory=replace(site.factory, settings=settings)).makes()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
 def test_a_machine_without_room_for_the_job_gets_none(site: Site) -> None:
     small = tuple(replace(one, attributes={"Memory": 1024}) for one in site.pool.gpus.machines[:1])
     site.pool.gpus = replace(site.pool.gpus, machines=(*small, *site.pool.gpus.machines[1:]))
@@ -435,7 +504,7 @@ def test_a_sif_is_verified_as_itself(site: Site) -> None:
     assert (one.kind, one.subject.config, one.sha256) == (ImageKind.SIF, sif.file.digest, sif.file.digest)
     assert Path(one.address) == made.folder / "images" / sif.name
     assert Path(one.address).read_bytes() == b"a file that is no .sif"
-    assert "transfer_container" not in (made.folder / "sweep.dag").read_text()
+    assert "transfer_container" not in (made.folder / "sweep.sub").read_text()
     site.pool.play(made.folder)
     done = site.collects(made.folder)
     assert {node.attached for node in done.nodes} == {(str(site.factory.layout.path),)}
@@ -492,7 +561,7 @@ def test_a_sif_in_a_folder_of_all_machines_is_written_once_and_not_transferred(
     assert (one.kind, one.address) == (ImageKind.SIF, str(shared / sif.name))
     assert Path(one.address).read_bytes() == b"a file that is no .sif"
     assert not Path(one.address).samefile(sif.path)
-    assert "transfer_container = false" in (made.folder / "sweep.dag").read_text()
+    assert "transfer_container = false" in (made.folder / "sweep.sub").read_text()
     before = Path(one.address).stat().st_mtime_ns
     sharing(site, str(shared)).makes()
     assert [path.name for path in shared.iterdir()] == [sif.name]
@@ -522,8 +591,8 @@ def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> Non
     made = sharing(site, "osdf:///chtc/staging/me/").makes(site="chtc")
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.address) == (ImageKind.OSDF, f"osdf:///chtc/staging/me/{sif.name}")
-    text = (made.folder / "sweep.dag").read_text()
-    assert "requirements = (HasCHTCStaging == true)" in text
+    text = (made.folder / "sweep.sub").read_text()
+    assert "requirements = $(elsewhere) && (HasCHTCStaging == true)" in text
     assert "transfer_container" not in text
     site.pool.play(made.folder)
     assert words(site.collects(made.folder)) == {V100: "verified", A100: "verified"}
@@ -551,8 +620,13 @@ def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
 
 
 def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
-    site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    site: Site,
+    pool: PoolMadeHere,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(PoolMadeHere, "run_limit", lambda *_: timedelta(seconds=7))
     asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
     assert run(*asked) == 0
     said = capsys.readouterr().out
@@ -562,6 +636,7 @@ def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     assert run(*asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["capability"] for row in found["queued"]] == ["7.0", "8.0"]
+    assert (found["idle_seconds"], found["run_seconds"]) == (86400, 7)  # what a job of this pool gets
     assert pool.submitted == []
     assert find_sweeps(site.factory.settings) == ()
 
@@ -582,6 +657,13 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     assert run("status", folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert (told["done"], told["nodes"][0]["outcome"]) == (True, "verified")
+    assert told["pool"] == "htcondor"
+    assert run("status", folder.name) == 0
+    (head, _, header, row, *_) = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == [folder.name, "htcondor", "done:", "1"]
+    assert NAME in head
+    assert header.split() == ["TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE"]
+    assert row.split() == [NAME, "8.0", "verified", "1", "gpu.pool.test"]
     assert run("collect", folder.name, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert (row["outcome"], len(row["attached"])) == ("verified", 2)
@@ -590,6 +672,27 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
         assert capsys.readouterr().out.startswith(said)
     assert pool.canceled == [folder, folder]
     assert run("cancel", "20260101-000000-ffff") == 3
+
+
+def test_machines_that_failed_jobs_are_named_with_their_history(
+    site: Site, pool: PoolMadeHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool.gpus = inventory(pool_gpu("8.0"), pool_gpu("8.0"))
+    made = site.makes()
+    (of_capability,) = made.sweep.machines
+    bad, good = of_capability.machines
+    lines = [f"{bad}\tnode{at}\t1{at}.0\t{1767323045 + at}\tno-gpu: none\n" for at in range(2)]
+    (made.folder / "faults").write_text("".join((*lines, f"{good}\tnode1\t19.0\t1767323050\thung\n")))
+    assert run("status", made.folder.name, "--json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["sweeps"]
+    assert {one["machine"]: one["left_out"] for one in told["machines"]} == {bad: True, good: False}
+    assert told["machines"][0]["faults"][0] == {
+        "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "why": "no-gpu: none"
+    }  # fmt: skip
+    assert run("status", made.folder.name) == 0
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert [bad, "2", "left", "out"] in rows
+    assert [good, "1", "tried", "last"] in rows
 
 
 def test_a_recipe_with_faults_keeps_no_other_from_the_pool(

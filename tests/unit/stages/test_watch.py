@@ -152,6 +152,7 @@ def test_a_release_gets_its_row_lock_and_definition(ask: Ask, root: Path, index:
     index.can, index.cuda, before = True, "13.2.0", texts(root)
     code, out, _ = ask("pytorch", "--write")
     assert (code, out.split("\n")[0]) == (0, "Add 2.16 to pytorch, and lock it anew")
+    assert "\n2.16: without torchvision:" in out
     assert "  torch 2.16, since 2026-11-02, now 2.16.0, for Python 3.11 and 3.13\n" in out
     assert "Not in here" not in out
     new = {name for name in texts(root) if name not in before}

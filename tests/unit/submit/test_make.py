@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.catalogue.document import ASK_CENTER, LIFE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.model import Outcome
@@ -233,7 +233,7 @@ def test_verdicts_of_strangers_count_for_nothing() -> None:
     with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
         make(trust=Trust(keys=(another,)))
     assert "a verdict is wrong-key" in caught.value.message
-    assert "join whoever verifies" in caught.value.hint
+    assert ASK_CENTER in caught.value.hint
 
 
 def test_an_expired_verdict_is_said_to_be_one() -> None:

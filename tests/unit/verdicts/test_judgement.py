@@ -124,6 +124,21 @@ WORDS: dict[str, tuple[dict[str, Any], Standing, str]] = {
         Standing.KEY_RETIRED,
         "until 2026-11-22T03:00:00Z",
     ),
+    "the key was retired later, and nothing was recorded": (
+        {"trust": trusting(until=NOW + DAY), "now": NOW + DAY},
+        Standing.KEY_RETIRED,
+        "is missing",
+    ),
+    "the key was retired later, and the record lacks it": (
+        {"trust": trusting(until=NOW + DAY, signed=frozenset({digest("5")})), "now": NOW + DAY},
+        Standing.KEY_RETIRED,
+        "does not have this",
+    ),
+    "of another time, in the list of a trusted key": (
+        {"trust": trusting(until=NOW), "vouched": True},
+        Standing.KEY_RETIRED,
+        "until 2026-11-22T03:00:00Z",
+    ),
     "another subject": (
         {"subject": Subject(target="", index=SUBJECT.index, manifest=digest("1"), config=digest("2"))},
         Standing.OTHER_SUBJECT,
@@ -173,7 +188,16 @@ def test_each_reason_has_its_word(name: str) -> None:
 STILL_GOOD: dict[str, dict[str, Any]] = {
     "the last moment": {"now": NOW + 90 * DAY - timedelta(seconds=1)},
     "clocks a little apart": {"now": NOW - timedelta(minutes=4)},
-    "retired after it": {"trust": trusting(until=NOW + timedelta(seconds=1)), "now": NOW + 10 * DAY},
+    "retired after it, and recorded": {
+        "trust": trusting(until=NOW + timedelta(seconds=1), signed=frozenset({SIGNED.verdict.digest})),
+        "now": NOW + 10 * DAY,
+    },
+    "retired after it, in the list of a trusted key": {
+        "trust": trusting(until=NOW + timedelta(seconds=1)),
+        "now": NOW + 10 * DAY,
+        "vouched": True,
+    },
+    "not yet retired": {"trust": trusting(until=NOW + 11 * DAY), "now": NOW + 10 * DAY},
     "an older suite that counts": {
         "suite": digest("8"),
         "trust": Trust(keys=(LAB_TRUSTED,), policy=Policy(suites=(SUITE,))),

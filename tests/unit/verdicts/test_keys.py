@@ -26,6 +26,7 @@ from imagefactory.cli import cli
 from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.rotate import next_name, write_record
 from imagefactory.verdicts.keys import (
     PublicKey,
     find_key,
@@ -37,11 +38,21 @@ from imagefactory.verdicts.keys import (
     read_public,
     read_signing_key,
 )
-from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
+from imagefactory.verdicts.trust import (
+    RECORDS,
+    Grant,
+    Policy,
+    Trust,
+    add_key,
+    format_record,
+    parse_trust,
+    read_trust,
+    retire_key,
+)
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
 from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
-from tests.made.verdicts import LAB, STRANGER
+from tests.made.verdicts import DAY, LAB, NOW, STRANGER
 
 ROW = f"""\
 [[trust]]
@@ -52,6 +63,7 @@ from = 2026-01-01
 until = 2027-01-01
 """
 GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 TOML = add_key("", GRANT, "x")
 
 # --- private keys ------------------------------------------------------------------------------------
@@ -152,11 +164,33 @@ def test_which_key_signs(tmp_path: Path) -> None:
     make_key(folder, "other")
     with pytest.raises(UsageError, match="has 2 keys") as caught:
         find_key("", environ)
-    assert "signing-key" in caught.value.hint
+    assert "keys trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
     with pytest.raises(UsageError, match="is not a file"):
         find_key("third", environ)
+
+
+def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    folder = keys_folder(environ)
+    old, new, later, _ = (make_key(folder, name).keyid for name in ("old", "new", "later", "unknown"))
+    first, second = NOW - 30 * DAY, NOW - DAY
+    times = {old: (first, NOW + DAY), new: (second, NOW + DAY), later: (NOW + DAY, NOW + 9 * DAY)}
+
+    def chosen(now: datetime, **changes: tuple[datetime, datetime]) -> str:
+        found = find_key("", environ, {**times, **changes}, now)
+        return found.stem if found else ""
+
+    assert chosen(NOW) == "new"
+    assert chosen(NOW, **{old: (first, NOW)}) == "new"
+    assert chosen(NOW, **{new: (second, NOW)}) == "old"
+    assert chosen(NOW + 2 * DAY) == "later"
+    with pytest.raises(UsageError, match="new and old are trusted since the same time"):
+        chosen(NOW, **{new: (first, NOW + DAY)})
+    with pytest.raises(UsageError) as caught:
+        chosen(NOW - 60 * DAY)
+    assert caught.value.hint.endswith("keys trust unknown")
 
 
 def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
@@ -426,6 +460,44 @@ def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: P
     assert mine.stat().st_mode & 0o777 == 0o600
     assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
     assert not (tmp_path / "imagefactory.toml").exists()
+
+
+def test_no_nearer_file_prolongs_a_key_that_another_one_ends(tmp_path: Path) -> None:
+    """A person joined before the site's own file retired the key."""
+    own, site = (tmp_path / name / "imagefactory.toml" for name in ("own", "site"))
+    grant = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+    text = add_key("", grant, "x")
+    for path in (own, site):
+        path.parent.mkdir()
+        path.write_text(text)
+    record = format_record([DIGEST])
+    write_record(site.parent, "lab", record)
+    site.write_text(retire_key(text, "lab", NOW, "x", record))
+    for files in ((own, site), (site, own)):
+        (key,) = read_trust(files).keys
+        assert (key.until, key.signed) == (NOW, {DIGEST})
+    with pytest.raises(UsageError):  # what was not seen in its time never enters a record
+        retire_key(site.read_text(), "lab", NOW + DAY, "x", format_record([DIGEST, OTHER]))
+    record_file = site.parent / RECORDS / "lab.txt"
+    for other in (record + record, b"", format_record([OTHER])):
+        record_file.write_bytes(other)
+        assert read_trust((site,)).keys[0].signed == frozenset()
+    record_file.unlink()
+    record_file.symlink_to(own)
+    assert read_trust((site,)).keys[0].signed == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "new"),
+    [
+        ("lab", set(), "lab-2"),
+        ("lab-2", {"lab", "lab-2"}, "lab-3"),
+        ("lab", {"lab", "lab-2", "lab-3"}, "lab-4"),
+        ("gpu-2026", {"gpu-2026"}, "gpu-2027"),
+    ],
+)
+def test_the_name_of_the_next_key(name: str, taken: set[str], new: str) -> None:
+    assert next_name(name, taken) == new
 
 
 FIELD = 2**255 - 19

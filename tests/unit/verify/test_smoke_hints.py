@@ -27,6 +27,7 @@ def failed(detail: str, state: CheckState = CheckState.FAILED) -> CheckResult:
         ("No module named 'cv2.data'", "packages: [opencv-python-headless]"),
         ("No module named 'google.protobuf'", "packages: [protobuf]"),
         ("pyarrow was compiled for NumPy 1 and cannot run with NumPy 2.1.0", "constraints: [numpy<2]"),
+        ("No module named 'nobody'; No module named 'any'", "the packages that have the modules any, nobody"),
         ("sounddevice of sounddevice: OSError: PortAudio library not found", "system: [libportaudio2]"),
     ],
 )
@@ -40,7 +41,7 @@ def test_all_of_it_is_one_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    "detail", ["libnobody.so.7 is not found", "No module named 'nobody'", "libcuda.so.1", ""]
+    "detail", ["libnobody.so.7 is not found", "No module named 'nobody.part'", "libcuda.so.1", ""]
 )
 def test_what_no_table_knows_gets_no_hint(detail: str) -> None:
     assert find_hint(make_definition(), [failed(detail)]) == ""

@@ -2,13 +2,17 @@
 """DAGMan's POST script of a node: post.py NODE $RETURN $JOBID $RETRY $MAX_RETRIES, in the sweep's folder.
 
 Standard library of Python 3.6 on, as access points have it. Exit code 0: the node has its outcome, whatever
-word that will be; 1: the pool or a transfer broke it, and DAGMan tries it again while RETRY lasts. What a job
-brought is kept: an attempt that is tried again moves to nodes/<node>/attempt-<n>/, with post.json that says
-why; of the last one post.json lies in nodes/<node>/.
+word that will be; 1: pool, transfer or machine broke it, and DAGMan tries it again while RETRY lasts. What a
+job brought is kept: an attempt that is tried again moves to nodes/<node>/attempt-<n>/, with post.json that
+says why; of the last one post.json lies in nodes/<node>/.
 
-imagefactory reads job logs with this file too, so both know one language. The log's events are text, lines
-of `...` between them; what is no event is passed over. Source: HTCondor's manual, "Job Event Log Codes" and
-"Hold Reason Codes".
+A fault of a machine is written to `faults`, a line each, and the next attempt of the node asks for other
+machines in nodes/<node>/job.sub. A machine on which two nodes failed gets none of the later attempts, while
+another one of machines.json is left.
+
+imagefactory reads job logs and `faults` with this file too, so both know one language. The log's events are
+text, lines of `...` between them; what is no event is passed over. Source: HTCondor's manual, "Job Event Log
+Codes" and "Hold Reason Codes".
 """
 
 import json
@@ -22,15 +26,21 @@ from pathlib import Path
 FORMAT = 1
 MOST_STARTS, MOST_SHADOWS = 5, 20
 LARGEST_LOG = 16 << 20
+REPORT = "report.json"
 LARGEST_FILE = 1 << 20
 LONGEST_LINE = 4000
 LOG_SECONDS = 60.0
 LOOK_SECONDS = 0.2
+OTHERS_FIRST = 3600
+FAULTS_OF_ONE = 2
 MOVED = ("out", "err", "result", "post.json")
+FAULTS, MACHINES, JOB = "faults", "machines.json", "job.sub"
+MACHINE_WORDS = ("no-gpu", "wrong-gpu")
 
 SUBMITTED, EXECUTING, EVICTED, TERMINATED = 0, 1, 4, 5
 SHADOW_EXCEPTION, ABORTED, HELD, RELEASED = 7, 9, 12, 13
 SUSPENDED, UNSUSPENDED = 10, 11
+DISCONNECTED, RECONNECTED = 22, 23
 REMOTE_ERROR, RECONNECT_FAILED, TRANSFERRING = 21, 24, 40
 
 # Holds by which the pool, not the image or the job, is broken. 35 is an image that cannot be had, 12 and 13
@@ -52,6 +62,10 @@ _SIGNAL = re.compile(r"\s*\(0\) Abnormal termination \(signal ([0-9]{1,3})\)")
 _CODE = re.compile(r"\s*Code ([0-9]{1,6}) Subcode -?[0-9]{1,11}")
 _USAGE = re.compile(r"\s*(?:\([0-9]\) |Usr |[0-9]+  -  |Code [0-9])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+_MACHINE = re.compile(r'\s*Machine = "([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})"')
+_SLOT = re.compile(r"\bslot[0-9_]+@([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})")
+PULLED = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
+"""Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
 
 
 class Event:
@@ -123,6 +137,11 @@ def follow(events):
             last.trouble = trouble_of(event) or last.trouble
             if event.number != REMOTE_ERROR and last.ending != "held":
                 last.ending, last.text = "waiting", last.trouble
+        elif event.number == DISCONNECTED:
+            last.trouble = trouble_of(event) or last.trouble
+            last.ending, last.text = "disconnected", last.trouble
+        elif event.number == RECONNECTED:
+            last.ending, last.text = "running", ""
         elif event.number in (TRANSFERRING, SUSPENDED):
             last.step = event.text
         elif event.number == UNSUSPENDED:
@@ -195,6 +214,97 @@ def parse_object(data):
     return row if isinstance(row, dict) else None
 
 
+def machine_of(last, events, text):
+    # type: (Last, list[Event], str) -> str
+    """The machine that failed a job: the slot that `text` names, or that of its last start.
+
+    Of `slot1_1@glidein_7@gpu01` it is the last part. Empty where none is named, and for a job that was
+    removed while no machine had failed it.
+    """
+    named = _SLOT.findall(text)
+    if named:
+        return str(named[-1]).rstrip(".:").split("@")[-1]
+    if last.ending not in ("held", "exited", "killed"):
+        return ""
+    lines = [line for event in events if event.number == EXECUTING for line in event.lines]
+    found = [match.group(1) for match in map(_MACHINE.match, lines) if match]
+    return found[-1] if found else ""
+
+
+def is_pull(last, why):
+    # type: (Last, str) -> bool
+    """Whether the image could not be had: the registry may be as much at fault as the machine."""
+    if PULLED.search(why) or (last.ending == "held" and last.code == 35):
+        return True
+    return last.ending == "held" and last.code in (12, 13) and ".sif" in why and "No space" not in why
+
+
+def word_of(report, capability):
+    # type: (dict[str, object] | None, str) -> str
+    """Why a report speaks of the machine, not of the image: it met no GPU, or another one than was asked for.
+
+    Empty for all other reports.
+    """
+    device, checks = (report or {}).get("device"), (report or {}).get("checks")
+    if isinstance(device, dict) and device.get("capability") != capability:
+        return "wrong-gpu: it met capability {}".format(device.get("capability"))
+    for row in checks if isinstance(checks, list) else []:
+        if isinstance(row, dict) and row.get("state") == "failed":
+            if row.get("outcome") in MACHINE_WORDS:
+                return "{}: {}".format(row["outcome"], row.get("detail"))
+            return ""
+    return ""
+
+
+class Fault:
+    """A node's job that failed on a machine: when, in seconds since 1970, and why."""
+
+    __slots__ = ("at", "job", "machine", "node", "why")
+
+    def __init__(self, machine, node, job, at, why):
+        # type: (str, str, str, int, str) -> None
+        self.machine, self.node, self.job, self.at, self.why = machine, node, job, at, why
+
+
+def parse_faults(data):
+    # type: (bytes | None) -> list[Fault]
+    """The lines of `faults`: machine, node, job, time and reason, with tabs between, each job's once. Other
+    lines are skipped.
+    """
+    found = {}  # type: dict[tuple[str, ...], Fault]
+    for line in (data or b"").decode("utf-8", "replace").split("\n"):
+        parts = [clean(part) for part in line.split("\t", 4)]
+        if len(parts) == 5 and parts[0] and parts[3].isdecimal():
+            machine, node, job, at, why = parts
+            found.setdefault((machine, node, job), Fault(machine, node, job, int(at[:12]), why))
+    return list(found.values())
+
+
+def bad_machines(faults, machines):
+    # type: (list[Fault], list[str]) -> list[str]
+    """Those of `machines` on which two nodes failed. None where that is all: no machine is to blame then."""
+    nodes = {}  # type: dict[str, set[str]]
+    for fault in faults:
+        nodes.setdefault(fault.machine, set()).add(fault.node)
+    bad = [name for name in machines if len(nodes.get(name, ())) >= FAULTS_OF_ONE]
+    return bad if len(bad) < len(set(machines)) else []
+
+
+def format_job(avoided=(), tried=()):
+    # type: (list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
+    """The submit file of a node: never on `avoided`, and on `tried` after OTHERS_FIRST seconds alone."""
+    needs = [f"!member(TARGET.Machine, {_listed(avoided)})"] if avoided else []
+    if tried:
+        late = f"time() - QDate > {OTHERS_FIRST}"
+        needs.append(f"(!member(TARGET.Machine, {_listed(tried)}) || {late})")
+    return "elsewhere = {}\ninclude : sweep.sub\nqueue\n".format(" && ".join(needs) or "true")
+
+
+def _listed(names):
+    # type: (list[str] | tuple[str, ...]) -> str
+    return "{{{}}}".format(", ".join(f'"{name}"' for name in names))
+
+
 def decide(last, returned, whole):
     # type: (Last, int, bool) -> tuple[bool, str]
     """Whether to try again, and why. `whole`: its result files are there and can be read."""
@@ -220,14 +330,14 @@ def decide(last, returned, whole):
 
 
 def read_log(path, job):
-    # type: (Path, str) -> Last
-    """How the job stands once its log says that it is over: DAGMan reads another log, written beside."""
+    # type: (Path, str) -> tuple[Last, list[Event]]
+    """How the job stands, and its events, once its log says that it is over: DAGMan reads another log."""
     until = time.monotonic() + LOG_SECONDS
     while True:
         events = [one for one in split_events(read(path, LARGEST_LOG) or b"") if one.job == job]
         last = follow(events)
         if last.over or not events or time.monotonic() > until:
-            return last
+            return last, events
         time.sleep(LOOK_SECONDS)
 
 
@@ -274,6 +384,39 @@ def keep(folder, job):
             (folder / name).rename(place / name)
 
 
+def known_machines(capability):
+    # type: (str) -> list[str]
+    """The machines of that capability, by the inventory of the sweep."""
+    names = (parse_object(read(Path(MACHINES), LARGEST_LOG)) or {}).get(capability)
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def tried_machines(folder):
+    # type: (Path) -> list[str]
+    """The machines of a node's earlier attempts."""
+    posts = sorted(folder.glob("attempt-*/post.json"))
+    rows = [parse_object(read(path, LARGEST_FILE)) or {} for path in posts]
+    return [str(row["machine"]) for row in rows if row.get("machine")]
+
+
+def note_fault(machine, node, job, why):
+    # type: (str, str, str, str) -> None
+    """Adds a line in one write, so that scripts which run at once keep theirs apart."""
+    line = "\t".join((machine, node, job, str(int(time.time())), clean(why)[:500] or "-")) + "\n"
+    handle = os.open(FAULTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line.encode("utf-8"))
+    finally:
+        os.close(handle)
+
+
+def write_beside(path, text):
+    # type: (Path, str) -> None
+    beside = path.with_name("." + path.name)
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
 def main(arguments):
     # type: (list[str]) -> int
     if len(arguments) != 5 or not _NAME.fullmatch(arguments[0]):
@@ -282,15 +425,29 @@ def main(arguments):
     node, returned, job = arguments[0], int(arguments[1]), arguments[2]
     folder = Path("nodes", node)
     folder.mkdir(parents=True, exist_ok=True)
-    last = read_log(folder / "job.log", job)
+    last, events = read_log(folder / "job.log", job)
     again, why = decide(last, returned, is_whole(folder))
+    kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
+    capability = str(kit.get("capability"))
+    report = parse_object(read(folder / "result" / REPORT, LARGEST_FILE))
+    word = "" if again else word_of(report, capability)
+    machine = machine_of(last, events, why)
+    if machine and (word or again) and not is_pull(last, why):
+        note_fault(machine, node, job, word or why)
+    machines = known_machines(capability)
+    bad = bad_machines(parse_faults(read(Path(FAULTS), LARGEST_LOG)), machines)
+    tried = [*tried_machines(folder), machine] if machine else tried_machines(folder)
+    others = [name for name in machines if name not in tried and name not in bad]
+    if word and others and arguments[3] != arguments[4]:
+        again, why = True, word
     left = again and arguments[3] != arguments[4]
     row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": left, "why": why}
-    beside = folder / ".post.json"
-    beside.write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    beside.replace(folder / "post.json")
+    row["machine"] = machine
+    write_beside(folder / "post.json", json.dumps(row, indent=1, sort_keys=True) + "\n")
     if again:
         keep(folder, job)
+        soft = sorted(name for name in set(tried) if name not in bad) if others else []
+        write_beside(folder / JOB, format_job(bad, soft))
     return 1 if again else 0
 
 

@@ -1,33 +1,83 @@
 #!/bin/bash
-# One job of a sweep, on the machine that Slurm gave it: task.sh BATCH NODE RETRIES, in the sweep's folder.
+# One job of a sweep, on the machine that Slurm gave it: task.sh BATCH NODE RETRIES MACHINES, in the sweep's
+# folder. MACHINES are those with a GPU that fits, with blanks between.
 #
 # It runs the node's kit outside of the image, as a person would who carries it, and leaves in
 # nodes/NODE/BATCH-RESTART/ what slurmctld says of the job's GPU (record), what the kit wrote (result) and said
 # (out). What it prints itself is the job's log, in which slurmstepd tells beside it why a job was ended.
+#
+# A fault of the machine is a line in `faults`: the job is queued again without the machines that failed it. One
+# on which two nodes failed runs no more of them, while another one of MACHINES is left.
 set -u
-batch=$1 node=nodes/$2 retries=$3
+batch=$1 node=nodes/$2 retries=$3 machines=${4:-}
 restart=${SLURM_RESTART_COUNT:-0}
 try=$node/$batch-$restart
+job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
 say() { printf 'imagefactory: %s\n' "$*"; }
 
-# Exit codes of a kit: 0 and 9 are answers, 2 is a kit that no machine can use; the rest is tried again, 8 is an
-# image that cannot be had.
-finish() {
-    case $1 in
-    0 | 2 | 9) ;;
-    *)
-        if [ "$restart" -lt "$retries" ]; then
-            say end "$1" "$(date +%s)" again
-            scontrol requeue "$SLURM_JOB_ID" && exit 0
-        fi
-        ;;
-    esac
-    say end "$1" "$(date +%s)" done
+# Machines on which two nodes failed, or with `$1` those on which that node did.
+failed_on() {
+    [ -f faults ] || return 0
+    awk -F '\t' -v node="${1:-}" 'NF > 4 && (node == "" || $2 == node) && !seen[$1 FS $2]++ { count[$1]++ }
+        END { for (name in count) if (node != "" || count[name] > 1) print name }' faults
+}
+
+# Those of MACHINES that are not among the words of `$1`.
+others() {
+    local name
+    for name in $machines; do
+        case " $1 " in *" $name "*) ;; *) printf '%s ' "$name" ;; esac
+    done
+}
+
+# Into the queue again, without the machines of `$1`. Slurm ends this script when it has the job back, and
+# starts it nowhere before that, so there is time to say where not. SLURM_JOB_ID will not do: that of an array's
+# last task is the array's own, and would queue all of its tasks again.
+requeue() {
+    trap '' TERM
+    scontrol requeue "$job" || return 1
+    [ -z "$1" ] || scontrol update "JobId=$job" "ExcNodeList=$(printf '%s' "$1" | tr -s ' ' ',')"
     exit 0
 }
 
-job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+# Exit codes of a kit: 0 and 9 are answers, 2 is a kit that no machine can use; the rest is tried again, 8 is an
+# image that cannot be had. A GPU that is not there is one of the machine, and an answer where all others failed.
+finish() {
+    local why='' avoid left tries
+    case $1 in
+    0 | 9)
+        grep -qs '"outcome": "\(no-gpu\|wrong-gpu\)"' "$try/result/run.json" "$try/result/report.json" &&
+            why='no usable GPU'
+        ;;
+    2 | 8) ;;
+    *) why="the suite was not started: exit code $1" ;;
+    esac
+    [ -z "$why" ] || printf '%s\t%s\t%s\t%s\t%s\n' "$SLURMD_NODENAME" "${node#nodes/}" "$job-$restart" \
+        "$(date +%s)" "$why: $(tail -n 1 "$try/out" 2>/dev/null | tr -d '\t')" >>faults
+    avoid=$(printf '%s\n' "$SLURMD_NODENAME" "$(failed_on "${node#nodes/}")" "$(failed_on)" | sort -u | xargs)
+    left=$(others "$avoid")
+    [ -n "$left" ] || avoid=
+    tries=$(find "$node" -maxdepth 1 -type d -name "$batch-*" | wc -l)
+    case $1 in
+    0 | 9) [ -n "$why" ] && [ -n "$left" ] || tries=$((retries + 1)) ;;
+    2) tries=$((retries + 1)) ;;
+    esac
+    if [ "$tries" -le "$retries" ]; then
+        say end "$1" "$(date +%s)" again
+        requeue "$avoid"
+    fi
+    say end "$1" "$(date +%s)" done
+    : >"$node/$batch-done"
+    exit 0
+}
+
+# Queued again after its end, by a person or for a node that went away meanwhile: it has its answer.
+[ ! -e "$node/$batch-done" ] || exit 0
+bad=$(failed_on | xargs)
+case " $bad " in
+*" $SLURMD_NODENAME "*) [ -z "$(others "$bad")" ] || requeue "$bad" ;;
+esac
 say start "$job" "$restart" "$SLURMD_NODENAME" "$(date +%s)"
 mkdir -p "$try" || exit 1
 scontrol show job --detail --oneliner "$SLURM_JOB_ID" >"$try/record"

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.knowledge.gpu_names import find_gpu
+from imagefactory.pools.own_commands import parse_time
 from imagefactory.pools.sizes import parse_size
 from imagefactory.submit.check.batch.reader import BatchOption, BatchScript
 from imagefactory.submit.check.findings import Spot
@@ -22,7 +23,6 @@ _GPU = re.compile(r"(?:gres[/:])?(?P<name>gpu|shard|mps)(?:[:=](?P<rest>.*))?")
 _COUNT = re.compile(r"[0-9]+[kKmM]?")
 _FEATURE = re.compile(r"[A-Za-z0-9_.+:=/-]+")
 _CAPABILITY = re.compile(r"(?:gpu_?)?(?:cc|sm|compute)[:_-]?([0-9]{1,2})\.?([0-9])", re.IGNORECASE)
-_TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
 _ARRAY = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
 _UNLIMITED = ("infinite", "unlimited", "-1")
 _MOST_TERMS = 100
@@ -164,19 +164,10 @@ class _Reader:
         option = self.script.options.get("time")
         if option is None or "$" in option.value or option.value.lower() in _UNLIMITED:
             return None
-        found = _TIME.fullmatch(option.value.strip())
-        if found is None:
+        time = parse_time(option.value)
+        if time is None:
             self.fault(option, "that is no time", "write hours:minutes:seconds or days-hours: 12:00:00, 2-00")
-            return None
-        parts = [min(int(part), 10**6) for part in found["rest"].split(":")]
-        if found["days"]:
-            hours, minutes, seconds = (*parts, 0, 0)[:3]
-            return timedelta(
-                days=min(int(found["days"]), 10**5), hours=hours, minutes=minutes, seconds=seconds
-            )
-        if len(parts) == 3:
-            return timedelta(hours=parts[0], minutes=parts[1], seconds=parts[2])
-        return timedelta(minutes=parts[0], seconds=parts[1] if len(parts) == 2 else 0)
+        return time
 
     def jobs(self) -> int | None:
         option = self.script.options.get("array")

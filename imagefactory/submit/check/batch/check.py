@@ -20,6 +20,7 @@ from imagefactory.submit.check.batch.starts import PYXIS, as_pyxis, find_starts
 from imagefactory.submit.check.checked import (
     PREDICTED,
     REFUSED,
+    REVOKED,
     VERIFIED,
     Checked,
     CheckedJobs,
@@ -127,7 +128,7 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
             yield advice(at.line, "sandbox", text, hint, column=at.column)
         elif image.pinned:
             known = find_known(image, images)
-            yield from catalogue_findings(known, around.catalogue, at, SITE)
+            yield from catalogue_findings(image, known, around.catalogue, at, SITE)
         else:
             written = as_pyxis if start.verb == PYXIS else None
             around_name = Moving(site=around.site, images=images, digest=around.digest)
@@ -179,7 +180,7 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
         at, written = option.at, option.written
     hint = f"imagefactory submit {target}{SITE} asks for proven GPUs only"
     if not grounds.proven:
-        yield nowhere(known, at)
+        yield nowhere(known, grounds, at)
     elif not names and looked_for(case.script) is None:
         proven = ", ".join(str(one.capability) for one in grounds.classes if one.proven)
         text = f"any GPU of the cluster may come, and {target} is verified on {proven} alone"
@@ -194,9 +195,10 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
         word, why = known_on(_named(name, capability, part=asked.part), grounds)
         if word != VERIFIED:
             says = f"fails on {name}" if word == REFUSED else f"is not verified on {name}"
+            says = f"was revoked on {name}" if word == REVOKED else says
             why = f"predicted: {why}" if word == PREDICTED else why
             text = f"{target} {says} ({capability}), which {written} asks for: {why}"
-            rule = "refused" if word == REFUSED else "unverified"
+            rule = word if word in (REFUSED, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 
 

@@ -285,6 +285,11 @@ def test_what_apt_says() -> None:
     assert offers == {
         ("a", "1"): DebianPackage(name="a", version="1", architecture="all", sha256="0" * 64, size=3)
     }
+    lacking = (
+        "E: Unable to locate package libfoo1.2\nE: Couldn't find any package by glob 'libfoo1.2'\n"
+        "E: Package 'netcat' has no installation candidate\nE: Unable to locate package python-opengl\n"
+    )
+    assert archive.parse_unknown(lacking) == ("libfoo1.2", "netcat", "python-opengl")
     assert archive.error_lines("W: slow\nE: Failed to fetch x\n   Hash Sum mismatch\n") == (
         "E: Failed to fetch x\n   Hash Sum mismatch"
     )

@@ -27,6 +27,7 @@ def wheels(pins: str) -> list[LockedWheel]:
         ("nvidia-cublas-cu12==12.4 nvidia-cudnn-cu13==9.1", {12, 13}),
         ("nvidia-cuda-runtime==13.0.2 nvidia-cufft==12.0 nvidia-nccl-cu13==2.28", {13}),
         ("nvidia-cuda-runtime==13.0.2 cupy-cuda12x==14.0", {12, 13}),
+        ("nvidia-cuda-runtime==13.0.2 cupy-cuda111==12.3 nvidia-dali-cuda120==1.5", {11, 12, 13}),
         ("nvidia-cuda-runtime-cu12==12.1 jax-cuda13-plugin==0.10", {12, 13}),
         ("nvidia-cuda-runtime==0.0.1.dev5 nvidia-cuda-runtime-cu12==12.1", {12}),
         ("cuda-toolkit==13.2.0 cuda-bindings==12.9", {13}),  # bindings are no library of CUDA's

@@ -294,6 +294,9 @@ def test_facts_that_agree() -> None:
     check_facts(LOCK, TARGET)
     check_facts(LOCK, replace(TARGET, cuda="12"))
     check_facts(LOCK, replace(TARGET, version="2.3.1"))
+    jax, runtime = wheel("jax", "0.4.26"), wheel("nvidia-cuda-runtime-cu12", "12.1.105")
+    for plugin in (wheel("jax-cuda12-plugin", "0.4.26"), wheel("jaxlib", "0.4.26+cuda12.cudnn89")):
+        check_facts(with_wheels(jax, runtime, plugin), replace(TARGET, framework="jax", version="0.4.26"))
 
 
 @pytest.mark.parametrize(
@@ -309,6 +312,12 @@ def test_facts_that_agree() -> None:
         (LOCK, {"version": "2.4"}, "torch 2.3.1 was locked, the recipe asks for 2.4", "recipes/pytorch"),
         (LOCK, {"version": "2.30"}, "the recipe asks for 2.30", "recipes/pytorch"),
         (LOCK, {"framework": "jax"}, "does not hold the framework 'jax'", "imagefactory lock"),
+        (
+            with_wheels(wheel("jax", "0.4.26"), wheel("nvidia-cuda-runtime-cu12", "12.1.105")),
+            {"framework": "jax", "version": "0.4.26"},
+            "jax 0.4.26 comes without its CUDA plugin",
+            "extras: [cuda12]",
+        ),
         (with_wheels(TORCH), {}, "would silently compute on the CPU", "nvidia-cuda-runtime"),
         (
             with_wheels(

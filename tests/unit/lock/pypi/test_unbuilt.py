@@ -96,6 +96,40 @@ def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path)
     assert caught.value.hint == f"imagefactory lock {TARGET.name} --build"
 
 
+def test_nothing_is_built_for_a_lock_of_two_cudas(tmp_path: Path) -> None:
+    def answer(stubs: set[str]) -> Pins:
+        if not stubs:
+            raise lacks("first")
+        return pins("first==1.0", "cupy-cuda111==12.3.0", "nvidia-cublas-cu12==12.4")
+
+    solver = Solver(tmp_path, answer, {"first": (file("first-1.0.tar.gz"),)})
+    with pytest.raises(LockError) as caught:
+        require_wheels(solver, question("first"), TARGET, Quiet())
+    assert not isinstance(caught.value, UnbuiltError)
+    assert "CUDA 11" in caught.value.message
+
+
+def test_nothing_is_built_for_a_lock_without_cuda(tmp_path: Path) -> None:
+    text = "Metadata-Version: 2.2\nName: first\nVersion: 1.0\n"
+    framework = f"{TARGET.framework}=={TARGET.version}"
+
+    def message(*came: str) -> str:
+        def answer(stubs: set[str]) -> Pins:
+            if not stubs:
+                raise lacks("first")
+            return pins("first==1.0", framework, *came)
+
+        files, contents = {"first": (file("first-1.0.tar.gz"),)}, {"first-1.0.tar.gz": {"PKG-INFO": text}}
+        with pytest.raises(LockError) as caught:
+            require_wheels(Solver(tmp_path, answer, files, contents), question("first"), TARGET, Quiet())
+        assert isinstance(caught.value, UnbuiltError) == (came == ("nvidia-cuda-runtime-cu12==12.1.105",))
+        return caught.value.message
+
+    assert "compute on the CPU" in message()
+    assert "comes with CUDA 12.4" in message("nvidia-cuda-runtime-cu12==12.4.127")
+    assert "must be built" in message("nvidia-cuda-runtime-cu12==12.1.105")
+
+
 def test_what_has_no_sdist_either_is_the_solvers_own_error(tmp_path: Path) -> None:
     def answer(_: set[str]) -> Pins:
         raise lacks("first")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.lock.pypi.explain import explain_failure
+from imagefactory.lock.pypi.explain import explain_failure, unreached
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.wheels_there import NoWheelError, what_works, without_wheel
@@ -101,3 +101,9 @@ def test_the_error_holds_all_names_and_the_account() -> None:
     error = explain_failure(LOCK, stderr, INDEX)
     assert isinstance(error, NoWheelError)
     assert (error.names, error.account) == (("demo",), stderr)
+
+
+def test_a_certificate_of_an_unknown_authority_is_not_blamed_on_the_network() -> None:
+    told = unreached("client error (Connect) invalid peer certificate: UnknownIssuer", INDEX)
+    assert "`certificates`" in told.hint
+    assert "`certificates`" not in unreached("connection refused", INDEX).hint

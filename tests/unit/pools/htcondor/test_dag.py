@@ -16,60 +16,62 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.folder import node_folder
-from imagefactory.pools.htcondor.dag import format_dag, make_suite_tar, site_lines, write_sweep
+from imagefactory.pools.htcondor.dag import format_common, format_dag, make_suite_tar, site_lines, write_sweep
 from imagefactory.pools.model import ImageKind
 from imagefactory.verify.suite_files import digest_of, suite_digest
 from tests.made.pool import DOCKER, node, sweep
 
-WHOLE = """\
-SUBMIT-DESCRIPTION verify {
-  universe = container
-  container_image = $(image)
-  executable = $(python)
-  transfer_executable = false
-  arguments = -I -B inside.py
-  initialdir = nodes/$(node)
-  should_transfer_files = YES
-  when_to_transfer_output = ON_EXIT
-  transfer_input_files = kit.json, expectations.json, ../../suite.tar, ../../inside.py, ../../empty/result
-  transfer_output_files = result
-  max_transfer_output_mb = 16
-  output = out
-  error = err
-  log = job.log
-  ulog_execute_attrs = Machine, AssignedGPUs, GPUs_Capability, GPUs_DeviceName, GPUs_DeviceUuid, \
+COMMON = """\
+universe = container
+container_image = $(image)
+executable = $(python)
+transfer_executable = false
+arguments = -I -B inside.py
+initialdir = nodes/$(node)
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+transfer_input_files = kit.json, expectations.json, ../../suite.tar, ../../inside.py, ../../empty/result
+transfer_output_files = result
+max_transfer_output_mb = 16
+output = out
+error = err
+log = job.log
+ulog_execute_attrs = Machine, AssignedGPUs, GPUs_Capability, GPUs_DeviceName, GPUs_DeviceUuid, \
 GPUs_DriverVersion, GPUs_GlobalMemoryMb, GPUs_NvidiaDriver
-  request_cpus = 1
-  request_memory = $(memory)MB
-  request_disk = $(disk)MB
-  request_gpus = 1
-  require_gpus = $(gpu) && regexp("amd|instinct|radeon|gfx", DeviceName, "i") =!= true
-  allowed_execute_duration = 3600
-  periodic_remove = (JobStatus == 1 && time() - EnteredCurrentStatus > 60) \
+request_cpus = 1
+request_memory = $(memory)MB
+request_disk = $(disk)MB
+request_gpus = 1
+require_gpus = $(gpu) && regexp("amd|instinct|radeon|gfx", DeviceName, "i") =!= true
+allowed_execute_duration = 3600
+job_lease_duration = 600
+periodic_remove = (JobStatus == 1 && time() - EnteredCurrentStatus > 60) \
 || (JobStatus == 1 && (NumJobStarts >= 5 || NumShadowStarts >= 20)) \
 || (JobStatus == 2 && JobCurrentStartExecutingDate >= ShadowBday \
 && time() - JobCurrentStartExecutingDate > 3600) \
 || (JobStatus != 1 && JobStatus != 5 && time() - EnteredCurrentStatus > 25200) \
 || (JobStatus == 5 && time() - EnteredCurrentStatus > 600) \
-|| (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47))
-  notification = never
-  +WantGPULab = true
-}
-
-JOB tiny-8_0 verify
+|| (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47)) \
+|| (JobStatus == 5 && (regexp("no space left|disk quota", HoldReason, "i") \
+|| (HoldReasonCode == 45 && !regexp("://", HoldReason))))
+notification = never
++WantGPULab = true
+"""
+WHOLE = """\
+JOB tiny-8_0 nodes/tiny-8_0/job.sub
 VARS tiny-8_0 node="tiny-8_0" image="%s" python="/opt/env/bin/python" \
 gpu="Capability == 8.0 && DriverVersion >= 12.1 && regexp(\\" mig \\", DeviceName, \\"i\\") =!= true" \
 memory="1024" disk="1025"
 RETRY tiny-8_0 2
 SCRIPT POST tiny-8_0 post.py tiny-8_0 $RETURN $JOBID $RETRY $MAX_RETRIES
-
 """.replace("%s", DOCKER)
 
 
 def test_the_whole_text() -> None:
     limits = {"idle": timedelta(minutes=1), "run": timedelta(hours=1)}
     made = sweep(node(cuda="12.1"), **limits)
-    assert format_dag(made, ("+WantGPULab = true",)) == WHOLE
+    assert format_dag(made) == WHOLE
+    assert format_common(made.limits, ("+WantGPULab = true",)) == COMMON
 
 
 def test_a_slice_is_for_those_who_ask_for_one() -> None:
@@ -80,11 +82,10 @@ def test_a_slice_is_for_those_who_ask_for_one() -> None:
 def test_jobs_of_another_processor_say_so_and_then_all_do(tmp_path: Path) -> None:
     """HTCondor adds the submitting machine's own to what says nothing of it."""
     plain = sweep(node("a"))
-    assert "Arch" not in format_dag(plain, site_lines(plain, tmp_path))
+    assert site_lines(plain, tmp_path)[-1] == "requirements = $(elsewhere)"
     mixed = sweep(node("a"), node("b", processor="arm64"))
-    text = format_dag(mixed, site_lines(mixed, tmp_path))
-    assert '  requirements = (Arch == "$(processor)")\n' in text
-    assert re.findall(r'processor="(\w+)"', text) == ["X86_64", "aarch64"]
+    assert site_lines(mixed, tmp_path)[-1] == 'requirements = $(elsewhere) && (Arch == "$(processor)")'
+    assert re.findall(r'processor="(\w+)"', format_dag(mixed)) == ["X86_64", "aarch64"]
 
 
 def test_two_nodes_of_a_name_are_refused() -> None:
@@ -156,7 +157,7 @@ def test_values_that_could_be_more_are_refused(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("line", ["queue", "x = a\n}\nJOB", "+A = {1}", "x =", "a b = c", 'x = "\\"'])
 def test_a_sites_line_is_one_line(line: str) -> None:
     with pytest.raises(UsageError, match="no line"):
-        format_dag(sweep(node()), (line,))
+        format_common(sweep(node()).limits, (line,))
 
 
 def test_the_archive_is_the_suite_and_the_same_every_time() -> None:
@@ -175,7 +176,12 @@ def test_the_folder_of_a_sweep(tmp_path: Path) -> None:
     write_sweep(tmp_path / "s", sweep(node()), texts)
     write_sweep(tmp_path / "s", sweep(node()), texts)  # a folder that is not whole is written again
     names = sorted(path.name for path in (tmp_path / "s").iterdir())
-    assert names == ["empty", "inside.py", "nodes", "post.py", "suite.tar", "sweep.dag"]
+    assert names == [
+        *("empty", "inside.py", "machines.json", "nodes", "post.py", "suite.tar"),
+        *("sweep.dag", "sweep.sub"),
+    ]
+    job = (tmp_path / "s/nodes/tiny-8_0/job.sub").read_text()
+    assert job == "elsewhere = true\ninclude : sweep.sub\nqueue\n"
     assert (tmp_path / "s/post.py").stat().st_mode & stat.S_IXUSR
     assert (tmp_path / "s/empty/result").is_dir()
 

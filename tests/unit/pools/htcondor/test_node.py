@@ -7,11 +7,12 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from io import BytesIO
@@ -25,7 +26,7 @@ from imagefactory.pools.htcondor import classify, dag
 from imagefactory.pools.htcondor.classify import read_node
 from imagefactory.pools.htcondor.node import inside, post
 from imagefactory.pools.htcondor.pool import SweepFolder
-from imagefactory.pools.model import Ending, JobLimits
+from imagefactory.pools.model import CapableMachines, Ending, JobLimits
 from imagefactory.verify.kit_make import format_kit
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.kit import ASKED, NONCE, ORDER
@@ -33,7 +34,9 @@ from tests.made.pool import (
     MADE,
     aborted,
     event,
+    evicted,
     executing,
+    failed_start,
     held,
     node,
     submitted,
@@ -229,6 +232,117 @@ def test_a_run_that_came_back_is_done(folder: Path) -> None:
     assert found.result.outcome is None
     assert (found.run, found.report) == (json.dumps({"nonce": NONCE}).encode(), b"{}")
     assert not list((folder / "nodes" / NODE).glob("attempt-*"))
+
+
+# --- machines ------------------------------------------------------------------------------------
+
+HERE, THERE = "gpu01.example.org", "gpu02.example.org"
+NO_GPU = {"name": "device", "state": "failed", "outcome": "no-gpu", "detail": "cuInit says 100"}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A sweep of two nodes, on a pool of two machines."""
+    machines = (CapableMachines(capability="8.0", machines=(HERE, THERE)),)
+    made = replace(sweep(node(), node("other")), machines=machines)
+    dag.write_sweep(tmp_path / "two", made, dict.fromkeys((NODE, "other"), texts()))
+    return tmp_path / "two"
+
+
+def elsewhere(folder: Path, name: str = NODE) -> str:
+    first, *rest = (folder / "nodes" / name / "job.sub").read_text().splitlines()
+    assert rest == ["include : sweep.sub", "queue"]
+    return first.removeprefix("elsewhere = ")
+
+
+def reports(*checks: Mapping[str, Any], capability: str = "8.0") -> bytes:
+    return json.dumps({"device": {"capability": capability}, "checks": checks}).encode()
+
+
+@pytest.mark.parametrize("report", [reports(NO_GPU), reports(capability="7.0")], ids=["none", "another"])
+def test_a_gpu_that_is_not_there_is_looked_for_on_another_machine_first(two: Path, report: bytes) -> None:
+    brings(two, report=report)
+    assert after(two, WHOLE, 0) == 1
+    assert elsewhere(two) == f'(!member(TARGET.Machine, {{"{HERE}"}}) || time() - QDate > 3600)'
+    found = read_node(two, NODE, JobLimits())
+    assert (found.result.outcome, found.run, found.settled) == (None, None, False)
+    assert re.match("to be tried again: (no-gpu: cuInit|wrong-gpu: it met)", found.result.reason)
+    brings(two, report=report)
+    there = WHOLE.replace("(012.", "(013.").replace(HERE, THERE)
+    assert after(two, there, 0, (1, 2)) == 0  # it was on both: that is the answer
+    assert read_node(two, NODE, JobLimits()).run is not None
+
+
+@pytest.mark.parametrize("retry", [(2, 2), (0, 0)])
+def test_the_last_try_is_an_answer(two: Path, retry: tuple[int, int]) -> None:
+    brings(two, report=reports(NO_GPU))
+    assert after(two, WHOLE, 0, retry) == 0
+    assert read_node(two, NODE, JobLimits()).run is not None
+
+
+def test_what_the_suite_says_of_the_image_is_an_answer_anywhere(two: Path) -> None:
+    brings(two, report=reports({**NO_GPU, "outcome": "no-kernel"}, NO_GPU))
+    assert after(two, WHOLE, 0) == 0
+    assert not (two / "faults").exists()
+
+
+def test_the_only_machine_of_its_kind_is_not_asked_twice(folder: Path) -> None:
+    brings(folder, report=reports(NO_GPU))
+    assert after(folder, WHOLE, 0) == 0
+    (fault,) = post.parse_faults((folder / "faults").read_bytes())
+    assert (fault.machine, fault.node, fault.job) == (HERE, NODE, "12.0")
+
+
+FULL = "Transfer input files failure at execution point slot1_2@gpu01.example.org: No space left on device"
+
+
+def test_a_machine_on_which_two_nodes_failed_is_left_out_of_the_sweep(two: Path) -> None:
+    """One is held before it starts, so only the reason names its machine."""
+    assert after(two, submitted() + held(13, FULL, subcode=28) + aborted(), -1002) == 1
+    assert "3600" in elsewhere(two)
+    (two / "nodes/other/job.log").write_text(submitted(20) + executing(20) + terminated(255, 20))
+    assert post_script(two, "other", "255", "20.0", "0", "2") == 1
+    assert elsewhere(two, "other") == f'!member(TARGET.Machine, {{"{HERE}"}})'
+    (attempt,) = read_node(two, NODE, JobLimits()).result.attempts
+    assert attempt.machine == HERE
+    faults = post.parse_faults((two / "faults").read_bytes())
+    assert post.bad_machines(faults, [HERE, THERE]) == [HERE]
+    assert post.bad_machines(faults, [HERE]) == []  # no other one is left
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        submitted() + aborted("via condor_rm (by user me)"),
+        submitted() + executing() + evicted("preempted") + aborted(),
+        submitted() + held(35, "slot1_1@gpu01.example.org: no image") + aborted(),
+        submitted() + executing() + failed_start(" FATAL: docker://x: no route") + aborted(),
+        submitted() + held(1, "by me") + aborted(),
+    ],
+    ids=["removed", "preempted", "no image", "no registry", "held by a person"],
+)
+def test_what_is_not_a_machines_fault_is_not_noted(two: Path, log: str) -> None:
+    after(two, log, -1002)
+    assert not (two / "faults").exists()
+
+
+def test_a_script_that_runs_twice_notes_a_fault_once(two: Path) -> None:
+    log = submitted() + executing() + terminated(255)
+    assert after(two, log, 255) == post_script(two, NODE, "255", "12.0", "0", "2") == 1
+    assert len(post.parse_faults((two / "faults").read_bytes())) == 1
+
+
+def test_no_machine_after_a_fault_is_not_called_no_match(two: Path) -> None:
+    after(two, submitted() + executing() + terminated(255), 255)
+    assert after(two, submitted(13) + aborted(job=13), -1002, (1, 2)) == 0
+    found = read_node(two, NODE, JobLimits()).result
+    assert found.outcome is Outcome.INFRASTRUCTURE
+    assert HERE in found.reason
+
+
+def test_lines_that_are_no_faults_are_skipped() -> None:
+    assert post.parse_faults(b"\n\xff\t\t\t\t\na\tb\tc\t\xc2\xb2\td\na\tb\tc\t7\n") == []
+    assert post.parse_faults(None) == []
 
 
 def test_without_a_report_it_is_the_suites_fault_not_the_pools(folder: Path) -> None:

@@ -247,6 +247,18 @@ def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: P
     assert call("pool").code == 6
 
 
+@pytest.mark.usefixtures("four")
+def test_of_two_pools_the_other_one_is_named_and_can_be_asked(call: Call, program: Program) -> None:
+    assert call("pool", "--json").json()["system"] == "htcondor"
+    program("scontrol", code=1)
+    said = call("pool")
+    assert said.out.startswith(TABLE)
+    assert "--pool slurm" in said.err
+    assert "--pool" not in call("pool", "--pool", "htcondor").err.split("next:")[0]
+    assert call("pool", "--pool", "slurm").code == 6
+    assert call("pool", "--pool", "htcondor", "--probe", "1m").code == 2
+
+
 def test_a_pool_without_gpus_is_told(
     call: Call,
     program: Program,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.node.post import Fault
 from imagefactory.pools.slurm.batch import (
     JOBS,
     Batch,
@@ -24,6 +25,7 @@ from imagefactory.pools.slurm.batch import (
     note_tasks,
     read_row,
     read_tasks,
+    run_limit,
     waiting,
     write_folder,
 )
@@ -56,6 +58,9 @@ def test_a_job_runs_as_long_as_its_suite_and_image_take_and_no_longer_than_its_l
     assert (made.idle, made.retries) == (300, 3)
     assert (made.jobs[0].memory, made.jobs[0].seconds, made.jobs[0].processor) == (5121, 4600, "amd64")
     assert jobs_of(sweep(sweep_node(), run=timedelta(minutes=1))).jobs[0].seconds == 60
+    (limits, timeout) = (sweep(sweep_node()).limits, sweep_node().timeout)
+    assert run_limit(limits, timeout) == timedelta(seconds=4600)
+    assert run_limit(limits, timeout, timedelta(hours=2)) == timedelta(hours=2)
 
 
 def test_jobs_that_ask_alike_are_one_array() -> None:
@@ -67,6 +72,17 @@ def test_jobs_that_ask_alike_are_one_array() -> None:
         (("--gres=gpu:a100:1",), ["d"]),
         ((), ["e"]),
     ]
+
+
+def test_a_machine_that_failed_two_nodes_gets_no_more_of_them() -> None:
+    cluster = parse_nodes("\n".join([node("a1"), node("a2")]), NOW)
+    (batch,) = batches_of([job("a")], cluster)
+    faults = [Fault("a1", name, "1", 7, "no GPU") for name in ("x", "y")]
+    (without,) = batches_of([job("a")], cluster, faults)
+    assert without.options == (*batch.options, "--exclude=a1")
+    assert without.machines == batch.machines == ("a1", "a2")
+    every = [*faults, *(Fault("a2", name, "1", 7, "no GPU") for name in ("x", "y"))]
+    assert batches_of([job("a")], cluster, every)[0].options == batch.options
 
 
 def test_an_array_is_no_longer_than_slurm_takes() -> None:
@@ -91,7 +107,7 @@ def test_which_gpus_will_do(wanted: dict[str, Any], gpu: dict[str, Any], will: b
 
 
 def test_the_script_names_its_nodes(tmp_path: Path) -> None:
-    batch = Batch(options=("--gres=gpu:a100:1",), jobs=(job("one"), job("two")))
+    batch = Batch(options=("--gres=gpu:a100:1",), jobs=(job("one"), job("two")), machines=("gpu1", "gpu2"))
     jobs = Jobs(idle=600, retries=2, jobs=batch.jobs)
     text = format_batch(batch, 7, jobs)
     options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -104,7 +120,7 @@ def test_the_script_names_its_nodes(tmp_path: Path) -> None:
         said = subprocess.run(
             ["bash", "-c", text], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
         )
-        assert said.stdout == f"7 {name} 2\n"
+        assert said.stdout == f"7 {name} 2 gpu1 gpu2\n"
 
 
 def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:

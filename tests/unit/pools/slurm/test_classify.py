@@ -101,6 +101,7 @@ STOPPED = TaskFiles(run=run_json(outcome="pull-failed", reason="no such manifest
     [
         ({"code": 0}, RAN, None, HAS_RUN),
         ({"code": 9}, RAN, None, HAS_RUN),
+        ({"code": 9, "again": True}, RAN, None, HAS_RUN),  # and its job was removed meanwhile
         ({"code": 8}, STOPPED, Outcome.PULL_FAILED, "no such manifest"),
         ({"code": 8}, TaskFiles(said="it does not see x"), Outcome.PULL_FAILED, "h1: it does not see x"),
         (

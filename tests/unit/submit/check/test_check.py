@@ -28,8 +28,9 @@ from imagefactory.submit.check.checked import Checked, Surroundings
 from imagefactory.submit.check.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
 from imagefactory.submit.check.findings import Severity
 from imagefactory.submit.check.reader import parse_submit_file
-from imagefactory.submit.forms import choose_form, forms_of
+from imagefactory.submit.forms import choose_form, expected_grounds, forms_of
 from imagefactory.submit.submit_file import SubmitRun, SubmittedImage, format_submit
+from imagefactory.verdicts.model import RevokedCell
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.made.offers import (
     IMAGE,
@@ -623,3 +624,49 @@ def test_an_image_for_cpus_is_proven_on_no_gpu_and_should_get_none() -> None:
     assert found(plain) == set()
     assert "1 job of jax-0.10.2-cpu, asking for no GPU" in format_check(plain, 80)
     assert found(check(text + "request_gpus = 1\nqueue\n", offered=offered)) == {("no-use", 5)}
+
+
+# --- revocations ---------------------------------------------------------------------------------
+
+
+def taken_back(manifest: str, capability: str, index: str = "", config: str = "") -> RevokedCell:
+    subject = replace(IMAGE.subject, manifest=manifest)
+    subject = replace(subject, index=index or subject.index, config=config or subject.config)
+    return RevokedCell(
+        subject=subject, capability=capability, by="lab", keyid="a" * 64, when=NOW, why="wrong sums"
+    )
+
+
+@pytest.mark.parametrize("capability", ["8.0", ""])
+def test_a_file_of_before_learns_what_was_revoked(capability: str) -> None:
+    revoked = (taken_back(IMAGE.subject.manifest, capability),)
+    offered = offer(verdict("9.0"), revoked=revoked)
+    text = f"{RUNS}universe = container\ncontainer_image = {DOCKER}\nqueue\n"
+    checked = check(text, offered=offered)
+    assert ("revoked", 4) in found(checked)
+    words = {one.capability: one.word for one in checked.jobs[0].reached}
+    assert words == {"7.0": "not-tested" if capability else "revoked", "8.0": "revoked", "9.0": "verified"}
+    (told,) = (one for one in checked.all_findings if one.rule == "revoked")
+    assert all(word in told.message for word in ("lab", "2026-11-22", "wrong sums"))
+    again = offer(verdict("8.0"), revoked=revoked)  # verified anew since
+    assert {one.capability: one.word for one in check(text, offered=again).jobs[0].reached}[
+        "8.0"
+    ] == "verified"
+
+
+def test_no_prediction_outweighs_a_revocation() -> None:
+    predicted = (("8.0", prediction()),)
+    plain = offer(predicted=predicted)
+    offered = offer(predicted=predicted, revoked=(taken_back(IMAGE.subject.manifest, ""),))
+    (before, now) = (expected_grounds(forms_of(one, "")[0].grounds, one.image) for one in (plain, offered))
+    assert [len(before.classes), len(now.classes)] == [1, 0]
+
+
+def test_an_image_that_the_catalogue_has_no_more_was_revoked() -> None:
+    other, file = digest("8"), digest("7")
+    rows = (taken_back(digest("6"), "8.0", index=other, config=file),)
+    offered = offer(verdict("8.0"), revoked=rows)
+    for name in (f"docker://registry.example.org/gpu/pytorch@{other}", f"torch-{file[7:19]}.sif"):
+        text = f"{RUNS}universe = container\ncontainer_image = {name}\nqueue\n"
+        assert ("revoked", 4) in found(check(text, offered=offered))
+        assert ("unknown-image", 4) in found(check(text, offered=offer(verdict("8.0"))))

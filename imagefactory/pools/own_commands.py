@@ -1,0 +1,108 @@
+"""What settings add to the jobs of sweeps and of `submit`: submit commands, and options of sbatch. Pure.
+
+    submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
+    sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...
+
+What imagefactory writes itself cannot be written here. Sources: HTCondor's manual, condor_submit(1); Slurm's
+manual, sbatch(1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from datetime import timedelta
+
+from imagefactory.errors import UsageError
+
+REQUIREMENTS, TIME = "requirements", "--time"
+_COMMANDS = frozenset({
+    "universe", "container_image", "docker_image", "executable", "arguments", "initialdir", "input",
+    "output", "error", "log", "queue", "include", "transfer_executable", "transfer_input_files",
+    "transfer_output_files", "transfer_checkpoint_files", "transfer_container", "should_transfer_files",
+    "when_to_transfer_output", "max_transfer_output_mb", "checkpoint_exit_code", "ulog_execute_attrs",
+    "request_cpus", "request_memory", "request_disk", "request_gpus", "require_gpus",
+    "gpus_minimum_capability", "gpus_maximum_capability", "gpus_minimum_memory", "gpus_minimum_runtime",
+    "allowed_execute_duration", "job_lease_duration", "periodic_remove", "notification", "elsewhere",
+})  # fmt: skip
+_OPTIONS = frozenset({
+    "--job-name", "--array", "--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--nodes",
+    "--ntasks", "--cpus-per-task", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--gres", "--gpus",
+    "--gpus-per-node", "--gpus-per-task", "--constraint", "--exclude", "--deadline", "--signal", "--chdir",
+    "--wrap",
+})  # fmt: skip
+_COMMAND = re.compile(r"([A-Za-z+][A-Za-z0-9_.+]{0,99})[ \t]*=[ \t]*([^\x00-\x1f\x7f\\{}]{1,500})")
+_OPTION = re.compile(r"(--[a-z][a-z-]{1,50})(?:=[A-Za-z0-9_.,:/@%+=-]{1,500})?")
+_TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
+
+
+def parse_commands(text: str) -> tuple[str, ...]:
+    """The lines of `submit-commands`, as `NAME = VALUE`. Raises UsageError for what cannot be one of them."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        match = _COMMAND.fullmatch(line)
+        if match is None:
+            raise UsageError(f"'{line[:80]}' is not a submit command", hint="write NAME = VALUE, a line each")
+        _check(match[1].lower(), _COMMANDS, found)
+        found[match[1].lower()] = f"{match[1]} = {match[2].strip()}"
+    return tuple(found.values())
+
+
+def parse_options(text: str) -> tuple[str, ...]:
+    """The words of `sbatch-options`. Raises UsageError for what cannot be one of them."""
+    found: dict[str, str] = {}
+    for word in text.split():
+        match = _OPTION.fullmatch(word)
+        if match is None:
+            raise UsageError(
+                f"'{word[:80]}' is not a long option of sbatch", hint="write --account=NAME --partition=NAME"
+            )
+        _check(match[1], _OPTIONS, found)
+        found[match[1]] = word
+    if TIME in found and time_of(found.values()) is None:
+        raise UsageError(f"'{found[TIME][:80]}' is not a time", hint="write hours:minutes:seconds: 12:00:00")
+    return tuple(found.values())
+
+
+def _check(name: str, own: Collection[str], found: Collection[str]) -> None:
+    if name in own:
+        raise UsageError(f"imagefactory writes '{name}' itself", hint="leave it out")
+    if name in found:
+        raise UsageError(f"'{name}' is there twice", hint="write it once")
+
+
+def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The commands without `requirements`, and the expression of that."""
+    rest, needs = [], []
+    for line in commands:
+        name, _, value = line.partition(" = ")
+        if name.lower() == REQUIREMENTS:
+            needs.append(f"({value})")
+        else:
+            rest.append(line)
+    return tuple(rest), tuple(needs)
+
+
+def names_of(commands: Iterable[str]) -> frozenset[str]:
+    """The commands' names in small letters."""
+    return frozenset(line.partition(" = ")[0].lower() for line in commands)
+
+
+def time_of(options: Iterable[str]) -> timedelta | None:
+    """The time that options of sbatch name; None where they name none that is more than nothing."""
+    text = next((one.partition("=")[2] for one in options if one.startswith(f"{TIME}=")), "")
+    return parse_time(text) or None
+
+
+def parse_time(text: str) -> timedelta | None:
+    """A time as sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        return None
+    parts = [min(int(part), 10**6) for part in found["rest"].split(":")]
+    if found["days"]:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        return timedelta(days=min(int(found["days"]), 10**5), hours=hours, minutes=minutes, seconds=seconds)
+    if len(parts) == 3:
+        return timedelta(hours=parts[0], minutes=parts[1], seconds=parts[2])
+    return timedelta(minutes=parts[0], seconds=parts[1] if len(parts) == 2 else 0)

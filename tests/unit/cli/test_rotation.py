@@ -1,0 +1,324 @@
+"""A year of a site's keys at the command line: rotated, stolen, revoked by; and what a thief of one can do.
+
+The GPU is made up and so is what the host saw of it; the keys are thrown away with the test.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from imagefactory.catalogue.document import LIFE, open_catalogue, sign_catalogue
+from imagefactory.catalogue.invitation import parse_invitation
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.catalogue.offers import judge_offer
+from imagefactory.catalogue.package import INVITATION, parse_layer, unpack
+from imagefactory.catalogue.publish import publish_catalogue
+from imagefactory.errors import StatementError
+from imagefactory.oci.graph import Place
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.store import Reference
+from imagefactory.stages.statements import attach_signed
+from imagefactory.verdicts.keys import SigningKey, keys_folder, read_signing_key
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.trust import Trust, parse_trust
+from tests.made.command import json_of
+from tests.made.signing import QUIET, Bench
+from tests.made.trusted import write_settings
+
+TARGET = "one-12.1-cu121"
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def site(bench: Bench) -> Bench:
+    """A registry in the settings, one verified image, a catalogue and an invitation."""
+    root = bench.folder / "root"
+    text = (root / "imagefactory.toml").read_text()
+    write_settings(root, f'registry = "{bench.registry.host}"\n{text}')
+    image = bench.push(b"a", 1)
+    bench.verify(image, now=datetime.now(UTC) - 5 * MINUTE)
+    bench.promote()
+    bench.call("catalogue")
+    invite(bench)
+    return bench
+
+
+def invite(bench: Bench) -> None:
+    bench.call("invite", "--push", "-o", str(bench.folder / "invitation.toml"))
+
+
+def key_named(bench: Bench, name: str) -> SigningKey:
+    return read_signing_key(keys_folder(bench.factory.environ) / f"{name}.pem")
+
+
+def place_of(bench: Bench, repository: str = "one") -> Place:
+    return Place(store=Registry(bench.registry.host), repository=repository)
+
+
+def published(bench: Bench, tag: str = "current") -> bytes:
+    place = place_of(bench, "catalogue")
+    found = place.store.manifest("catalogue", tag)
+    assert found
+    kind = {"kind": INVITATION} if tag == "invitation" else {}
+    layer = parse_layer(found[1], "x", **kind)
+    return unpack(b"".join(place.store.read("catalogue", layer)), "x")
+
+
+def invited(bench: Bench) -> Trust:
+    """The trust of a person who joins now."""
+    data = published(bench, "invitation")
+    parse_invitation(data, "x")
+    return parse_trust(data.decode(), "x")
+
+
+def seen(bench: Bench, trust: Trust) -> Catalogue:
+    return open_catalogue(published(bench), trust, datetime.now(UTC))
+
+
+def standings(bench: Bench, trust: Trust) -> list[tuple[str, str]]:
+    """What a reader makes of the verdicts in the catalogue, with the names of their keys."""
+    catalogue = seen(bench, trust)
+    names = {key.keyid: key.name for key in trust.keys}
+    return [
+        (judged.standing.value, names[judged.verdict.keyid])
+        for image in catalogue.images
+        for judged in judge_offer(catalogue, image, trust, datetime.now(UTC)).judged
+        if judged.verdict
+    ]
+
+
+def here(bench: Bench) -> dict[str, str]:
+    """The standing of each verdict in the registry for the site itself, by its capability."""
+    said = bench.call("verdicts", TARGET, "--registry", bench.registry.host, "--json")
+    rows = [row for image in json_of(said, "verdicts")["images"] for row in image["verdicts"]]
+    return {row["report"]["device"]["capability"]: row["standing"] for row in rows}
+
+
+def rotate(bench: Bench) -> Any:
+    return json_of(bench.call("keys", "rotate", "--json"), "rotate")
+
+
+def forge(bench: Bench, key: SigningKey, capability: str, when: datetime) -> None:
+    """As who has the key's file, and may push, does."""
+    image = bench.tags["12.1-cu121"]
+    signed = bench.sign(place_of(bench), image, capability, now=when.replace(microsecond=0), key=key)
+    where = Reference(registry=bench.registry.host, repository="one", digest=image)
+    attach_signed(bench.factory, signed, where, QUIET)
+
+
+# --- the journey ---------------------------------------------------------------------------------
+
+
+def test_rotated_by_one_command(site: Bench) -> None:
+    said = rotate(site)
+    assert (said["name"], said["retired"]["name"], said["retired"]["recorded"]) == ("lab-2", "lab", 1)
+    assert len(said["published"]) == 3
+    record = (site.folder / "root" / "retired-keys" / "lab.txt").read_text().split()
+    assert len(record) == 1
+    trust = invited(site)  # who joins now accepts the old verdicts
+    assert [key.name for key in trust.keys] == ["lab", "lab-2"]
+    assert seen(site, trust).keyid == key_named(site, "lab-2").keyid
+    assert standings(site, trust) == [("good", "lab")]
+    assert here(site) == {"8.0": "good"}
+    site.verify(site.tags["12.1-cu121"], "9.0", now=datetime.now(UTC) + MINUTE)  # by the new one
+    site.call("catalogue")
+    assert sorted(standings(site, trust)) == [("good", "lab"), ("good", "lab-2")]
+    again = rotate(site)
+    assert (again["name"], again["retired"]["name"]) == ("lab-3", "lab-2")
+    assert [one for one in standings(site, invited(site)) if one[0] == "good"]
+
+
+def test_a_retired_key_signs_nothing(site: Bench) -> None:
+    site.call("keys", "retire", "lab")
+    for words in (("catalogue",), ("revoke", TARGET, "--why", "x"), ("keys", "rotate")):
+        assert "signs nothing" in site.call(*words, code=9).err
+    assert site.call("keys", "new", "lab2")
+    site.call("keys", "trust", "lab2")
+    site.call("catalogue")  # in the place of that of a retired key
+    invite(site)
+    assert standings(site, invited(site)) == [("good", "lab")]
+
+
+def test_rotation_refuses_before_it_changes_anything(site: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = site.folder / "root" / "imagefactory.toml"
+    before = file.read_text()
+    monkeypatch.setenv("IMAGEFACTORY_SIGNING_KEY", "lab")
+    site.call("keys", "rotate", code=2)
+    monkeypatch.delenv("IMAGEFACTORY_SIGNING_KEY")
+    with site_down(site):
+        site.call("keys", "rotate", code=8)
+    assert file.read_text() == before
+    assert not list((site.folder / "root").glob("retired-keys/*"))
+    assert rotate(site)["name"] == "lab-2"
+
+
+@contextmanager
+def site_down(bench: Bench) -> Iterator[None]:
+    """Its registry answers nobody."""
+    ways = bench.registry.ways
+    bench.registry.ways = replace(ways, auth="basic")
+    yield
+    bench.registry.ways = ways
+
+
+def test_the_log_says_who_did_what(site: Bench) -> None:
+    rotate(site)
+    site.call("revoke", TARGET, "--why", "wrong sums")
+    rows = json_of(site.call("keys", "log", "--json"), "log")["acts"]
+    assert {frozenset(row) for row in rows} == {
+        frozenset(("time", "user", "host", "action", "what", "where", "key", "why"))
+    }
+    acts = [(row["action"], row["what"]) for row in rows if row["action"] not in ("promote", "publish")]
+    assert [action for action, _ in acts if action in ("rotate", "revoke")] == ["rotate", "revoke"]
+    keys = {name: key_named(site, name).keyid for name in ("lab", "lab-2")}
+    by = {(row["action"], row["key"]) for row in rows}
+    assert {("sign", keys["lab"]), ("revoke", keys["lab-2"]), ("publish", keys["lab"])} <= by
+    assert {row["why"] for row in rows if row["action"] == "revoke"} == {"wrong sums"}
+    assert any(row["action"] == "promote" and "12.1-cu121" in row["what"] for row in rows)
+    log = site.folder / "store" / "journal" / "audit.jsonl"
+    before = log.read_bytes()
+    log.write_bytes(before + b'{"action": "si')  # a kill
+    site.call("catalogue")
+    assert log.read_bytes().startswith(before)
+    after = json_of(site.call("keys", "log", "--json"), "log")["acts"]
+    assert after[: len(rows)] == rows
+    assert after[-1]["action"] == "publish"
+
+
+# --- a thief -------------------------------------------------------------------------------------
+
+
+def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
+    lab, old = key_named(site, "lab"), invited(site)
+    former = seen(site, old)
+    rotate(site)
+    trust = invited(site)
+    forge(site, lab, "9.0", datetime.now(UTC) - 3 * MINUTE)
+    assert here(site) == {"8.0": "good", "9.0": "key-retired"}
+    fates = site.promote()
+    assert "12.1-cu121-sm90" not in {tag for tag, row in fates.items() if row["after"]}
+    site.call("catalogue")
+    assert standings(site, trust) == [("good", "lab")]  # the old one's alone
+    site.call("keys", "retire", "lab", code=2)  # nothing enters the record later
+    assert here(site)["9.0"] == "key-retired"
+    # A catalogue of the past, in the place of the present one.
+    made = (datetime.now(UTC) - 3 * MINUTE).replace(microsecond=0)
+    back = sign_catalogue(replace(former, made=made, expires=made + LIFE), lab)
+    publish_catalogue(place_of(site, "catalogue"), back, made)
+    with pytest.raises(StatementError, match="key-retired"):
+        seen(site, trust)
+    site.call("catalogue")  # the site puts its own there again, and takes nothing of it over
+    assert standings(site, trust) == [("good", "lab")]
+
+
+def test_without_its_record_nothing_of_a_retired_key_counts(site: Bench) -> None:
+    rotate(site)
+    record = site.folder / "root" / "retired-keys" / "lab.txt"
+    whole = record.read_text()
+    lab = key_named(site, "lab")
+    forge(site, lab, "9.0", datetime.now(UTC) - 3 * MINUTE)
+    forged = json_of(site.call("verdicts", TARGET, "--registry", site.registry.host, "--json"), "verdicts")
+    names = {row["digest"] for image in forged["images"] for row in image["verdicts"]}
+    record.write_text("".join(f"{name}\n" for name in sorted(names)))  # its digest stands in the settings
+    assert set(here(site).values()) == {"key-retired"}
+    record.unlink()
+    assert set(here(site).values()) == {"key-retired"}
+    record.write_text(whole)
+    assert here(site) == {"8.0": "good", "9.0": "key-retired"}
+
+
+def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -> None:
+    before = invited(site)
+    site.call("keys", "new", "fresh")
+    site.call("keys", "trust", "fresh")
+    site.call("keys", "retire", "lab", "--stolen")
+    assert here(site) == {"8.0": "key-retired"}
+    invite(site)
+    (row, _) = tomllib.loads(published(site, "invitation").decode())["trust"]
+    assert (row["name"], row["until"]) == ("lab", row["from"])
+    assert invited(site).keys[0].until == before.keys[0].since
+    site.call("catalogue")
+    assert standings(site, invited(site)) == []
+
+
+def test_a_retired_key_takes_back_nothing_of_its_successor(site: Bench) -> None:
+    from imagefactory.oci.candidates import REVOCATION_TYPE
+    from imagefactory.stages.statements import Attaching, attach_to
+    from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
+    from imagefactory.verdicts.subject import read_subject
+
+    lab = key_named(site, "lab")
+    rotate(site)
+    new = site.verify(site.tags["12.1-cu121"], "9.0", now=datetime.now(UTC) + MINUTE)
+    subject = read_subject(place_of(site), site.tags["12.1-cu121"])
+    withdrawal = Withdrawal(subject=subject, why="mine again", verdicts=(new,))
+    envelope = sign_revocation(withdrawal, lab, datetime.now(UTC) - 3 * MINUTE)
+    attaching = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    attach_to(site.factory, place_of(site), attaching, QUIET)
+    assert here(site)["9.0"] == "good"
+
+
+# --- whose catalogue -----------------------------------------------------------------------------
+
+
+def test_another_key_s_catalogue_is_not_replaced_in_silence(
+    site: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = published(site)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(site.folder / "other"))
+    root = site.folder / "root"
+    write_settings(root, f'registry = "{site.registry.host}"\n')
+    site.call("keys", "new", "second")
+    site.call("keys", "trust", "second", "--since", "2026-01-01")
+    said = site.call("catalogue", code=9)
+    assert "--yes-everybody-must-join-again" in said.err
+    assert published(site) == first
+    file = site.folder / "catalogue.json"
+    file.write_bytes(first)
+    site.call("catalogue", "--output", str(file), code=9)
+    assert file.read_bytes() == first
+    site.call("catalogue", "--yes-everybody-must-join-again")
+    assert published(site) != first
+    site.call("catalogue")  # its own
+
+
+# --- revocations ---------------------------------------------------------------------------------
+
+
+def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
+    image = site.tags["12.1-cu121"]
+    said = site.call("revoke", TARGET, "--capability", "8.0", "--why", "wrong sums", "--json")
+    assert len(json_of(said, "revoke")["catalogue"]) == 2
+    trust = invited(site)
+    (row,) = seen(site, trust).images
+    (cell,) = row.revoked
+    assert (cell.capability, cell.by, cell.why, cell.subject.index) == ("8.0", "lab", "wrong sums", image)
+    site.push(b"b", 2)  # another candidate: what was revoked stays known
+    site.call("catalogue")
+    assert seen(site, trust).images[0].revoked == (cell,)
+    rotate(site)
+    assert seen(site, invited(site)).images[0].revoked == (cell,)
+    site.call("report", "--html", str(site.folder / "site"))
+    page = (site.folder / "site" / "images" / f"{TARGET}.html").read_text()
+    assert "wrong sums" in page
+
+
+def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Bench) -> None:
+    publish_catalogue(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
+    said = site.call("revoke", TARGET, "--why", "wrong sums", code=9)
+    assert "imagefactory catalogue" in said.err
+    assert here(site) == {"8.0": Standing.REVOKED.value}
+
+
+def foreign(bench: Bench) -> bytes:
+    """The catalogue, signed by a key that nobody here trusts."""
+    from tests.made.verdicts import STRANGER
+
+    return sign_catalogue(seen(bench, invited(bench)), STRANGER)

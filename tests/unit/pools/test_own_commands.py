@@ -1,0 +1,125 @@
+"""What the settings add to jobs: what may stand there, and where it comes to stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.dag import format_common, site_lines
+from imagefactory.pools.own_commands import parse_commands, parse_options, parse_time
+from imagefactory.pools.sites import check_needs, find_site, own_of
+from imagefactory.pools.slurm.batch import Batch, format_batch, jobs_of
+from imagefactory.settings.load import Settings, load_settings
+from tests.made.pool import node
+from tests.made.pool import sweep as dag
+from tests.made.slurm_sweep import sweep, sweep_node
+
+COMMANDS = """
+accounting_group = igwn.dev.o4
+nice_user=true
++WantGPULab = false
+requirements = (Machine =!= "gpu07.example.org")
+"""
+OPTIONS = "--account=gpu-tests --partition=gpu\n --qos=low --time=2:00:00"
+
+
+def settings(tmp_path: Path, **variables: str) -> Settings:
+    environ = {"HOME": str(tmp_path), **{f"IMAGEFACTORY_{name}": text for name, text in variables.items()}}
+    return load_settings(directory=None, start=tmp_path, environ=environ)
+
+
+def test_a_sweep_gets_the_sites_lines_and_the_settings_own(tmp_path: Path) -> None:
+    own = own_of("htcondor", settings(tmp_path, SUBMIT_COMMANDS=COMMANDS))
+    made = replace(dag(node()), site="chtc", own=own)
+    lines = format_common(made.limits, site_lines(made, tmp_path)).splitlines()
+    assert {"accounting_group = igwn.dev.o4", "nice_user = true", "+WantGPULab = false"} <= set(lines)
+    assert "+WantGPULab = true" not in lines
+    (needs,) = (line for line in lines if line.startswith("requirements"))
+    assert needs == 'requirements = $(elsewhere) && ((Machine =!= "gpu07.example.org"))'
+
+
+def test_a_submit_file_gets_them_too(tmp_path: Path) -> None:
+    own = own_of("htcondor", settings(tmp_path, SUBMIT_COMMANDS=COMMANDS))
+    site = replace(find_site("igwn"), own=own)
+    for gpus in (True, False):
+        assert "accounting_group = igwn.dev.o4" in site.lines(None, gpus=gpus)
+    assert site.told(gpus=True) == ()  # what advises to write it
+    assert find_site("igwn").told(gpus=True)
+    assert site.requirements("docker://x") == ('((Machine =!= "gpu07.example.org"))',)
+
+
+def test_a_site_that_refuses_jobs_without_a_command_is_said_before_anything_is_made() -> None:
+    site = find_site("igwn")
+    with pytest.raises(UsageError, match="accounting_group") as fault:
+        check_needs(site, {"request_memory", "request_disk"})
+    assert "submit-commands" in fault.value.hint
+    check_needs(site, {"request_disk", "accounting_group"})
+
+
+def test_an_array_gets_the_options_of_sbatch_and_is_as_long_as_they_say(tmp_path: Path) -> None:
+    own = own_of("slurm", settings(tmp_path, SBATCH_OPTIONS=OPTIONS))
+    assert own == ("--account=gpu-tests", "--partition=gpu", "--qos=low", "--time=2:00:00")
+    jobs = jobs_of(replace(sweep(sweep_node()), own=own))
+    assert jobs.jobs[0].seconds == 7200
+    text = format_batch(Batch(options=("--gres=gpu:1",), jobs=jobs.jobs), 1, jobs, own)
+    given = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"--account=gpu-tests", "--partition=gpu", "--qos=low", "--time=120"} <= set(given)
+    assert sum(one.startswith("--time") for one in given) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "queue",
+        "request_gpus = 2",
+        "Periodic_Remove = false",
+        "a = b\na = c",
+        "a =",
+        "x = {1}",
+        "universe=local",
+    ],
+)
+def test_a_line_that_cannot_be_added_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError):
+        parse_commands(line)
+    with pytest.raises(UsageError, match=r"submit-commands \(\$IMAGEFACTORY_SUBMIT_COMMANDS\)"):
+        settings(tmp_path, SUBMIT_COMMANDS=line)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-A x",
+        "account=x",
+        "--gres=gpu:8",
+        "--array=0-9",
+        "--time=soon",
+        "--time=0",
+        "--qos=a --qos=b",
+        "--x=$(y)",
+    ],
+)
+def test_a_word_that_cannot_be_added_is_refused(tmp_path: Path, words: str) -> None:
+    with pytest.raises(UsageError):
+        parse_options(words)
+    with pytest.raises(UsageError, match="sbatch-options"):
+        settings(tmp_path, SBATCH_OPTIONS=words)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("90", timedelta(minutes=90)),
+        ("90:30", timedelta(minutes=90, seconds=30)),
+        ("2:00:00", timedelta(hours=2)),
+        ("1-6", timedelta(days=1, hours=6)),
+        ("1-6:30", timedelta(days=1, hours=6, minutes=30)),
+        ("soon", None),
+    ],
+)
+def test_times_as_sbatch_takes_them(text: str, time: timedelta | None) -> None:
+    assert parse_time(text) == time
