@@ -21,16 +21,20 @@ from imagefactory.errors import UsageError, without_logins
     metavar="FAMILY,...",
     help="Take along these families of those that come with imagefactory: recipes and locks.",
 )
+@click.option("--github", is_flag=True, help="Write the nightly build for GitHub Actions, with a README.")
+@click.option("--gitlab", is_flag=True, help="Write the nightly build for GitLab CI, with a README.")
 @json_option
 @click.pass_obj
-def init(call: Call, folder: Path | None, families: str, as_json: bool) -> None:
+def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: bool, as_json: bool) -> None:
     """Make a factory of your own in DIR (default: here). What is there is never overwritten.
 
     \b
     imagefactory init lab                        an empty one: settings, and bases with their locks
     imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
+    imagefactory init lab --github               with its nightly build in GitHub Actions
     """
     from imagefactory.stages.init import make_factory
+    from imagefactory.stages.init_nights import night_files
 
     wanted = tuple(dict.fromkeys(name for one in families.split(",") if (name := one.strip())))
     root = folder or call.directory or Path()
@@ -38,7 +42,9 @@ def init(call: Call, folder: Path | None, families: str, as_json: bool) -> None:
         raise UsageError(
             f"{root} holds a password, so it is no folder", hint="name one: imagefactory init lab"
         )
-    made = make_factory(root, wanted, call.settings, os.environ)
+    services = [name for name, asked in (("github", github), ("gitlab", gitlab)) if asked]
+    nights = night_files(services, root)
+    made = make_factory(root, wanted, call.settings, os.environ, nights)
     after = (
         f"imagefactory build {made.target}" if made.target else "imagefactory new pytorch --framework torch"
     )
@@ -51,5 +57,8 @@ def init(call: Call, folder: Path | None, families: str, as_json: bool) -> None:
     what = f"{len(made.written)} files written" if made.written else "nothing to write: all of it is there"
     say(f"{where}: {what}")
     say(f"  families  {', '.join(made.families) or 'none yet'}")
+    for name in nights:
+        if name.endswith("README.md"):
+            say(f"  nightly   {root / name} lists the variables, secrets and runners that it needs")
     say(f"next: {after}")
     return None

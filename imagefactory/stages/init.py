@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,26 +43,34 @@ class NewFactory:
 
 
 def make_factory(
-    root: Path, wanted: tuple[str, ...], settings: Settings, environ: Mapping[str, str]
+    root: Path,
+    wanted: tuple[str, ...],
+    settings: Settings,
+    environ: Mapping[str, str],
+    nights: Mapping[str, str] | None = None,
 ) -> NewFactory:
     """Writes into `root` the bases and the `wanted` families of SHIPPED, and those that they are built on.
 
-    What is there is left as it is. Raises NothingSelectedError for a family that there is not, and
-    UsageError, before anything is written, where a recipe or lock of a family is there and is another one.
+    `nights` are further files, as `night_files` returns them. What is there is left as it is. Raises
+    NothingSelectedError for a family that there is not, and UsageError, before anything is written, where a
+    recipe or lock of a family, or one of `nights`, is there and is another one.
     """
+    nights = nights or {}
     targets = shipped_targets(settings, environ)
     families = _with_those_below(targets, wanted)
     always = _always()
     theirs = _theirs(targets, families, always)
     texts = {name: (SHIPPED / name).read_text(encoding="utf-8") for name in (*always, *theirs)}
-    texts[FILE_NAME] = SETTINGS
+    texts |= {FILE_NAME: SETTINGS, **nights}
     try:
-        there = {name for name in texts if (root / name).exists()}
-        for name in sorted(there.intersection(theirs)):
+        there = {name for name in texts if os.path.lexists(root / name)}
+        for name in sorted(there.intersection((*theirs, *nights))):
             if (root / name).read_text(encoding="utf-8", errors="replace") != texts[name]:
                 raise UsageError(
                     f"{root / name} is there, and not as it comes with imagefactory; nothing was written",
-                    hint="name a new folder: imagefactory init DIR",
+                    hint="rename it, repeat the command, and merge the two"
+                    if name in nights
+                    else "name a new folder: imagefactory init DIR",
                 )
         written = tuple(sorted(texts.keys() - there))
         for name in written:

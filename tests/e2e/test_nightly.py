@@ -1,5 +1,8 @@
 """What `nightly` and `promote` run, in order, against a real registry: every job in a folder of its own.
 
+The project is not imagefactory's own repository: its workflows are those that `init --github` writes, and
+those that they call bring imagefactory beside the project's checkout.
+
 What GitHub does between them is done here: expressions, matrices, artifacts, skipped steps. This machine has
 no GPU, so the night must end with the word no-gpu and no tag moved.
 """
@@ -28,6 +31,8 @@ from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
+from imagefactory.stages import init_nights
+from imagefactory.stages.init_nights import Source
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.claims import verified_claims
@@ -76,6 +81,7 @@ class Night:
     contexts: Values
     folder: Path
     root: Path
+    tool: Path
     stores: Mapping[str, str]
     artifacts: Path
     later: frozenset[str]
@@ -88,6 +94,7 @@ class Night:
         job = self.workflow["jobs"][name]
         if not self.holds(job["if"], {}):
             return {}
+        self.contexts["inputs"] = {key: self.value(text, {}) for key, text in job.get("with", {}).items()}
         matrix = job.get("strategy", {}).get("matrix")
         rows = json.loads(self.value(matrix, {}))["include"] if matrix else [{}]
         codes = {}
@@ -111,7 +118,7 @@ class Night:
             if step.get("name", "").startswith(CAME_WITH_THE_TESTS) or not self._due(step, contexts, code):
                 continue
             if "uses" in step:
-                self._use(step, workspace, {**contexts, "job": name})
+                self._use(step, workspace, {**contexts, "of": name})
                 continue
             output = runner / "output"
             output.write_text("")
@@ -160,13 +167,14 @@ class Night:
         action = step["uses"].partition("@")[0]
         given = {key: self.value(str(text), contexts) for key, text in step.get("with", {}).items()}
         if action == "actions/checkout":
-            shutil.copytree(self.root, workspace, dirs_exist_ok=True)
+            source = self.tool if given.get("repository") == "imagefactory/imagefactory" else self.root
+            shutil.copytree(source, workspace / given.get("path", ""), dirs_exist_ok=True)
         elif action == "actions/upload-artifact":
             path = workspace / given["path"]
             files = [one for one in (path, *path.rglob("*")) if one.is_file()]
             assert files or given["if-no-files-found"] == "ignore", f"{given['path']}: nothing to upload"
             path = path.parent if path.is_file() else path
-            into = self._artifacts(contexts["job"]) / given["name"]
+            into = self._artifacts(contexts["of"]) / given["name"]
             assert not into.exists(), f"the artifact {given['name']} is there already"
             for one in files:  # no hidden files, no empty folders, no rights
                 target = into / one.relative_to(path)
@@ -176,7 +184,7 @@ class Night:
         elif action == "actions/download-artifact":
             wanted = given.get("pattern", given.get("name", ""))
             of_night = given.get("run-id") == "7"
-            there = self.artifacts if of_night else self._artifacts(contexts["job"])
+            there = self.artifacts if of_night else self._artifacts(contexts["of"])
             found = sorted(there.glob(wanted))
             assert found or "pattern" in given, f"there is no artifact {wanted}"
             for one in found:
@@ -216,19 +224,12 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Path:
-    """The tiny target's factory as a checkout has it, with a key that it trusts and the program at hand."""
+def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path, tool: Path) -> Path:
+    """The tiny target's factory as a checkout has it, with a key that it trusts."""
     copy_store(base_store, scratch / "nightly-store")
     root = scratch / "nightly-root"
     shutil.copytree(tiny_root, root)
     (root / "tiny-folder").mkdir()  # what a shell would make of the variable TARGETS
-    program = root / ".venv" / "bin" / "imagefactory"
-    program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imagefactory -C "$PWD" "$@"\n')
-    program.chmod(0o755)
-    (root / ".github").mkdir()
-    for name in ("login.sh", "mac.py", "night_run.py"):
-        shutil.copy(ROOT / ".github" / name, root / ".github")
     keys = Factory(
         store=factory.store, cache=factory.cache, root=root, extra={"XDG_CONFIG_HOME": str(scratch / "keys")}
     )
@@ -238,18 +239,49 @@ def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> 
 
 
 @pytest.fixture(scope="module")
+def tool(scratch: Path) -> Path:
+    """imagefactory as the called workflows check it out and set it up."""
+    tool = scratch / "nightly-tool"
+    program = tool / ".venv" / "bin" / "imagefactory"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imagefactory -C "$PWD" "$@"\n')
+    program.chmod(0o755)
+    (tool / ".github").mkdir()
+    for name in ("login.sh", "mac.py", "night_run.py"):
+        shutil.copy(ROOT / ".github" / name, tool / ".github")
+    return tool
+
+
+def project_jobs(name: str) -> Values:
+    """The jobs of a file that `init --github` writes, and those of the workflows that it calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        source = Source(url="https://github.com/imagefactory/imagefactory", commit="c" * 40)
+        patch.setattr(init_nights, "find_source", lambda package: source)
+        text = init_nights.night_files(["github"], Path("/"))[f".github/workflows/{name}"]
+    jobs: Values = {}
+    for title, job in yaml.safe_load(text)["jobs"].items():
+        owner, _, path = job.get("uses", "").partition("/.github/workflows/")
+        if not owner:
+            jobs[title] = job
+            continue
+        assert owner == "imagefactory/imagefactory"
+        called = yaml.safe_load((WORKFLOWS / path.partition("@")[0]).read_text())
+        for inner, row in called["jobs"].items():
+            own = {"if": job["if"], "with": job.get("with", {})} if inner == title else {}
+            jobs[inner] = {**row, **own, "env": {**called["env"], **row.get("env", {})}}
+    return jobs
+
+
+@pytest.fixture(scope="module")
 def place(registry: str) -> str:
     return f"{registry}/nightly"
 
 
 def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) -> Night:
-    workflow, later = (
-        yaml.safe_load((WORKFLOWS / name).read_text()) for name in ("nightly.yml", "promote.yml")
-    )
-    workflow["jobs"] |= later["jobs"]
+    nightly, later = project_jobs("nightly.yml"), project_jobs("promote.yml")
     (key,) = (scratch / "keys").rglob("nightly.pem")
     return Night(
-        workflow=workflow,
+        workflow={"jobs": nightly | later},
         contexts={
             "vars": {
                 "REGISTRY": place,
@@ -268,13 +300,15 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
                 "event": {"repository": {"default_branch": "main"}},
             },
             "needs": {},
+            "job": {"workflow_repository": "imagefactory/imagefactory", "workflow_sha": "c" * 40},
         },
         folder=scratch / f"night-{number}",
         root=root,
+        tool=scratch / "nightly-tool",
         # Jobs start with empty stores. The one that builds finds the base there.
         stores={"IMAGEFACTORY_CACHE": str(factory.cache), "candidates": str(scratch / "nightly-store")},
         artifacts=scratch / f"artifacts-{number}",
-        later=frozenset(later["jobs"]),
+        later=frozenset(later),
         gpu_machine=scratch / "gpu-machine",
     )
 
@@ -409,11 +443,11 @@ def test_where_nothing_is_set_up_nothing_runs(
 def test_the_steps_that_are_left_out_are_those_of_ci() -> None:
     """What is not run here has to be what makes CI's own machine ready."""
     ci = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())
-    nights = [yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text()) for name in ("nightly", "promote")]
+    nights = [project_jobs(name) for name in ("nightly.yml", "promote.yml")]
     known = {step.get("name"): step.get("run") for step in ci["jobs"]["test"]["steps"]}
-    for job in (job for workflow in nights for job in workflow["jobs"].values()):
+    for job in (job for jobs in nights for job in jobs.values()):
         for step in job["steps"]:
             if step.get("name", "").startswith(CAME_WITH_THE_TESTS[0]):
                 assert step["run"].startswith(known[CAME_WITH_THE_TESTS[0]])
             if step.get("name") == CAME_WITH_THE_TESTS[1]:
-                assert step["run"] == "bash setup.sh"
+                assert step["run"] == "bash .imagefactory/setup.sh"

@@ -13,6 +13,7 @@ from imagefactory.settings.load import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("recipes", "lockfiles")
+NIGHTS = ROOT / "imagefactory/shipped/nights"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,12 @@ def test_the_wheel_brings_the_recipes_and_locks_of_this_tree(wheel: Path) -> Non
             name = path.relative_to(ROOT)
             assert (SHIPPED / name).samefile(path)
             assert archive.read(f"imagefactory/shipped/{name}") == path.read_bytes()
+        for path in NIGHTS.iterdir():  # the callers are links to this repository's own
+            assert archive.read(f"imagefactory/shipped/nights/{path.name}") == path.read_bytes()
+            files.append(path)
+    assert {path.name for path in NIGHTS.iterdir() if path.is_symlink()} == {
+        *("nightly.yml", "promote.yml", "runner_hook.sh")
+    }
     ours = {name for name in names if name.startswith("imagefactory/shipped/")}
     assert len(ours) == len(files), "and nothing else: no settings, whose trust would be everybody's"
 

@@ -31,10 +31,21 @@ FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 NIGHTLY = FOLDER / "nightly.yml"
 PROMOTE = FOLDER / "promote.yml"
+PLAN, CANDIDATES, SIGN = (FOLDER / f"{name}.yml" for name in ("plan", "candidates", "sign"))
+CALLED = (PLAN, CANDIDATES, SIGN)
+"""What nightly.yml and promote.yml call, here and in projects of `init --github`."""
 RELOCK = FOLDER / "relock.yml"
 RELEASE = FOLDER / "release.yml"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
+OWN = re.compile(r"\$/\.github/workflows/([a-z]+)\.yml")
 EXPRESSION = re.compile(r"\$\{\{")
+TOOL = {
+    "repository": "${{ job.workflow_repository }}",
+    "ref": "${{ job.workflow_sha }}",
+    "path": ".imagefactory",
+    "persist-credentials": False,
+}
+"""A checkout of imagefactory beside the caller's project, at the commit of the called workflow."""
 
 
 def read(path: Path) -> Any:
@@ -42,6 +53,12 @@ def read(path: Path) -> Any:
     value = yaml.safe_load(path.read_text())
     value["on"] = value.pop(True)
     return value
+
+
+def night_jobs() -> Any:
+    """The jobs of a night that have steps, whatever file they are in."""
+    verify = {"verify": read(NIGHTLY)["jobs"]["verify"]}
+    return {**read(PLAN)["jobs"], **read(CANDIDATES)["jobs"], **verify}
 
 
 def zizmor(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -61,11 +78,41 @@ def test_zizmor_finds_what_is_wrong(tmp_path: Path) -> None:
     spoilt = tmp_path / ".github" / "workflows" / "spoilt.yml"
     spoilt.parent.mkdir(parents=True)
     text = NIGHTLY.read_text().replace('cd "$RUNNER_TEMP/kits/$KIT"', 'cd "${{ github.head_ref }}"')
-    spoilt.write_text(re.sub(r"(actions/checkout)@\w+", r"\1@main", text))
+    spoilt.write_text(re.sub(r"(actions/download-artifact)@\w+", r"\1@main", text))
     done = zizmor(spoilt)
     assert done.returncode != 0
     assert "template-injection" in done.stdout
     assert "unpinned-uses" in done.stdout
+
+
+def actionlint(*paths: Path, cwd: Path = FOLDER) -> subprocess.CompletedProcess[str]:
+    """The runners of our own have a label that only their owners know."""
+    program = Path(sys.executable).with_name("actionlint")
+    command = [program, "-no-color", "-ignore", 'label "gpu" is unknown', *paths]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_actionlint_finds_nothing() -> None:
+    done = actionlint(*WORKFLOWS)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("nightly", "outputs.matrix", "outputs.matrices"),
+        ("nightly", "needs: plan", "needs: plans"),
+        ("plan", "job.workflow_sha", "job.workflow_commit"),
+    ],
+)
+def test_actionlint_finds_what_is_wrong(tmp_path: Path, name: str, right: str, wrong: str) -> None:
+    """Else finding nothing would say nothing. It reads what is called too."""
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / ".github" / "workflows"
+    shutil.copytree(FOLDER, folder)
+    path = folder / f"{name}.yml"
+    path.write_text(path.read_text().replace(right, wrong))
+    assert actionlint(path, cwd=tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -74,7 +121,8 @@ def test_rights_start_at_none_and_actions_are_pinned(path: Path) -> None:
     assert workflow["permissions"] == {}
     for job in workflow["jobs"].values():
         assert "permissions" in job
-        for step in job["steps"]:
+        assert ("steps" in job) != bool(OWN.fullmatch(job.get("uses", "")))
+        for step in job.get("steps", ()):
             assert PINNED.fullmatch(step["uses"]) if "uses" in step else True
             assert not EXPRESSION.search(step.get("run", "")), "a shell gets values by its environment"
 
@@ -83,6 +131,8 @@ def test_nothing_of_the_night_runs_on_a_pull_request_or_a_fork() -> None:
     jobs = read(NIGHTLY)["jobs"]
     for path in (NIGHTLY, PROMOTE):
         assert set(read(path)["on"]) == {"schedule", "workflow_dispatch"}
+    for path in CALLED:
+        assert set(read(path)["on"]) == {"workflow_call"}
     has_variables = "vars.REGISTRY != '' && vars.GPUS != ''"  # a fork has none
     assert jobs["plan"]["if"] == has_variables
     for name, empty in (("candidates", "targets"), ("verify", "matrix")):  # of CPUs alone the matrix is
@@ -91,8 +141,8 @@ def test_nothing_of_the_night_runs_on_a_pull_request_or_a_fork() -> None:
         after_all = "cancelled()" in jobs[name]["if"]
         assert after_all == (name == "verify")
         assert ("needs.plan.result == 'success'" in jobs[name]["if"]) == after_all
-    later = read(PROMOTE)["jobs"]
-    assert later["promote"]["if"] == has_variables
+    assert read(PROMOTE)["jobs"]["promote"]["if"] == has_variables
+    later = read(SIGN)["jobs"]
     for name in ("night", "issue"):
         assert "needs.promote.result != 'skipped'" in later[name]["if"]
     assert "vars.PAGES != ''" in later["pages"]["if"]
@@ -102,7 +152,7 @@ def test_the_catalogue_waits_for_no_gpu_and_is_signed_whatever_failed_before() -
     """A job waits a day for a runner that is away: yesterday's ends where the next night begins."""
     assert read(NIGHTLY)["concurrency"] == {"group": "nightly", "cancel-in-progress": True}
     assert "imagefactory catalogue" not in NIGHTLY.read_text()
-    workflow = read(PROMOTE)
+    workflow = read(SIGN)
     assert not any("self-hosted" in str(job["runs-on"]) for job in workflow["jobs"].values())
     promote = workflow["jobs"]["promote"]
     assert "needs" not in promote
@@ -135,17 +185,17 @@ def test_results_of_a_night_are_signed_before_the_next_one_ends_it() -> None:
 
 def test_a_gpu_machine_keeps_nothing_for_the_next_job_and_a_job_can_be_run_again() -> None:
     """Its runner empties its scratch before each job, never its workspace; names of artifacts are taken."""
-    jobs = read(NIGHTLY)["jobs"]
+    jobs = night_jobs()
     moved = [step["with"] for step in jobs["verify"]["steps"] if "uses" in step]
     assert [row["path"].partition("/")[0] for row in moved] == ["${{ runner.temp }}"] * 2
-    for job in (*jobs.values(), *read(PROMOTE)["jobs"].values()):
+    for job in (*jobs.values(), *read(SIGN)["jobs"].values()):
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/upload-artifact@"):
                 assert step["with"]["overwrite"] is True
 
 
 def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None:
-    nightly, later = read(NIGHTLY)["jobs"], read(PROMOTE)["jobs"]
+    nightly, later = night_jobs(), read(SIGN)["jobs"]
     verify, jobs = nightly["verify"], {**nightly, **later}
     assert len(jobs) == len(nightly) + len(later)
     for name in ("plan", "candidates", "night"):
@@ -164,8 +214,43 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     assert writing == {"candidates", "promote"}
 
 
+def test_a_caller_grants_what_is_called_asks_for_and_passes_its_secrets() -> None:
+    """GitHub starts no run that is granted less; more is what no job needs."""
+    for path in (NIGHTLY, PROMOTE):
+        for job in read(path)["jobs"].values():
+            if not (found := OWN.fullmatch(job.get("uses", ""))):
+                continue
+            called = read(FOLDER / f"{found[1]}.yml")
+            asked: dict[str, str] = {}
+            for row in called["jobs"].values():
+                for name, right in row["permissions"].items():
+                    asked[name] = "write" if "write" in (right, asked.get(name)) else right
+            assert job["permissions"] == asked
+            names = called["on"]["workflow_call"]["secrets"]
+            # Never `inherit`: GitHub does not do that for another owner's workflow.
+            assert job["secrets"] == {name: f"${{{{ secrets.{name} }}}}" for name in names}
+            assert names.keys() == set(re.findall(r"secrets\.([A-Z_]+)", str(called["jobs"])))
+            assert not any(row["required"] for row in names.values())
+            inputs = called["on"]["workflow_call"].get("inputs", {})
+            assert job.get("with", {}).keys() == inputs.keys()
+
+
+def test_a_run_never_cancels_what_it_calls() -> None:
+    """A group of the same name in both would."""
+    assert not any("concurrency" in read(path) for path in CALLED)
+
+
+def test_what_is_called_runs_its_own_commit_of_imagefactory() -> None:
+    for path in CALLED:
+        for job in read(path)["jobs"].values():
+            runs = [step["run"] for step in job["steps"] if "run" in step]
+            ours = [step for step in job["steps"] if step.get("with") == TOOL]
+            assert len(ours) == any(".imagefactory/" in run for run in runs)
+            assert not re.search(r"(?<!\.imagefactory/)(\.venv|\.github|setup\.sh)", "".join(runs))
+
+
 def test_one_job_publishes_the_site_and_another_makes_it() -> None:
-    jobs = read(PROMOTE)["jobs"]
+    jobs = read(SIGN)["jobs"]
     assert jobs["pages"]["needs"] == "night"
     assert "needs.night.result == 'success'" in jobs["pages"]["if"]
     assert "write" not in jobs["night"]["permissions"].values()
@@ -175,7 +260,8 @@ def test_one_job_publishes_the_site_and_another_makes_it() -> None:
 
 
 def test_who_writes_issues_may_do_nothing_else_and_runs_no_code_of_the_tree() -> None:
-    every = {name: job for path in WORKFLOWS for name, job in read(path)["jobs"].items()}
+    called = (path for path in WORKFLOWS if path not in (NIGHTLY, PROMOTE))
+    every = {name: job for path in called for name, job in read(path)["jobs"].items()}
     assert [name for name, job in every.items() if "issues" in job["permissions"]] == ["issue"]
     issue = every["issue"]
     assert issue["permissions"] == {"issues": "write"}
@@ -227,7 +313,7 @@ def test_there_is_one_issue_as_long_as_something_is_broken(
         "NIGHT": "success",
         "RUN": "RUN",
     }
-    script = read(PROMOTE)["jobs"]["issue"]["steps"][-1]["run"]
+    script = read(SIGN)["jobs"]["issue"]["steps"][-1]["run"]
     command = ["bash", "-e", "-o", "pipefail", "-c", script]
     ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -262,10 +348,10 @@ def test_the_token_of_the_weekly_one_is_seen_by_the_step_that_pushes_and_by_no_s
             assert step["with"] == {"persist-credentials": False}
 
 
-@pytest.mark.parametrize("path", [NIGHTLY, PROMOTE, RELOCK, RELEASE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_each_shell_is_sound(path: Path) -> None:
     for job in read(path)["jobs"].values():
-        for step in job["steps"]:
+        for step in job.get("steps", ()):
             done = subprocess.run(["bash", "-n"], input=step.get("run", ""), capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
 
@@ -306,7 +392,7 @@ def test_the_image_of_a_release_is_of_its_version() -> None:
 
 
 def test_an_image_for_cpus_has_no_kit_and_its_tag_follows_without_a_verdict() -> None:
-    steps = read(NIGHTLY)["jobs"]["candidates"]["steps"]
+    steps = night_jobs()["candidates"]["steps"]
     asked = {step["if"]: step for step in steps if "imagefactory promote" in step.get("run", "")}
     assert set(asked) == {"matrix.gpu == 'none'"}  # one for AMD's has no kits either, and needs a verdict
     uploads = [step for step in steps if step.get("uses", "").startswith("actions/upload-artifact@")]
@@ -319,7 +405,7 @@ STEPS = [
     (f"{path.stem}.{name}", step)
     for path in WORKFLOWS
     for name, job in read(path)["jobs"].items()
-    for step in job["steps"]
+    for step in job.get("steps", ())
 ]
 
 
@@ -331,6 +417,9 @@ def uses(step: Any, action: str) -> bool:
 def test_strangers_start_tests_alone_and_those_hold_nothing(path: Path) -> None:
     """`pull_request_target`, `workflow_run`, comments and the like run with this repository's rights."""
     workflow = read(path)
+    if path in CALLED:
+        assert set(workflow["on"]) == {"workflow_call"}  # its caller's event counts, and no other
+        return
     assert set(workflow["on"]) <= {"schedule", "workflow_dispatch", "push", "pull_request"}
     if "pull_request" not in workflow["on"]:
         return
@@ -345,7 +434,8 @@ def test_a_job_on_a_machine_of_ours_is_started_by_nobody_else() -> None:
     hosted = re.compile(r"ubuntu-[0-9.]+")
     for path in WORKFLOWS:
         workflow = read(path)
-        if not all(hosted.fullmatch(str(job["runs-on"])) for job in workflow["jobs"].values()):
+        jobs = [job for job in workflow["jobs"].values() if "steps" in job]
+        if not all(hosted.fullmatch(str(job["runs-on"])) for job in jobs):
             assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}, path.name
 
 
@@ -362,7 +452,7 @@ def test_no_step_takes_what_another_run_left() -> None:
             assert ("github-token" in given) == ("run-id" in given), where
             assert "repository" not in given, where
         if uses(step, "actions/checkout"):
-            assert given == {"persist-credentials": False}, where
+            assert given in ({"persist-credentials": False}, TOOL), where
         # Of the event, strangers write most: titles, branches, messages. None of it is needed.
         assert not re.search(r"github\.(event|head_ref|base_ref)", str(step)), where
 
@@ -371,13 +461,13 @@ def test_no_step_takes_what_another_run_left() -> None:
 def test_a_secret_belongs_to_an_environment(path: Path) -> None:
     """A secret of the repository is anybody's who may push a branch: a workflow there prints it."""
     for name, job in read(path)["jobs"].items():
-        if "secrets." in str(job):
+        if "secrets." in str(job) and "steps" in job:  # others pass names on, see above
             assert job.get("environment"), name
 
 
 def test_what_is_kept_between_promoters_is_whole() -> None:
     """A promoter that could not read what was spent signs nothing, and keeps nothing for the next one."""
-    steps = read(PROMOTE)["jobs"]["promote"]["steps"]
+    steps = read(SIGN)["jobs"]["promote"]["steps"]
     (kept,) = (
         step for step in steps if uses(step, "actions/upload-artifact") and "spent" in step["with"]["name"]
     )
@@ -389,7 +479,7 @@ def test_what_is_kept_between_promoters_is_whole() -> None:
     assert kept["with"]["name"] == brings["with"]["name"]
     assert kept["with"]["path"] == brings["with"]["path"] == "ledger/spent"
     assert kept["with"]["retention-days"] > LIFETIME.days
-    assert collects["timeout-minutes"] < read(PROMOTE)["jobs"]["promote"]["timeout-minutes"]
+    assert collects["timeout-minutes"] < read(SIGN)["jobs"]["promote"]["timeout-minutes"]
 
 
 @pytest.mark.parametrize(
@@ -431,9 +521,9 @@ def test_a_gpu_machine_runs_no_program_that_another_one_put_there(
 def test_a_plan_that_a_gpu_machine_put_there_is_taken_for_none(tmp_path: Path) -> None:
     plan_step, check_step = (
         next(step for step in read(path)["jobs"][job]["steps"] if "mac.py" in step.get("run", ""))
-        for path, job in ((NIGHTLY, "plan"), (PROMOTE, "promote"))
+        for path, job in ((PLAN, "plan"), (SIGN, "promote"))
     )
-    shutil.copytree(FOLDER.parent, tmp_path / ".github")
+    shutil.copytree(FOLDER.parent, tmp_path / ".imagefactory" / ".github")
     environ = {"PATH": os.environ["PATH"], "LEDGER_KEY": "k" * 32, "RUN": "7"}
 
     def run(step: Any, **changes: str) -> int:
@@ -484,7 +574,7 @@ def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: P
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
     (tmp_path / "results" / "result-2-$(touch broken)").mkdir(parents=True)
-    program = tmp_path / ".venv" / "bin" / "imagefactory"
+    program = tmp_path / ".imagefactory" / ".venv" / "bin" / "imagefactory"
     program.parent.mkdir(parents=True)
     program.write_text(COLLECT)
     program.chmod(0o755)
@@ -499,7 +589,7 @@ def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: P
         "GITHUB_RUN_ID": "8",
         "GITHUB_RUN_ATTEMPT": "1",
     }
-    (step,) = (step for step in read(PROMOTE)["jobs"]["promote"]["steps"] if step.get("id") == "collect")
+    (step,) = (step for step in read(SIGN)["jobs"]["promote"]["steps"] if step.get("id") == "collect")
     command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
     ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,1 @@
+../../../.github/runner_hook.sh
