@@ -628,7 +628,7 @@ def test_every_row_of_knowledge_has_a_source_and_sound_values() -> None:
 def test_offered_goes_by_whole_components() -> None:
     assert [wheel.cuda for wheel in knowledge.offered("torch", "2.1")] == ["12.1"]
     assert [wheel.cuda for wheel in knowledge.offered("torch", "2.10.0")] == ["12.8"]
-    assert [wheel.version for wheel in knowledge.offered("jax", "0.4")] == ["0.4.30"]
+    assert {wheel.version.rpartition(".")[0] for wheel in knowledge.offered("jax", "0.4")} == {"0.4"}
     assert knowledge.offered("torch", "2") != ()
     assert knowledge.offered("torch", "2.99") == ()
     assert knowledge.offered("nothing", "1.0") == ()
