@@ -348,11 +348,15 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
 
 
 def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
+    from imagefactory.access import Access
     from imagefactory.stages.audit import log_acts
     from imagefactory.verdicts.audit import AuditEntry
 
     name, keyid = key
-    access = ctx.obj.access
+    call = (
+        ctx.obj
+    )  # the file was changed just now: what it may not set counts no more than for the next command
+    access = Access(settings=call.checked_settings, environ=os.environ, tell=call.progress.note)
     if not (access.layout.path / "oci-layout").exists():
         return  # a reader's own trust needs no store
     log_acts(access, (AuditEntry(action=action, what=name, where=where, key=keyid, why=why),))

@@ -313,13 +313,13 @@ def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch
 
     def run(words: Sequence[str]) -> tuple[int, str]:
         if words[0] in ("promote", "reconcile"):
-            raise OSError(errno.ENOSPC, f"No space left for {words[0]}")  # rows of one cause are joined
+            raise OSError(errno.ENOSPC, f"No space left for {words[0]}")  # two causes: two rows
         return step(words)
 
     monkeypatch.setattr(nights, "step", run)
     done = nights.run()
     assert nights.commands[-2:] == ["catalogue", "store"]
-    assert [(row.what, row.code) for row in done.broken] == [("tags, reconcile", 7)]  # one cause, once
+    assert [(row.what, row.code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
 
 
 def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,14 +241,14 @@ def test_a_nonce_is_spent_once(factory: Factory, target: Target) -> None:
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
     with pytest.raises(NonceError, match="replayed"):
-        sign.sign_report(factory, done.report, sign.signing_key(factory), NOW)
+        sign.sign_report(factory, done.report, sign.signing_key(factory, NOW), NOW)
 
 
 def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Factory, target: Target) -> None:
     put_image(factory, target)
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
-    key = sign.signing_key(factory)
+    key = sign.signing_key(factory, NOW)
     with pytest.raises(NonceError, match="unknown"):
         sign.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
