@@ -68,11 +68,15 @@ def open_signed(data: bytes, trust: Trust, form: EnvelopeForm = IN_TOTO) -> Open
     return Opened(envelope=envelope, key=key, standing=Standing.GOOD, why=f"signed by '{key.name}'")
 
 
-def out_of_period(key: TrustedKey, issued: datetime) -> tuple[Standing, str] | None:
-    """Why a key is not believed for what it issued then; None where it is."""
+def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[Standing, str] | None:
+    """Why a key is not believed for what it issued then; None where it is.
+
+    Times have whole seconds: what it signed in the second in which it was retired counts if its payload, by
+    `digest`, was recorded then.
+    """
     if issued < key.since:
         return Standing.WRONG_KEY, f"'{key.name}' is trusted from {format_time(key.since)} on only"
-    if issued >= key.until:
+    if issued > key.until or (issued == key.until and digest not in key.signed):
         return Standing.KEY_RETIRED, f"'{key.name}' was trusted until {format_time(key.until)}"
     return None
 
@@ -151,7 +155,7 @@ def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tup
 
 
 def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) -> tuple[Standing, str] | None:
-    late = out_of_period(key, verdict.issued)
+    late = out_of_period(key, verdict.issued, verdict.digest)
     if late is None and not court.vouched:
         late = not_witnessed(key, verdict.digest, court.now)
     if late:

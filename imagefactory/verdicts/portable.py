@@ -105,9 +105,8 @@ def judge_portable(data: bytes, digest: str, subject: Subject, trust: Trust, now
             if opened.key:
                 standing, why = Standing.MALFORMED, error.message
     if opened.key is not None and made is not None and standing is Standing.GOOD:
-        own, late = made.report.subject, out_of_period(opened.key, made.issued)
-        if late is None and opened.envelope:
-            late = not_witnessed(opened.key, digest_of(opened.envelope.payload), now)
+        own, payload = made.report.subject, digest_of(opened.envelope.payload) if opened.envelope else ""
+        late = out_of_period(opened.key, made.issued, payload) or not_witnessed(opened.key, payload, now)
         if late:
             standing, why = late
         elif own.manifest != subject.manifest:

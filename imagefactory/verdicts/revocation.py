@@ -114,7 +114,9 @@ def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: C
         except StatementError as error:
             ignored.append(f"revocation {digest}: malformed, {error.message}")
             continue
-        late = out_of_period(opened.key, revocation.before)
+        # Nobody records revocations. One of the second in which its key was retired takes trust away only.
+        last = opened.key.since < revocation.before == opened.key.until
+        late = None if last else out_of_period(opened.key, revocation.before)
         if late is None and revocation.before > court.now + SKEW:
             late = Standing.NOT_YET, "it is of a time that is still to come"
         if late is None and revocation.subject != subject.manifest:

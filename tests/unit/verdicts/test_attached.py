@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.reconcile import known_statements, reconcile
 from imagefactory.verdicts.revocation import Withdrawal, format_revocation, judge_revocations, sign_revocation
 from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.store_contract import image_manifest
@@ -49,6 +50,7 @@ from tests.made.verdicts import (
     COURT,
     DAY,
     LAB,
+    LAB_TRUSTED,
     NOW,
     STRANGER,
     SUBJECT,
@@ -373,6 +375,16 @@ def test_a_later_run_verifies_again() -> None:
 def test_a_revocation_outlives_what_it_takes_back() -> None:
     revocation = sign_revocation(WITHDRAWAL, LAB, LATER)
     assert standing(revocation, now=NOW + 80 * DAY) is Standing.REVOKED
+
+
+def test_a_revocation_of_the_second_in_which_its_key_was_retired_counts() -> None:
+    def counts(when: datetime, **changes: datetime) -> bool:
+        key = replace(LAB_TRUSTED, **changes)
+        return heeded(sign_revocation(WITHDRAWAL, LAB, when), trust=Trust(keys=(key,)), now=LATER + DAY)
+
+    assert counts(LATER, until=LATER)
+    assert not counts(LATER, until=LATER - timedelta(seconds=1))
+    assert not counts(LATER, since=LATER, until=LATER)  # a stolen key
 
 
 def test_forged_and_changed_revocations_count_for_nothing() -> None:

@@ -192,6 +192,10 @@ STILL_GOOD: dict[str, dict[str, Any]] = {
         "trust": trusting(until=NOW + timedelta(seconds=1), signed=frozenset({SIGNED.verdict.digest})),
         "now": NOW + 10 * DAY,
     },
+    "retired in the same second, and recorded": {
+        "trust": trusting(until=NOW, signed=frozenset({SIGNED.verdict.digest})),
+        "now": NOW + 10 * DAY,
+    },
     "retired after it, in the list of a trusted key": {
         "trust": trusting(until=NOW + timedelta(seconds=1)),
         "now": NOW + 10 * DAY,
