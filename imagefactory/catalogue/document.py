@@ -157,7 +157,7 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
         catalogue = parse_catalogue(opened.envelope.payload, "the catalogue", opened.key.keyid)
     except StatementError as error:
         raise _refused(where, Standing.MALFORMED, error.message) from error
-    # Its time has to hold now, too: whoever has a retired key can date a catalogue back.
+    # The key must be valid now, too: whoever has a retired key can date a catalogue back.
     late = out_of_period(opened.key, catalogue.made) or out_of_period(opened.key, max(now, catalogue.made))
     if late:
         raise _refused(where, *late)

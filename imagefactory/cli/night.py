@@ -169,7 +169,7 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
 
 
 def _webhook(call: Call, given: str | None) -> Hook:
-    """What posts a document to --webhook. Where nobody takes it that is told; the night was what it was."""
+    """What posts a document to --webhook. If nobody takes it, a warning says so; the night's result stays."""
     from imagefactory.stages.webhook import post_json, read_address
 
     url = read_address(given) if given else ""
@@ -186,7 +186,7 @@ def _webhook(call: Call, given: str | None) -> Hook:
 
 
 def _write_metrics(call: Call, path: Path, done: NightReport) -> None:
-    """A file that cannot be written is told; the night was what it was."""
+    """Write the metrics. If the file cannot be written, a warning says so; the night's result stays."""
     from imagefactory.files import replace_text
     from imagefactory.report.night_metrics import format_metrics
     from imagefactory.stages.read_catalogue import kept_expiry

@@ -1,4 +1,4 @@
-"""What this store's log of acts gets: a log that cannot be written is told, and stops nothing."""
+"""What this store's log of acts gets: if it cannot be written, a note says so and nothing stops."""
 
 from __future__ import annotations
 

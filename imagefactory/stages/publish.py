@@ -18,7 +18,7 @@ from imagefactory.catalogue.document import FORM, LARGEST, parse_catalogue, sign
 from imagefactory.catalogue.model import Catalogue, CataloguedImage
 from imagefactory.catalogue.package import CURRENT, catalogue_place, parse_layer, unpack
 from imagefactory.catalogue.publish import publish_catalogue, write_catalogue
-from imagefactory.errors import CheckFailedError, RegistryError, StatementError
+from imagefactory.errors import CheckFailedError, RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
@@ -56,7 +56,10 @@ def current_place(factory: Factory, registry: str) -> Place:
 
 
 def read_current(where: Place | Path, trust: Trust, now: datetime) -> CurrentCatalogue | None:
-    """Return what lies there now, None for nothing. Raises RegistryError if a registry does not answer."""
+    """Return what lies there now, None for nothing.
+
+    Raises RegistryError if a registry does not answer, UsageError for a file that cannot be read.
+    """
     name = str(where) if isinstance(where, Path) else f"{where}:{CURRENT}"
     data = _read(where)
     if data is None:
@@ -85,8 +88,13 @@ def _read(where: Place | Path) -> bytes | None:
         try:
             with where.open("rb") as file:
                 return file.read(LARGEST)
-        except OSError:
+        except FileNotFoundError:
             return None
+        except OSError as error:  # whose it is would be guessed
+            raise UsageError(
+                f"cannot read {where}, which would be replaced: {error.strerror}",
+                hint="make it readable for you, or write another file",
+            ) from error
     manifest = where.store.manifest(where.repository, CURRENT)
     if manifest is None:
         return None

@@ -20,10 +20,11 @@ from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.offers import judge_offer
 from imagefactory.catalogue.package import INVITATION, parse_layer, unpack
 from imagefactory.catalogue.publish import publish_catalogue
-from imagefactory.errors import StatementError
+from imagefactory.errors import StatementError, UsageError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
+from imagefactory.stages.publish import read_current
 from imagefactory.stages.statements import attach_signed
 from imagefactory.verdicts.keys import SigningKey, keys_folder, read_signing_key
 from imagefactory.verdicts.model import Standing
@@ -284,6 +285,10 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
     file.write_bytes(first)
     site.call("catalogue", "--output", str(file), code=9)
     assert file.read_bytes() == first
+    unreadable = site.folder / "a directory.json"
+    unreadable.mkdir()  # root reads every file
+    with pytest.raises(UsageError, match="cannot read"):  # it is not taken for nothing
+        read_current(unreadable, Trust(), datetime.now(UTC))
     site.call("catalogue", "--yes-everybody-must-join-again")
     assert published(site) != first
     site.call("catalogue")  # its own
