@@ -1,18 +1,33 @@
-"""Which machines failed the jobs of a sweep, and which of them get no more of it.
+"""Which machines failed the jobs of a sweep, and which of them get no more of it, nor of those that follow.
 
 What failed a job writes a line to `faults` in the sweep's folder: post.py on HTCondor, task.sh on Slurm. Both
-keep to one rule, `bad_machines`.
+keep to one rule, `bad_machines`. A sweep that is made begins with the faults of the days before, so this rule
+excludes a bad machine from the first job on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.pools.htcondor.node.post import FAULTS, LARGEST_LOG, bad_machines, parse_faults, read
-from imagefactory.pools.model import Sweep
+from imagefactory.model import Outcome
+from imagefactory.pools.htcondor.node.post import (
+    FAULTS,
+    LARGEST_LOG,
+    Fault,
+    bad_machines,
+    parse_faults,
+    read,
+)
+from imagefactory.pools.model import CapableMachines, NodeResult, Sweep
+from imagefactory.verdicts.statement import SIGNABLE
+
+REMEMBERED = timedelta(days=7)
+"""How long a machine that failed two jobs gets none of new sweeps."""
+ANSWERS = frozenset(SIGNABLE) - {Outcome.TIMEOUT}
+"""Outcomes that say something of the image, and so that its earlier failure was a machine's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,55 @@ def read_failed_machines(folder: Path, sweep: Sweep) -> tuple[FailedMachine, ...
         )
         for name in sorted({one.machine for one in faults})
     )
+
+
+def read_faults(folder: Path) -> tuple[Fault, ...]:
+    """The faults that a sweep's folder has."""
+    return tuple(parse_faults(read(folder / FAULTS, LARGEST_LOG)))
+
+
+def blamed(
+    faults: Iterable[Fault], sweep: Sweep, results: Mapping[str, NodeResult], now: datetime
+) -> tuple[Fault, ...]:
+    """The faults of REMEMBERED in which the machine was at fault: another one answered the same job. Pure.
+
+    Faults from before the sweep are of other sweeps.
+    """
+    since = max(sweep.made, now - REMEMBERED).timestamp()
+    return tuple(
+        fault
+        for fault in faults
+        if fault.at >= int(since)
+        and (result := results.get(fault.node))
+        and result.outcome in ANSWERS
+        and result.attempts
+        and result.attempts[-1].machine != fault.machine
+    )
+
+
+def of_bad_machines(faults: Sequence[Fault], machines: Iterable[CapableMachines]) -> tuple[Fault, ...]:
+    """The faults of the machines that get no job, while another one of that capability is left. Pure."""
+    bad = {name for one in machines for name in bad_machines(list(faults), list(one.machines))}
+    return tuple(fault for fault in faults if fault.machine in bad)
+
+
+def format_faults(faults: Iterable[Fault]) -> str:
+    """The lines that `parse_faults` reads."""
+    rows = ((one.machine, one.node, one.job, str(one.at), one.why) for one in faults)
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def format_excluded(faults: Sequence[Fault]) -> tuple[str, ...]:
+    """A line for each machine that gets no job because of these faults."""
+    lines = []
+    for name in sorted({one.machine for one in faults}):
+        own = [one for one in faults if one.machine == name]
+        last = max(own, key=lambda one: one.at)
+        lines.append(
+            f"{name} gets no job: it failed {len(own)} within {REMEMBERED.days} days, the last on "
+            f"{datetime.fromtimestamp(last.at, UTC):%Y-%m-%d %H:%M} UTC: {last.why[:200]}"
+        )
+    return tuple(lines)
 
 
 def machines_json(machines: Sequence[FailedMachine]) -> list[dict[str, object]]:

@@ -259,6 +259,8 @@ class _Night:
             names = [one.target.name for one in ready]
             words = ("--pool", self.ask.pool, "--inventory", str(self._inventory), *names)
             _, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
+            notes = told.get("notes")
+            self.steps.notes += [one_line(str(one)) for one in notes] if isinstance(notes, list) else []
             if isinstance(told.get("folder"), str):
                 (self.folder / SWEPT).write_text(told["folder"] + "\n", "utf-8")
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,17 @@ from pathlib import Path
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
-from imagefactory.pools.faults import FailedMachine, read_failed_machines
+from imagefactory.pools.faults import (
+    REMEMBERED,
+    FailedMachine,
+    blamed,
+    format_excluded,
+    format_faults,
+    of_bad_machines,
+    read_failed_machines,
+    read_faults,
+)
+from imagefactory.pools.htcondor.node.post import FAULTS, Fault
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
@@ -40,7 +51,15 @@ from imagefactory.settings.own_commands import names_of
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes
-from imagefactory.sweeps.cells import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
+from imagefactory.sweeps.cells import (
+    BAD_MACHINE,
+    ROOM,
+    QueuedCell,
+    SweepAsk,
+    SweepPlan,
+    check_room,
+    plan_sweep,
+)
 from imagefactory.sweeps.sweep_file import (
     ID,
     SWEEP,
@@ -48,6 +67,7 @@ from imagefactory.sweeps.sweep_file import (
     read_collected,
     read_sweep,
     write_document,
+    write_file,
     write_sweep_file,
 )
 from imagefactory.sweeps.underway import Images, Looking, is_left, leave_out_underway, read_underway
@@ -86,7 +106,7 @@ class SweepOptions:
 class Prepared:
     """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
 
-    `own` is what the settings add to its jobs.
+    `own` is what the settings add to its jobs, `faults` those of the machines that get none.
     """
 
     plan: SweepPlan
@@ -95,6 +115,7 @@ class Prepared:
     id: str
     options: SweepOptions
     own: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +152,33 @@ def prepare_sweep(
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
-    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options, own=own)
+    faults: tuple[Fault, ...] = ()
+    if plan.cells and BAD_MACHINE not in options.asked.allow:
+        machines = capable_machines(inventory, {str(cell.capability) for cell in plan.cells})
+        faults = of_bad_machines(_remembered_faults(factory.settings, options.pool, bench), machines)
+        plan = replace(plan, notes=plan.notes + format_excluded(faults))
+    return Prepared(
+        plan=plan, inventory=inventory, place=place, id=name, options=options, own=own, faults=faults
+    )
+
+
+def _remembered_faults(settings: Settings, pool: str, bench: SweepBench) -> tuple[Fault, ...]:
+    """The faults of machines in the sweeps of the last days. A sweep that cannot be read is skipped: what
+    reads the cells in progress reports it."""
+    now = bench.clock()
+    found: list[Fault] = []
+    for folder in find_sweeps(settings):
+        if not (faults := read_faults(folder)):
+            continue
+        with suppress(FactoryError):
+            sweep = read_sweep(folder)
+            if sweep.pool != pool or sweep.made + REMEMBERED + LIFETIME <= now:
+                continue
+            nodes, opened = {one.name: one for one in sweep.nodes}, bench.pools(pool)
+            names = {one.node for one in faults if one.node in nodes}
+            results = {name: opened.read_result(folder, nodes[name], sweep.limits) for name in names}
+            found += blamed(faults, sweep, results, now)
+    return tuple(found)
 
 
 def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
@@ -227,6 +274,8 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     ledger(factory).issue_all(runs, sweep.made)
     write_sweep_file(folder, sweep)
+    if prepared.faults:
+        write_file(folder / FAULTS, format_faults(prepared.faults))
     bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
 

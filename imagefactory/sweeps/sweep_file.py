@@ -176,7 +176,11 @@ def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[obj
 
 def write_document(path: Path, value: Mapping[str, object]) -> None:
     """Writes JSON beside and renames it. Raises UsageError where the folder cannot be written."""
-    data = json.dumps(value, indent=1, sort_keys=True) + "\n"
+    write_file(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def write_file(path: Path, data: str) -> None:
+    """Writes text beside and renames it. Raises UsageError where the folder cannot be written."""
     try:
         with explain_full_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)

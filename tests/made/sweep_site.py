@@ -37,9 +37,11 @@ class Site:
         assert name == HTCONDOR
         return self.pool
 
-    def makes(self, **changes: Any) -> Made:
+    def makes(self, now: datetime | None = None, **changes: Any) -> Made:
         options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
-        bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=self.opens, queue=False)
+        bench = SweepBench(
+            clock=lambda: now or datetime.now(UTC), random=os.urandom, pools=self.opens, queue=False
+        )
         prepared = prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, bench)
         made = make_sweep(self.factory, prepared, bench, Quiet())
         submit_sweep(made.folder, self.opens)

@@ -2,7 +2,8 @@
 
 DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST
 DIR/sweep.sub                     the submit commands that all jobs share
-DIR/machines.json                 the pool's machines by capability; post.py writes `faults` of machines
+DIR/machines.json                 the pool's machines by capability
+DIR/faults                        which machines failed jobs, in the days before too; post.py adds to it
 DIR/suite.tar, inside.py          what every job gets; the suite and what runs it, by the image's own Python
 DIR/post.py                       DAGMan's POST script
 DIR/nodes/<node>/                 job.sub, which post.py writes anew for each retry; kit.json,
@@ -26,7 +27,18 @@ from pathlib import Path
 from imagefactory.errors import UsageError
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.ads import WHOLE_GPUS
-from imagefactory.pools.htcondor.node.post import JOB, MACHINES, MOST_SHADOWS, MOST_STARTS, format_job
+from imagefactory.pools.htcondor.node.post import (
+    FAULTS,
+    JOB,
+    LARGEST_LOG,
+    MACHINES,
+    MOST_SHADOWS,
+    MOST_STARTS,
+    bad_machines,
+    format_job,
+    parse_faults,
+    read,
+)
 from imagefactory.pools.model import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
 from imagefactory.pools.sites import find_site
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
@@ -266,8 +278,11 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
         (folder / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
         (folder / COMMON).write_text(common, encoding="ascii")
         write_nodes(folder, sweep, texts)
+        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        bad = {capability: bad_machines(faults, list(names)) for capability, names in machines.items()}
         for node in sweep.nodes:
-            (node_folder(folder, node.name) / JOB).write_text(format_job(), encoding="ascii")
+            job = format_job(bad.get(node.capability, ()))
+            (node_folder(folder, node.name) / JOB).write_text(job, encoding="ascii")
         beside = folder / f".{DAG}-{os.getpid()}"
         beside.write_text(dag, encoding="ascii")
         beside.replace(folder / DAG)

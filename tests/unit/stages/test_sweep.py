@@ -27,7 +27,7 @@ from imagefactory.factory import Factory
 from imagefactory.model import Outcome
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
+from imagefactory.pools.model import ImageKind, JobLimits, NodeResult, PoolMachine
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import HTCONDOR, Setting
 from imagefactory.settings.load import LEDGER_KEY
@@ -693,6 +693,46 @@ def test_machines_that_failed_jobs_are_named_with_their_history(
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
     assert [bad, "2", "left", "out"] in rows
     assert [good, "1", "tried", "last"] in rows
+
+
+@pytest.mark.parametrize(
+    ("outcome", "days", "allow", "excluded"),
+    [
+        ("wrong-numbers", 0, "uncollected", True),
+        ("no-gpu", 0, "uncollected", False),  # no machine ran it: the image may be at fault
+        ("wrong-numbers", 8, "uncollected", False),
+        ("wrong-numbers", 0, "bad-machine", False),
+    ],
+)
+def test_a_machine_that_failed_jobs_gets_none_of_the_next_sweep(
+    site: Site, pool: PoolMadeHere, outcome: str, days: int, allow: str, excluded: bool
+) -> None:
+    """`gpu` is what answers: the made-up jobs all run there."""
+    both = pool_gpu("7.0"), pool_gpu("8.0")
+    machines = (
+        PoolMachine(name=f"{name}.pool.test", attributes={}, start="", gpus=both) for name in ("bad", "gpu")
+    )
+    pool.gpus = replace(pool.gpus, machines=tuple(machines))
+    first = site.makes().folder
+    at = int(datetime.now(UTC).timestamp()) + 1
+    lines = [f"bad.pool.test\t{node}\t1.0\t{at}\tno-gpu: none\n" for node in (V100, A100)]
+    (first / "faults").write_text("".join(lines))
+    for node in (V100, A100):
+        asks = json.loads((first / "nodes" / node / "expectations.json").read_bytes())
+        head, *rest = suite_report(asks)["checks"]
+        said = {"checks": [failed(head["name"], outcome), *rest]}
+        met = {"device": None, "cuda": ""} if outcome == "no-gpu" else {}
+        play(first, node, report={**said, **met}, run={"returncode": 1, **(NOTHING_SEEN if met else {})})
+    later = datetime.now(UTC) + timedelta(days=days)
+    asked = SweepAsk(allow=frozenset({"uncollected", allow}))
+    made = site.makes(asked=asked, now=later)
+    told = [line for line in made.notes if line.startswith("bad.pool.test gets no job: it failed 2")]
+    assert len(told) == (1 if excluded else 0)
+    for node in (V100, A100):
+        job = (made.folder / "nodes" / node / "job.sub").read_text()
+        assert ('!member(TARGET.Machine, {"bad.pool.test"})' in job) == excluded
+    seen = read_status(made.folder, site.opens, queue=False).machines
+    assert [(one.machine, one.left_out) for one in seen] == ([("bad.pool.test", True)] if excluded else [])
 
 
 def test_a_recipe_with_faults_keeps_no_other_from_the_pool(
