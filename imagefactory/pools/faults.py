@@ -51,8 +51,8 @@ class FailedMachine:
 
 def read_failed_machines(folder: Path, sweep: Sweep) -> tuple[FailedMachine, ...]:
     """The machines that failed jobs of the sweep in `folder`, by name."""
-    faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
-    bad = {name for one in sweep.machines for name in bad_machines(faults, list(one.machines))}
+    faults = read_faults(folder)
+    bad = _bad(faults, sweep.machines)
     return tuple(
         FailedMachine(
             machine=name,
@@ -92,9 +92,21 @@ def blamed(
 
 
 def of_bad_machines(faults: Sequence[Fault], machines: Iterable[CapableMachines]) -> tuple[Fault, ...]:
-    """The faults of the machines that get no job, while another one of that capability is left. Pure."""
-    bad = {name for one in machines for name in bad_machines(list(faults), list(one.machines))}
+    """The faults of those machines that get no job, while another one of that capability is left. Pure."""
+    known = tuple(machines)
+    bad = _bad(faults, known) & {name for one in known for name in one.machines}
     return tuple(fault for fault in faults if fault.machine in bad)
+
+
+def _bad(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> set[str]:
+    """The bad machines: of a capability, or of none that was listed."""
+    listed = {name for one in machines for name in one.machines}
+    return {
+        name
+        for one in machines
+        for name in bad_machines(list(faults), list(one.machines))
+        if name in one.machines or name not in listed
+    }
 
 
 def format_faults(faults: Iterable[Fault]) -> str:

@@ -147,8 +147,9 @@ def batches_of(jobs: Sequence[Job], inventory: Inventory, faults: Sequence[Fault
         machines = [
             machine.name for machine in inventory.machines if any(fits(group[0], gpu) for gpu in machine.gpus)
         ]
+        known = {machine.name for machine in inventory.machines}  # sbatch refuses other names
         batch = Batch(
-            options=_without(options, bad_machines(list(faults), machines)),
+            options=_without(options, [one for one in bad_machines(list(faults), machines) if one in known]),
             jobs=tuple(group),
             machines=tuple(machines),
         )

@@ -282,12 +282,14 @@ def parse_faults(data):
 
 def bad_machines(faults, machines):
     # type: (list[Fault], list[str]) -> list[str]
-    """Those of `machines` on which two nodes failed. None where that is all: no machine is to blame then."""
+    """The machines on which two nodes failed, also those that came after `machines` were listed. None where
+    all of `machines` are such: no machine is to blame then.
+    """
     nodes = {}  # type: dict[str, set[str]]
     for fault in faults:
         nodes.setdefault(fault.machine, set()).add(fault.node)
-    bad = [name for name in machines if len(nodes.get(name, ())) >= FAULTS_OF_ONE]
-    return bad if len(bad) < len(set(machines)) else []
+    bad = [name for name in nodes if len(nodes[name]) >= FAULTS_OF_ONE]
+    return bad if set(machines) - set(bad) else []
 
 
 def format_job(avoided=(), tried=()):

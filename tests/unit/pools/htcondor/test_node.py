@@ -308,6 +308,7 @@ def test_a_machine_on_which_two_nodes_failed_is_left_out_of_the_sweep(two: Path)
     faults = post.parse_faults((two / "faults").read_bytes())
     assert post.bad_machines(faults, [HERE, THERE]) == [HERE]
     assert post.bad_machines(faults, [HERE]) == []  # no other one is left
+    assert post.bad_machines(faults, [THERE]) == [HERE]  # it came to the pool after the sweep was made
 
 
 @pytest.mark.parametrize(
