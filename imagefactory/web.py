@@ -79,8 +79,8 @@ class Patience:
     `attempts` in a row may fail without one new byte. The wait between them begins at about `first_wait`
     seconds, doubles, is jittered and never longer than `longest_wait`, which also caps Retry-After.
     `connect`, `read` and `commit` are time-outs in seconds; a registry may hash a whole blob before it
-    answers the request that ends its upload. `threads` is how many transfers run at once. After `span` seconds
-    no other attempt begins.
+    answers the request that ends its upload. `threads` is how many transfers run at once. After `span`
+    seconds no other attempt begins.
     """
 
     attempts: int = 6

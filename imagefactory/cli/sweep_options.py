@@ -56,7 +56,7 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             multiple=True,
             metavar="RULE",
             help="Let this rule leave nothing out, as plan has it; `verified` tests again, `queued` and "
-            "`uncollected` what another sweep has in hand. May be repeated.",
+            "`uncollected` what another sweep has in hand, `claimed` what another store has. Repeatable.",
         ),
         click.option("--mig", is_flag=True, help="Count slices of GPUs (MIG) as GPUs."),
         inventory_option,

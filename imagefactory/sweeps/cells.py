@@ -15,6 +15,10 @@ underway.py then leaves out what another sweep has in hand:
 
     queued       a sweep that is still driven has a job for that very image there
     uncollected  such a job has ended, and `collect` can make a verdict of it
+
+and claimed.py what other stores have:
+
+    claimed      another store has queued that very image there, as it says in the registry
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ from imagefactory.verdicts.model import Judged, Verdict
 from imagefactory.versions import natural
 
 NO_GPU, NEWEST, BLOCKED, NO_MATCH, VERIFIED = "no-gpu", "newest", "blocked", "no-match", "verified"
-QUEUED, UNCOLLECTED = "queued", "uncollected"
+QUEUED, UNCOLLECTED, CLAIMED = "queued", "uncollected", "claimed"
 ROOM = "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
 """What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
 
@@ -316,7 +320,7 @@ def driver_of(gpu: PoolGpu) -> str:
 
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     """The rules to allow: those of plans, and the ones of sweeps. Raises UsageError for another word."""
-    own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED)
+    own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED)
     if NO_GPU in rules:
         raise UsageError("--allow no-gpu: an image for CPUs has nothing to verify", hint="leave it out")
     if NO_MATCH in rules:

@@ -95,9 +95,7 @@ def test_the_kept_copy_is_used_while_the_registry_is_down(reader: Reader) -> Non
     assert reader.read() == of(NOW)
 
 
-def test_a_registry_that_never_answers_is_asked_once(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registry_that_never_answers_is_asked_once(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """What that costs is one time-out, not one for each attempt."""
     reader.read()
     asked = len(reader.registry.log)
