@@ -6,6 +6,7 @@ No address is known here: whoever asks brings it, and says how the web is reache
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import socket
 import threading
@@ -78,7 +79,8 @@ class Patience:
     `attempts` in a row may fail without one new byte. The wait between them begins at about `first_wait`
     seconds, doubles, is jittered and never longer than `longest_wait`, which also caps Retry-After.
     `connect`, `read` and `commit` are time-outs in seconds; a registry may hash a whole blob before it
-    answers the request that ends its upload. `threads` is how many transfers run at once.
+    answers the request that ends its upload. `threads` is how many transfers run at once. After `span`
+    seconds no other attempt begins.
     """
 
     attempts: int = 6
@@ -88,6 +90,7 @@ class Patience:
     read: float = 30.0
     commit: float = 300.0
     threads: int = 6
+    span: float = math.inf
 
     def wait(self, failures: int, after: float | None, dice: Random = _DICE) -> float:
         """Seconds to wait after the `failures`-th failure in a row (from 1)."""
@@ -103,7 +106,7 @@ class Patience:
             return self.wait(state.attempt_number, getattr(error, "after", None))
 
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.attempts),
+            stop=tenacity.stop_after_attempt(self.attempts) | tenacity.stop_after_delay(self.span),
             wait=wait,
             retry=tenacity.retry_if_exception_type(TransientError),
             sleep=tenacity.sleep_using_event(stop or threading.Event()),
@@ -112,8 +115,9 @@ class Patience:
         return retrying(call)
 
 
-HURRIED = Patience(attempts=2, first_wait=0.5, longest_wait=1.0, connect=5.0, read=10.0)
-"""How long a server is waited for where there is something else to go by."""
+HURRIED = Patience(attempts=2, first_wait=0.5, longest_wait=1.0, connect=3.0, read=4.0, span=2.0)
+"""How long a server is waited for where there is something else to go by: one that accepts and never answers
+costs 4 seconds, and one that hangs up is asked once more."""
 
 
 class WebAccess(Protocol):

@@ -153,12 +153,14 @@ def _submitted(
     """Says what runs now, or waits for it and collects."""
     from imagefactory.report.sweep import left_out_json
     from imagefactory.stages.kits import CollectOptions
-    from imagefactory.stages.sweep import submit_sweep
+    from imagefactory.stages.sweep import claim_again, submit_sweep
     from imagefactory.sweeps.sweep_file import read_sweep
 
     sweep, as_json = read_sweep(folder), given["as_json"]
     for name, fault in made.faults if made else ():
         failures.of(name).add(fault)
+    if made is None:
+        claim_again(call.access, folder, given["registry"], sweep_bench(), call.progress)
     try:
         job = submit_sweep(folder, find_pool)
     except ToolError as error:

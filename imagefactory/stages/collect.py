@@ -26,11 +26,13 @@ from imagefactory.pools.model import NodeFound, NodeResult, Pool, Sweep, SweepNo
 from imagefactory.progress import Progress
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed, find_target, reference_of
 from imagefactory.stages.candidates import Promoting
+from imagefactory.stages.claim import release_claim
 from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
 from imagefactory.stages.promote import Promotion, promote
 from imagefactory.stages.pulling import PullAsker
 from imagefactory.stages.sign import ledger, signing_key
 from imagefactory.stages.verdicts import local_place, place_of
+from imagefactory.sweeps.claimed import cell_of
 from imagefactory.sweeps.sweep_file import (
     NO_KEY,
     UNSIGNED,
@@ -39,6 +41,7 @@ from imagefactory.sweeps.sweep_file import (
     read_sweep,
     write_collected,
 )
+from imagefactory.sweeps.underway import state_of
 from imagefactory.trees import read_file
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.statement import SIGNABLE, Signed, sign, spread
@@ -123,6 +126,15 @@ def collect_sweep(
         faults.append((sweep.id, silent))
     write_collected(folder, nodes)
     signer.ledger.settle_all({node.nonce for node in nodes if node.attached})
+    # What others may take up: all that has an end, and no verdict of it is still to arrive.
+    open_ones = {
+        node.nonce
+        for node in nodes
+        if node.result.outcome is None
+        or (not node.attached and state_of(node.result.outcome, node) is not None)
+    }
+    left = [cell_of(node) for node in sweep.nodes if node.nonce in open_ones]
+    release_claim(factory, sweep.id, left, now, progress)
     promotions: list[Promotion] = []
     if options.promote:
         attached = {node.target for node in nodes if node.attached}

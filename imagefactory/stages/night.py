@@ -11,9 +11,12 @@ again: images that are there are not built, sweeps that are underway are waited 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from imagefactory.catalogue.model import SOON
 from imagefactory.errors import (
@@ -69,6 +72,7 @@ from imagefactory.stages.nights import (
 from imagefactory.stages.plan import Asking, inventory_devices, read_stages
 from imagefactory.stages.read_catalogue import kept_expiry
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, read_pool_stages
+from imagefactory.sweeps.cells import CLAIMED
 from imagefactory.verdicts.claims import ProofAges
 
 EXPIRY = "catalog expiry"
@@ -258,9 +262,10 @@ class _Night:
         if self.ask.pool:
             names = [one.target.name for one in ready]
             words = ("--pool", self.ask.pool, "--inventory", str(self._inventory), *names)
-            _, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
+            code, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
             notes = told.get("notes")
             self.steps.notes += [one_line(str(one)) for one in notes] if isinstance(notes, list) else []
+            self.steps.notes += _not_queued(code, told)
             if isinstance(told.get("folder"), str):
                 (self.folder / SWEPT).write_text(told["folder"] + "\n", "utf-8")
             return
@@ -268,6 +273,16 @@ class _Night:
             name = one.target.name
             image = name if name in built else f"{name}@{one.image}"
             self.steps.do(name, "verify", "--registry", self._registry, "--promote", image)
+
+
+def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
+    """Why cells that are due were not queued, though nothing is wrong: another store has them."""
+    rows = told.get("errors" if code == EXIT_NOTHING_SELECTED else "left_out", ())
+    if code == EXIT_NOTHING_SELECTED:
+        yield from (one_line(str(row.get("message", ""))) for row in rows)
+        return
+    reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
+    yield from (one_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
 
 
 def _ages_in(proofs: object) -> ProofAges | None:

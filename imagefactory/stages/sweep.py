@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from imagefactory.access import Access
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
@@ -42,17 +45,20 @@ from imagefactory.pools.model import (
     NodeResult,
     Pools,
     Sweep,
+    SweepNode,
 )
 from imagefactory.pools.sites import GENERIC, check_needs, find_site, own_of
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
+from imagefactory.stages.claim import ClaimedSweep, Claiming, claim_cells, read_claims, release_claim
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes
 from imagefactory.sweeps.cells import (
     BAD_MACHINE,
+    CLAIMED,
     ROOM,
     QueuedCell,
     SweepAsk,
@@ -60,6 +66,7 @@ from imagefactory.sweeps.cells import (
     check_room,
     plan_sweep,
 )
+from imagefactory.sweeps.claimed import cell_of, leave_out_claimed, left_out_by
 from imagefactory.sweeps.sweep_file import (
     ID,
     SWEEP,
@@ -150,13 +157,17 @@ def prepare_sweep(
     place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
     plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
-    seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
+    images = _images(factory, plan, kind)
+    seen, notes = read_underway(sweeps_folder(factory.settings), images, looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     faults: tuple[Fault, ...] = ()
     if plan.cells and BAD_MACHINE not in options.asked.allow:
         machines = capable_machines(inventory, {str(cell.capability) for cell in plan.cells})
         faults = of_bad_machines(_remembered_faults(factory.settings, options.pool, bench), machines)
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
+    if plan.cells and CLAIMED not in options.asked.allow:
+        found = read_claims(factory, registry, now)
+        plan = leave_out_claimed(replace(plan, notes=plan.notes + found.notes), images, found.claims)
     return Prepared(
         plan=plan, inventory=inventory, place=place, id=name, options=options, own=own, faults=faults
     )
@@ -195,7 +206,7 @@ def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepBench:
-    """What a sweep takes from this process: the time, random bytes for its nonces, and who opens pools.
+    """What a sweep takes from this process: the time and its passing, random bytes, and who opens pools.
 
     `queue` says whether these may be asked for the sweeps at work, `user` who asks, None for anybody.
     """
@@ -205,6 +216,7 @@ class SweepBench:
     pools: Pools
     queue: bool = True
     user: int | None = None
+    pause: Callable[[float], None] = time.sleep
 
 
 def check_limits(limits: JobLimits) -> None:
@@ -235,8 +247,11 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
     """
     folder = prepared.place.folder
     if not prepared.plan.cells:
+        rules = Counter(one.rule for one in prepared.plan.left_out)
+        told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
         raise NothingSelectedError(
-            "nothing is left to verify on this pool", hint="see above why; --allow RULE brings cells back"
+            f"nothing is left to verify on this pool{told and f': {told}'}",
+            hint="see above why; --allow RULE brings cells back",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", hint="name a new folder: --folder DIR")
@@ -259,6 +274,16 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
             left_out += [_failed(cell, error) for cell in cells]
     if not kits:
         raise faults[0][1] if faults else NothingSelectedError(left_out[-1].reason, hint=ROOM)
+    claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
+    given_up = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
+    left_out += [
+        left_out_by(other, kit.node.target, kit.node.capability)
+        for kit in kits
+        if (other := given_up[kit.node.name])
+    ]
+    kits = [kit for kit in kits if not given_up[kit.node.name]]
+    if not kits:
+        raise NothingSelectedError(left_out[-1].reason, hint=f"--allow {CLAIMED} queues it all the same")
     sweep = Sweep(
         id=prepared.id,
         made=prepared.place.now,
@@ -272,12 +297,60 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
-    ledger(factory).issue_all(runs, sweep.made)
-    write_sweep_file(folder, sweep)
-    if prepared.faults:
-        write_file(folder / FAULTS, format_faults(prepared.faults))
-    bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
-    return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
+    try:
+        ledger(factory).issue_all(runs, sweep.made)
+        write_sweep_file(folder, sweep)
+        if prepared.faults:
+            write_file(folder / FAULTS, format_faults(prepared.faults))
+        bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
+    except BaseException:
+        release_claim(factory, sweep.id, (), bench.clock(), progress)
+        raise
+    notes = dict.fromkeys((*prepared.plan.notes, *claimed.notes))
+    return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))
+
+
+def _claim(
+    factory: Factory, prepared: Prepared, nodes: Sequence[SweepNode], bench: SweepBench, progress: Progress
+) -> ClaimedSweep:
+    """Claims what is about to be queued; what went wrong, and what another store has, is told."""
+    claiming = Claiming(
+        sweep=prepared.id,
+        registry=prepared.place.registry,
+        cells=frozenset(map(cell_of, nodes)),
+        limits=prepared.options.limits,
+        clock=bench.clock,
+        random=bench.random,
+        pause=bench.pause,
+        ask=CLAIMED not in prepared.options.asked.allow,
+    )
+    claimed = claim_cells(factory, claiming, progress)
+    for note in claimed.notes:
+        if note not in prepared.plan.notes:
+            factory.tell(f"note: {note}")
+    for other in {one.order: one for one in claimed.lost.values()}.values():
+        factory.tell(f"note: cells are left out meanwhile: {other.reason}")
+    return claimed
+
+
+def claim_again(access: Access, folder: Path, registry: str, bench: SweepBench, progress: Progress) -> None:
+    """Claims what a sweep that is gone on with still has to run, whoever else has it."""
+    sweep = read_sweep(folder)
+    pool = bench.pools(sweep.pool)
+    claiming = Claiming(
+        sweep=sweep.id,
+        registry=registry or access.settings.registry.value,
+        cells=frozenset(
+            cell_of(node) for node in sweep.nodes if _left(pool.read_node(folder, node, sweep.limits))
+        ),
+        limits=sweep.limits,
+        clock=bench.clock,
+        random=bench.random,
+        pause=bench.pause,
+        ask=False,
+    )
+    for note in claim_cells(access, claiming, progress).notes:
+        access.tell(f"note: {note}")
 
 
 def capable_machines(inventory: Inventory, capabilities: Collection[str]) -> tuple[CapableMachines, ...]:

@@ -16,6 +16,10 @@ underway.py then leaves out what another sweep has in hand:
     queued       a sweep that is still driven has a job for that very image there
     uncollected  such a job has ended, and `collect` can make a verdict of it
 
+and claimed.py what other stores have:
+
+    claimed      another store has queued that very image there, as it says in the registry
+
 Of machines, not cells (pools/faults.py):
 
     bad-machine  a machine that failed jobs of the last days, while another one answered them
@@ -48,7 +52,7 @@ from imagefactory.verdicts.model import Judged, Verdict
 from imagefactory.versions import natural
 
 NO_GPU, NEWEST, BLOCKED, NO_MATCH, VERIFIED = "no-gpu", "newest", "blocked", "no-match", "verified"
-QUEUED, UNCOLLECTED = "queued", "uncollected"
+QUEUED, UNCOLLECTED, CLAIMED = "queued", "uncollected", "claimed"
 BAD_MACHINE = "bad-machine"
 ROOM = "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
 """What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
@@ -321,7 +325,7 @@ def driver_of(gpu: PoolGpu) -> str:
 
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     """The rules to allow: those of plans, and the ones of sweeps. Raises UsageError for another word."""
-    own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, BAD_MACHINE)
+    own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED, BAD_MACHINE)
     if NO_GPU in rules:
         raise UsageError("--allow no-gpu: an image for CPUs has nothing to verify", hint="leave it out")
     if NO_MATCH in rules:

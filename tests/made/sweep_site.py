@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,15 @@ from imagefactory.progress import Quiet
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
-from imagefactory.stages.sweep import Made, SweepBench, SweepOptions, make_sweep, prepare_sweep, submit_sweep
+from imagefactory.stages.sweep import (
+    Made,
+    Prepared,
+    SweepBench,
+    SweepOptions,
+    make_sweep,
+    prepare_sweep,
+    submit_sweep,
+)
 from tests.made.factory import NAME
 from tests.made.registry import RegistryMadeHere
 from tests.made.sweep import PoolMadeHere
@@ -32,24 +41,31 @@ class Site:
     target: Target
     registry: RegistryMadeHere
     pool: PoolMadeHere
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     def opens(self, name: str) -> Pool:
         assert name == HTCONDOR
         return self.pool
 
-    def makes(self, now: datetime | None = None, **changes: Any) -> Made:
-        options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
-        bench = SweepBench(
-            clock=lambda: now or datetime.now(UTC), random=os.urandom, pools=self.opens, queue=False
+    @property
+    def bench(self) -> SweepBench:
+        """Nothing is waited for."""
+        return SweepBench(
+            clock=self.clock, random=os.urandom, pools=self.opens, queue=False, pause=lambda _: None
         )
-        prepared = prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, bench)
-        made = make_sweep(self.factory, prepared, bench, Quiet())
+
+    def prepares(self, **changes: Any) -> Prepared:
+        options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
+        return prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, self.bench)
+
+    def makes(self, **changes: Any) -> Made:
+        prepared = self.prepares(**changes)
+        made = make_sweep(self.factory, prepared, self.bench, Quiet())
         submit_sweep(made.folder, self.opens)
         return made
 
     def collects(self, folder: Path, **options: Any) -> CollectedSweep:
-        now = datetime.now(UTC)
-        return collect_sweep(self.factory, folder, CollectOptions(**options), now, Quiet())
+        return collect_sweep(self.factory, folder, CollectOptions(**options), self.clock(), Quiet())
 
 
 def failed(name: str, outcome: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -232,5 +233,7 @@ def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMad
     for module in (cancel, status, sweeps):
         monkeypatch.setattr(module, "find_pool", site.opens)
     monkeypatch.setattr(sweeps, "POLL", 0.0)
+    bench = sweeps.sweep_bench
+    monkeypatch.setattr(sweeps, "sweep_bench", lambda: replace(bench(), pause=lambda _: None))
     write_inventory(tmp_path / "pool.json", site.pool.gpus)
     return site.pool

@@ -156,9 +156,10 @@ class RegistrySession:
             error = state.outcome.exception() if state.outcome else None
             return patience.wait(failures, getattr(error, "after", None), self.options.random)
 
-        def stop(_: tenacity.RetryCallState) -> bool:
+        def stop(state: tenacity.RetryCallState) -> bool:
             # Tokens made a moment ago and refused again and again: rarely a fault, mostly a missing right.
-            return failures >= patience.attempts or refusals >= _REFUSALS
+            late = (state.seconds_since_start or 0.0) >= patience.span
+            return failures >= patience.attempts or refusals >= _REFUSALS or late
 
         retrying = tenacity.Retrying(
             stop=stop,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ from imagefactory.pools.model import (
     SweepNode,
 )
 from imagefactory.report.tables import HEADER
+from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.statements import attach_signed
-from imagefactory.stages.tables import Tables, TablesAsked, read_catalogued
+from imagefactory.stages.tables import Tables, TablesAsked, read_catalogued, survey
 from imagefactory.stages.verdicts import local_place
 from imagefactory.sweeps.sweep_file import CollectedNode, write_collected, write_sweep_file
 from imagefactory.verdicts.subject import read_subject
@@ -42,6 +44,7 @@ from imagefactory.verify.model import Subject
 from tests.made.catalogue import make_catalogue, make_image, signed
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
+from tests.made.sweep_site import Site
 from tests.made.verdicts import LAB, LAB_TRUSTED, NOW, whole_report
 
 FILES = {"valid_combos.csv", "invalid_combos.csv", "version_ranges.csv", "combos.md", "combos.json"}
@@ -112,6 +115,18 @@ def test_a_tag_alone_proves_nothing(bench: Bench) -> None:
 def test_verdicts_of_the_registry_count_where_it_is_asked(bench: Bench) -> None:
     bench.verify(bench.push(b"a", 1))
     assert tables(bench, "--registry", bench.registry.host)["8.0"]["state"] == "valid"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_registry_of_the_settings_is_asked_as_one_that_is_named(site: Site, named: bool) -> None:
+    """The image of the present lock, which decides what is predicted of it, may lie there alone."""
+    image = site.makes().sweep.nodes[0].image.subject.index
+    place = "" if named else site.registry.host
+    setting = Setting(value=place, origin="default")
+    factory = replace(site.factory, settings=replace(site.factory.settings, registry=setting))
+    asked = TablesAsked(now=datetime.now(UTC), registry=site.registry.host if named else "")
+    ((one,),) = survey(factory, [site.target], asked, QUIET)[1:]
+    assert one.stage.reference == f"{site.registry.host}/pytorch@{image}"
 
 
 def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:

@@ -95,6 +95,18 @@ def test_the_kept_copy_is_used_while_the_registry_is_down(reader: Reader) -> Non
     assert reader.read() == of(NOW)
 
 
+def test_a_registry_that_never_answers_is_asked_once(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that costs is one time-out, not one for each attempt."""
+    reader.read()
+    asked = len(reader.registry.log)
+    hurried = replace(HURRIED, read=0.05, span=0.04)
+    monkeypatch.setattr("imagefactory.stages.read_catalogue.HURRIED", hurried)
+    reader.registry.fault = lambda _: "hang"
+    assert reader.read().source is CatalogueSource.KEPT
+    assert len(reader.registry.log) == asked + 1
+    assert (HURRIED.read <= 5, HURRIED.connect <= 5, HURRIED.span < HURRIED.read) == (True,) * 3
+
+
 def test_a_lost_registry_that_answers_is_no_other_case(reader: Reader) -> None:
     reader.read()
     reader.registry.shelves.repositories.clear()

@@ -19,6 +19,7 @@ import pytest
 from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.errors import NoGpuError, ToolError, UsageError
 from imagefactory.factory import read_sound
+from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
@@ -42,6 +43,7 @@ from imagefactory.stages.nights import (
 )
 from imagefactory.stages.read_catalogue import keep_published
 from imagefactory.stages.sweep import find_sweeps
+from imagefactory.sweeps.cells import SweepAsk
 from imagefactory.verify.model import Hardware
 from tests.made.catalogue import make_catalogue
 from tests.made.command import run
@@ -212,6 +214,24 @@ def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nig
     assert "build" not in nights.commands
     assert len(nights.site.pool.submitted) == 1
     assert killed_before(nights.site.factory.settings) is None
+
+
+def test_what_another_store_has_queued_is_noted_and_nothing_is_broken(nights: Nights, tmp_path: Path) -> None:
+    site = nights.site
+    shutil.copytree(site.factory.layout.path, tmp_path / "other")
+    store = Setting(value=str(tmp_path / "other"), origin="test")
+    settings = replace(site.factory.settings, store=store)
+    other = replace(site, factory=replace(site.factory, settings=settings), pool=PoolMadeHere())
+    part = other.makes(asked=SweepAsk(capabilities=(Capability(8, 0),)))
+    first = nights.run(wait=timedelta(0))
+    assert len(site.pool.submitted) == 1
+    assert [part.sweep.id in note for note in first.notes if "claimed" in note] == [True]
+    whole = replace(other, pool=PoolMadeHere()).makes(asked=SweepAsk(allow=frozenset({"claimed"})))
+    assert len(whole.sweep.nodes) == 2
+    site.pool.at_work = False  # ours is gone without an answer
+    second = nights.run(wait=timedelta(0))
+    assert (len(site.pool.submitted), second.broken) == (1, ())
+    assert sum("2 claimed" in note for note in second.notes) == 1
 
 
 def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: Nights) -> None:
