@@ -27,6 +27,7 @@ from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import site_of
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
+from imagefactory.stages.centers import only_center
 from imagefactory.stages.nights import last_night
 from imagefactory.stages.report_images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.stages.tables import Tables, TablesAsked, survey, survey_catalogue
@@ -87,7 +88,9 @@ def read_report(
     tables, surveyed = survey(factory, targets, asked, progress)
     former = former_locks(factory.lock_folder, targets)
     images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
-    reported = replace(_reported(tables, images, factory.settings), night=last_night(factory.settings))
+    trust = read_trust(factory.settings.files)
+    reported = _reported(tables, images, factory.settings, trust)
+    reported = replace(reported, night=last_night(factory.settings))
     try:
         return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
     except OSError as error:
@@ -119,12 +122,13 @@ def read_catalogued_report(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
 ) -> Reported:
     """Of a signed catalogue, which tells no layers and packages. Raises what `survey_catalogue` raises."""
-    tables, offers = survey_catalogue(settings, environ, names, asked)
-    return _reported(tables, [describe_offer(offer) for offer in offers], settings)
+    center, names = only_center(settings, names)
+    tables, offers = survey_catalogue(center, environ, names, asked)
+    return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
 
 
-def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings) -> Reported:
-    trust, rows = read_trust(settings.files), _by_target(tables)
+def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings, trust: Trust) -> Reported:
+    rows = _by_target(tables)
     return Reported(
         made=tables.made,
         place=tables.place,
