@@ -58,7 +58,7 @@ def is_factory(settings: Settings) -> bool:
 
 def names_catalogue(settings: Settings) -> bool:
     """Whether a catalogue is named for who has no factory."""
-    return bool(settings.catalogue.value or settings.registry.value)
+    return bool(settings.catalogue.value or settings.registry.value or settings.centers)
 
 
 def catalogue_answers(settings: Settings) -> bool:

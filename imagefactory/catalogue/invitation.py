@@ -3,6 +3,7 @@
     format = "imagefactory.invitation/1"
     catalogue = "registry.example.org/gpu"      # or the path of a file that the site's machines share
     catalogue-mirrors = "mirror.example.org/gpu"    # where the site has any
+    center = "chtc"                             # what the site calls itself, where it does
     site = "chtc"
     sif-folder = "/shared/gpu/images"           # where the site has one
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 from imagefactory.catalogue.package import catalogue_place
 from imagefactory.errors import UsageError
 from imagefactory.oci.store import Reference
-from imagefactory.settings.checks import SIF_FOLDER
+from imagefactory.settings.checks import CENTER, SIF_FOLDER
 from imagefactory.settings.choices import SITES, listed
 from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.trust import (
@@ -44,26 +45,27 @@ FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
 LARGEST = 1 << 16
 _PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
-_SETTINGS = ("catalogue", "site", "sif-folder", "catalogue-mirrors")
+SETTINGS = ("catalogue", "center", "site", "sif-folder", "catalogue-mirrors")
 _HEADER = re.compile(r"\s*\[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path, `mirrors` are such with commas; that and
-    `sif_folder` may be empty."""
+    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path, `mirrors` are such with commas; these,
+    `sif_folder` and `center`, its name, may be empty."""
 
     catalogue: str
     site: str
     sif_folder: str
     keys: tuple[Grant, ...]
     mirrors: str = ""
+    center: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
         """By their names in imagefactory.toml, those that are set."""
-        values = (self.catalogue, self.site, self.sif_folder, self.mirrors)
-        return {name: value for name, value in zip(_SETTINGS, values, strict=True) if value}
+        values = (self.catalogue, self.center, self.site, self.sif_folder, self.mirrors)
+        return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 
 def invitation_place(text: str) -> Reference:
@@ -122,7 +124,7 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         raise UsageError(f"{where}: is no invitation: no TOML: {error}", hint=hint) from error
     if document.get("format") != FORMAT:
         raise UsageError(f'{where}: is no invitation: it has no format = "{FORMAT}"', hint=hint)
-    if unknown := sorted({*document} - {"format", "trust", *_SETTINGS}):
+    if unknown := sorted({*document} - {"format", "trust", *SETTINGS}):
         raise UsageError(
             f"{where}: an invitation has no {unknown[0][:40]!r}",
             hint="use an imagefactory as new as the site's",
@@ -133,12 +135,15 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         sif_folder=_text(document, "sif-folder", where),
         keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
         mirrors=_text(document, "catalogue-mirrors", where),
+        center=_text(document, "center", where),
     )
     for place in (found.catalogue, *listed(found.mirrors)):
         if not _PATH.fullmatch(place):
             catalogue_place(place)
     if found.site not in SITES:
         raise UsageError(f"{where}: the site is not known", hint=f"known are {', '.join(SITES)}")
+    if found.center and not CENTER.fullmatch(found.center):
+        raise UsageError(f"{where}: its center's name cannot be used", hint=hint)
     if found.sif_folder and not SIF_FOLDER.fullmatch(found.sif_folder):
         raise UsageError(f"{where}: sif-folder is no place for .sif files", hint=hint)
     if not found.keys:
@@ -178,11 +183,18 @@ class Joining:
 
 
 def join(
-    text: str, invitation: Invitation, others: Sequence[Mapping[str, Any]], where: str, now: datetime
+    text: str,
+    invitation: Invitation,
+    others: Sequence[Mapping[str, Any]],
+    where: str,
+    now: datetime,
+    *,
+    moved: bool = False,
 ) -> Joining:
     """The settings file of a person with what is missing in it; all else stays as he wrote it.
 
     `others` are the documents of files that count too (the site's): what they say is not written again.
+    `moved`: the person says that it is of the center that he joined, wherever its catalogue is now.
     Raises UsageError, with what to write, where that cannot be written there.
     """
     own = tomllib.loads(text)
@@ -198,8 +210,8 @@ def join(
             wanted[name] = value
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
-    before = _before(rows, invitation, same_place=known.get("catalogue") == invitation.catalogue)
-    _refuse_return(rows, invitation, where, now)
+    before = _before(rows, invitation, same_place=moved or known.get("catalogue") == invitation.catalogue)
+    refuse_return(rows, invitation, where, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
         named = next((row for row in rows if row.get("name") == grant.key.name), None)
@@ -242,8 +254,8 @@ def _before(
     return [(row["name"], row["keyid"]) for row in others if same_place or row["name"] in names]
 
 
-def _refuse_return(
-    rows: Sequence[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
+def refuse_return(
+    rows: Iterable[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
 ) -> None:
     """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
     for row in rows:

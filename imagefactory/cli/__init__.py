@@ -171,6 +171,7 @@ cli.shelve(
         "Use": (
             find.find,
             join.join,
+            join.site,
             run.run,
             submit.submit,
             pool.pool,

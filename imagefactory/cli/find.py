@@ -13,9 +13,9 @@ from imagefactory.cli.output import (
     Call,
     json_option,
     say,
-    say_catalogue_notes,
     say_json,
     say_next,
+    say_notes,
     terminal_width,
     write,
 )
@@ -68,7 +68,7 @@ def find(
         write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
     ask = FindAsk(words=words, wish=wish, inventory=pool, now=now)
     found = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
-    say_catalogue_notes(found.catalogue)
+    say_notes(found.notes)
     if as_json:
         say_json("find", found_json(found))
     else:

@@ -1,4 +1,4 @@
-"""The two sides of an invitation: invite writes one for a site's people, join takes it."""
+"""The two sides of an invitation: invite writes one for a site's people, join takes it; site lists them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.groups import Group
 from imagefactory.cli.output import (
     Call,
     at_terminal,
     confirm,
     json_option,
     say,
-    say_catalogue_notes,
     say_json,
     say_next,
+    say_notes,
+    terminal_width,
     write,
 )
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
@@ -112,10 +114,16 @@ def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str
 
 @click.command()
 @click.argument("where", metavar="ADDRESS|FILE")
+@click.option(
+    "--name",
+    default="",
+    metavar="CENTER",
+    help="What to call the center.  [default: what the invitation says, or its site]",
+)
 @click.option("--yes", is_flag=True, help="For scripts: ask nothing. A key that changed is refused then.")
 @json_option
 @click.pass_obj
-def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
+def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
     """Accept a site's invitation: its images, and whose word counts.
 
     \b
@@ -124,20 +132,26 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
 
     It shows the fingerprint of the site's key, asks, and writes your settings
     (~/.config/imagefactory/imagefactory.toml), where all else stays as it is. Joining again changes nothing.
+
+    Another center is joined beside the first, in a file of its own (centers/CENTER.toml). Images are named
+    CENTER/TARGET then; TARGET is enough where only one center has it. The keys of a center vouch for its own
+    images alone.
     """
     from imagefactory.stages.join import find_joining, read_invitation
 
     invitation = read_invitation(call.settings, os.environ, where)
-    user = find_joining(call.settings, os.environ, invitation, datetime.now(UTC))
+    user = find_joining(call.settings, os.environ, invitation, datetime.now(UTC), name)
     if user.joining.told:
         write(2, _shown(invitation, user))  # a dialogue: who is asked must see it, with --json too
         _ask(user, where, yes=yes)
         user.write()
-    note = _look(call)
+    note = _look(call, user)
     if as_json:
         keys = [one.key.keyid for one in invitation.keys]
         value = {
             "file": str(user.path),
+            "joined_as": user.center,
+            "beside": list(user.beside),
             "changed": list(user.joining.told),
             **invitation.settings,
             "keys": keys,
@@ -145,6 +159,8 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
         return say_json("join", {**value, "catalogue_works": not note.startswith("note")})
     say(f"wrote {user.path}" if user.joining.told else f"nothing to do: {user.path} says all of it already")
     say(note)
+    if user.beside:
+        say(f"its images are {user.center}/NAME; you joined {', '.join(user.beside)} too")
     return say_next("find")
 
 
@@ -154,6 +170,11 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
 
     lines = [f"An invitation to {invitation.catalogue} (site {invitation.site})."]
     joining = user.joining
+    if user.beside:
+        lines += [
+            f"You have joined {', '.join(user.beside)}. This center is called '{user.center}' here (--name),",
+            "and its keys vouch for its own images alone.",
+        ]
     if joining.changed:
         lines += [
             "",
@@ -197,17 +218,98 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
-def _look(call: Call) -> str:
+def _look(call: Call, user: UserFile) -> str:
     """One look at the catalogue by the settings as they are now."""
     from imagefactory.factory import is_factory
+    from imagefactory.settings.files import user_file
+    from imagefactory.settings.load import center_settings
     from imagefactory.stages.read_catalogue import read_catalogue
 
-    if is_factory(call.settings):
+    settings = call.settings
+    if is_factory(settings):
         return "note: in this folder the factory's own images count, not the catalogue"
+    if user.path != user_file(os.environ):
+        if user.path not in settings.centers:
+            origin = (settings.catalogue if settings.catalogue.value else settings.registry).origin
+            return f"note: it does not count here, where {origin} names the one catalogue"
+        settings = center_settings(settings, user.path)
     try:
-        found = read_catalogue(call.settings, os.environ, datetime.now(UTC))
+        found = read_catalogue(settings, os.environ, datetime.now(UTC))
     except FactoryError as error:
         return f"note: its catalogue cannot be used yet: {error.message}"
-    say_catalogue_notes(found)
+    say_notes(found.notes)
     count = len(found.images)
     return f"its catalogue of {found.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
+
+
+@click.group(cls=Group)
+def site() -> None:
+    """List the centers that you joined, and leave one."""
+
+
+@site.command("list")
+@json_option
+@click.pass_obj
+def site_list(call: Call, as_json: bool) -> None:
+    """List the centers whose images you see, and the keys that vouch for them.
+
+    Each catalogue is read; a center that does not answer is listed with why.
+    """
+    from imagefactory.factory import is_factory
+    from imagefactory.report.text import format_table
+    from imagefactory.stages.centers import list_centers
+
+    if is_factory(call.settings):
+        raise UsageError(
+            "this folder is a factory: its own images count here, and no center's",
+            hint="go to another folder, such as your home",
+        )
+    rows = list_centers(call.settings, os.environ, datetime.now(UTC))
+    if as_json:
+        return say_json("sites", {"sites": rows})
+    if not rows:
+        return say("no center is joined: imagefactory join ADDRESS|FILE")
+    table = [
+        (
+            str(row["name"]),
+            str(row["site"]),
+            str(row["catalogue"]),
+            row["error"] or f"{row['images']} images, {row['age']}",
+            ", ".join(f"{key['name']} ({key['state']})" for key in row["keys"]) or "none",
+        )
+        for row in rows
+    ]
+    return say(format_table(("CENTER", "SITE", "CATALOG", "STATUS", "KEYS"), table, terminal_width()))
+
+
+@site.command("remove")
+@click.argument("name", metavar="CENTER")
+@click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
+@json_option
+@click.pass_obj
+def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
+    """Leave a center: its images and its keys count no more.
+
+    Of the first center that goes out of your own imagefactory.toml, with all keys that are trusted there.
+    """
+    from imagefactory.stages.join import remove_center
+    from imagefactory.verdicts.trust import write_text
+
+    path, text, gone = remove_center(call.settings, os.environ, name)
+    if not yes:
+        write(2, "\n".join([f"It takes out of {path}:", *(f"  {line}" for line in gone)]))
+        if not at_terminal():
+            raise UsageError(
+                "nobody can be asked: this is no terminal. Nothing is changed",
+                hint=f"imagefactory site remove {name} --yes",
+            )
+        if not confirm(f"Leave {name}?"):
+            write(2, "nothing is changed")
+            raise click.exceptions.Exit(EXIT_CHECK)
+    try:
+        path.unlink() if text is None else write_text(path, text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="check its permissions") from error
+    if as_json:
+        return say_json("site-removed", {"name": name, "file": str(path), "removed": gone})
+    return say(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

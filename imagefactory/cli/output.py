@@ -33,7 +33,6 @@ from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.access import Access
-    from imagefactory.catalogue.model import Catalogue
     from imagefactory.factory import Factory
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
@@ -213,9 +212,9 @@ def write(stream: int, text: str) -> None:
     _echo(stream, paint(printable(text), stream))
 
 
-def say_catalogue_notes(catalogue: Catalogue | None) -> None:
-    """Print how a catalog was had where it is not the current one, and that it expires soon."""
-    for note in catalogue.notes if catalogue else ():
+def say_notes(notes: Iterable[str]) -> None:
+    """Print how catalogs were had where they are not the current ones, and which expire soon."""
+    for note in notes:
         write(2, f"note: {note}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from imagefactory.cli.output import (
     say,
     say_json,
     say_next,
+    say_notes,
 )
 from imagefactory.errors import UsageError
 
@@ -49,11 +52,13 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
     imagefactory pull pytorch-2.3-cu121:2.3-cu121-0123456789ab
     imagefactory pull registry.example.org/gpu/pytorch:2.3-cu121
 
-    A target, whatever its tag or digest, becomes this store's image of that target.
+    A target, whatever its tag or digest, becomes this store's image of that target. Without a factory TARGET
+    is an image of the catalogue that you joined, CENTER/TARGET where there are several.
     """
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.report.registries import format_pulled, format_pulled_sif
+    from imagefactory.stages.catalogued import read_offer
     from imagefactory.stages.pull import (
         SifPull,
         local_name,
@@ -61,9 +66,17 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         pull_sif,
         target_reference,
     )
+    from imagefactory.stages.run import offered_reference
 
     platform = ""
-    if "/" in name:
+    if not place and _is_catalogued(call, name):
+        shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+        call.progress.note(shelf.said)
+        say_notes(shelf.notes)
+        access, image = call.access, shelf.offers[0].image
+        where = offered_reference(image, sif=options["kind"] == "sif")
+        own, file, platform = local_name(access, where), image.target, image.platform
+    elif "/" in name:
         if place:
             raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
         access = call.access
@@ -87,6 +100,19 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         return say_json("pull", _pulled_json(pulled))
     say(format_pulled(pulled, access.settings.store.value))
     return say_next("run", pulled.name, "--", "python")
+
+
+def _is_catalogued(call: Call, name: str) -> bool:
+    """Whether a name is of a catalogue that was joined. A `registry` that is set alone is asked itself."""
+    from imagefactory.factory import catalogue_answers
+    from imagefactory.stages.centers import names_center
+
+    settings = call.settings
+    if not catalogue_answers(settings):
+        return False
+    plain = not any(mark in name for mark in "/:@")
+    joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
+    return bool(plain and joined) or names_center(name, settings)
 
 
 def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:

@@ -14,7 +14,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     runner_option,
-    say_catalogue_notes,
+    say_notes,
     terminal_width,
     write,
 )
@@ -101,6 +101,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     from imagefactory.runners.here import HERE
     from imagefactory.runners.limits import parse_limits
     from imagefactory.stages.catalogued import read_offer
+    from imagefactory.stages.centers import names_center
     from imagefactory.stages.run import (
         fetch_offered,
         find_built,
@@ -112,12 +113,13 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
 
     call: Call = ctx.obj
     access, runner = call.access, options["runner"] or ""
-    made, target = find_stored(access, name), None
+    of_center = catalogue_answers(call.settings) and names_center(name, call.settings)
+    made, target = None if of_center else find_stored(access, name), None
     offered: Sequence[Judged] = ()
     if made is None and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
-        say_catalogue_notes(shelf.catalogue)
+        say_notes(shelf.notes)
         made, offered = fetch_offered(access, shelf.offers[0].image, call.progress), shelf.offers[0].judged
     elif made is None:
         factory = call.factory

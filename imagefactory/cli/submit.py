@@ -18,9 +18,9 @@ from imagefactory.cli.output import (
     complete_targets,
     json_option,
     say,
-    say_catalogue_notes,
     say_json,
     say_next,
+    say_notes,
     terminal_width,
     write,
 )
@@ -30,8 +30,8 @@ from imagefactory.errors import UsageError
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.catalogue.model import Catalogue
     from imagefactory.pools.model import Inventory
+    from imagefactory.stages.centers import Center
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
 
@@ -163,16 +163,21 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         return
     if not name:
         raise UsageError("no target is named", hint="see what there is: imagefactory find")
+    from imagefactory.stages.centers import centers_of, find_one, read_centers
     from imagefactory.submit.make import make_submit, wish_of
     from imagefactory.submit.places import by_class, find_places, format_places, look
     from imagefactory.submit.sbatch import format_reach
     from imagefactory.submit.write import check_files, write_made
-    from imagefactory.verdicts.trust import read_trust
 
-    now = datetime.now(UTC)
-    ask = _wanted(call, name, options)
-    catalogue = _catalogue(call, now, name)
-    made = make_submit(catalogue, ask, read_trust(call.settings.files), now)
+    now, centers = datetime.now(UTC), centers_of(call.settings)
+    # Faults of options are told before a registry is asked, where that need not say whose rules hold.
+    ask = _wanted(centers[0], name, options) if len(centers) == 1 else None
+    opened = read_centers(call.settings, os.environ, now, (name,), name)
+    say_notes(opened.notes)
+    one, image = find_one(opened, name)
+    catalogue = one.catalogue
+    ask = replace(ask or _wanted(one.center, name, options), target=image.target)
+    made = make_submit(catalogue, ask, one.center.trust, now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
     asked = made.run.gpus and ask.site.batch == HTCONDOR
@@ -186,21 +191,14 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
 
         known = _reach_json(places, inventory) if inventory else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
+        more |= one.center.json_of(image.target)
         say_json("submit", {**summary(made), **more})
     else:
         reach = format_places(places, inventory, now) if inventory else ""
         _say_made(made, written, format_reach(made.request) if made.request else reach)
 
 
-def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
-    from imagefactory.stages.read_catalogue import read_catalogue
-
-    found = read_catalogue(call.settings, os.environ, now, name)
-    say_catalogue_notes(found)
-    return found
-
-
-def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
+def _wanted(center: Center, name: str, options: dict[str, Any]) -> SubmitAsk:
     """The options as values. Raises UsageError for those that are none."""
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
@@ -210,7 +208,7 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     from imagefactory.submit.write import read_files
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
-    settings = call.settings
+    settings = center.settings
     site = site_of(options["site"] or settings.site.value, settings)
     slurm = site.batch == SLURM
     run = run_of(options, site.batch)
@@ -230,6 +228,7 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
         predicted=bool(options["accept"]),
         faulty=KNOWN_BAD in options["accept"],
         own=is_factory(settings),
+        prefix=center.prefix,
         inventory=_cluster_at_hand(options["inventory"]) if slurm and name else None,
         files=read_files(run) if site.batch == KUBERNETES else {},
     )
@@ -298,23 +297,39 @@ def _refuse(name: str, options: dict[str, Any], why: str) -> None:
 def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from imagefactory.report.catalogued import source_json
+    from imagefactory.errors import NothingSelectedError
+    from imagefactory.report.catalogued import centers_json, source_json
     from imagefactory.report.text import CPUS, format_table
+    from imagefactory.stages.centers import read_centers
     from imagefactory.submit.make import list_offers
-    from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
-    catalogue = _catalogue(call, now)
-    offered = list_offers(catalogue, _wanted(call, "", options), read_trust(call.settings.files), now)
+    opened = read_centers(call.settings, os.environ, now)
+    say_notes(opened.notes)
+    offered, faults = [], []
+    for one in opened.open:
+        ask = _wanted(one.center, "", options)
+        try:
+            offered += [(one.center, row) for row in list_offers(one.catalogue, ask, one.center.trust, now)]
+        except NothingSelectedError as error:
+            faults.append(error)
+    if not offered:
+        raise faults[0]
     if as_json:
-        made = f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}"
-        offers = [asdict(one) for one in offered]
-        say_json("offers", {"made": made, **source_json(catalogue), "offers": offers})
+        catalogue = opened.open[0].catalogue
+        offers = [{**asdict(row), **center.json_of(row.target)} for center, row in offered]
+        head = {"made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}", **source_json(catalogue)}
+        say_json("offers", {**head, **centers_json(opened.open), "offers": offers})
         return
     none = {True: "-", False: CPUS}
     rows = [
-        (one.target, " ".join(one.verified) or none[one.gpu], " ".join(one.predicted) or "-", one.kind)
-        for one in offered
+        (
+            f"{center.prefix}{row.target}",
+            " ".join(row.verified) or none[row.gpu],
+            " ".join(row.predicted) or "-",
+            row.kind,
+        )
+        for center, row in offered
     ]
     say(format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows, terminal_width(), ("IMAGE",)))
 

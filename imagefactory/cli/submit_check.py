@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, say, say_catalogue_notes, say_json, terminal_width, write
+from imagefactory.cli.output import Call, say, say_json, say_notes, terminal_width, write
 from imagefactory.cli.pool import find_inventory
 from imagefactory.errors import EXIT_CHECK, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+    from imagefactory.catalogue.model import CataloguedImage, Offer
     from imagefactory.pools.model import Inventory
+    from imagefactory.stages.centers import OpenCenters
 
 REGISTRY_SECONDS = 5
 
 
 def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) -> None:
     """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
-    from imagefactory.catalogue.model import Catalogue
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
-    from imagefactory.report.catalogued import source_json
+    from imagefactory.report.catalogued import centers_json, source_json
     from imagefactory.report.submit_check import check_json, format_check
+    from imagefactory.stages.centers import merge_centers
     from imagefactory.submit.check.batch.check import check_batch
     from imagefactory.submit.check.batch.reader import is_batch, parse_batch
     from imagefactory.submit.check.check import check_submit_file
@@ -38,18 +39,20 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     from imagefactory.submit.check.fix import fix_text, format_diff
     from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
     from imagefactory.submit.check.secrets import with_secrets
-    from imagefactory.verdicts.trust import read_trust
 
     now, settings = datetime.now(UTC), call.settings
-    trust, text = read_trust(settings.files), read_text(path)
+    text = read_text(path)
     batch = is_batch(text, path.name)
     if batch and options["fix"]:
         raise UsageError("--fix mends HTCondor's files alone", hint="of a script --check says what to write")
-    catalogue = _catalogue_to_compare(call, now)
+    opened = _open_to_compare(call, now)
+    catalogue = merge_centers(opened) if opened else None
     inventory = _inventory_to_compare(options["inventory"], now, SLURM if batch else HTCONDOR)
 
     def offer(image: CataloguedImage) -> Offer:
-        return judge_offer(catalogue or Catalogue(made=now, expires=now, images=()), image, trust, now)
+        assert opened is not None  # the image is of one of its catalogues
+        one = next(one for one in opened.open if any(image is own for own in one.catalogue.images))
+        return judge_offer(one.catalogue, image, one.center.trust, now)
 
     site = find_site(SLURM if batch else options["site"] or settings.site.value)
     around = Surroundings(
@@ -68,6 +71,7 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
         _write_mended(path, mended)
     if as_json:
         more = {"site": site.name, "mended": diff, **source_json(catalogue)}
+        more |= centers_json(opened.open if opened else ())
         say_json("check", {**check_json(checked), **more})
     else:
         say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
@@ -113,16 +117,16 @@ def _digests(call: Call) -> Callable[[str], str]:
     return digest
 
 
-def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
+def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
     """None where none is named and this is no factory. Raises where the one that is named cannot be had."""
-    from imagefactory.factory import is_factory
+    from imagefactory.factory import is_factory, names_catalogue
 
     settings = call.settings
-    if settings.catalogue.value or settings.registry.value or is_factory(settings):
-        from imagefactory.stages.read_catalogue import read_catalogue
+    if names_catalogue(settings) or is_factory(settings):
+        from imagefactory.stages.centers import read_centers
 
-        found = read_catalogue(settings, os.environ, now)
-        say_catalogue_notes(found)
+        found = read_centers(settings, os.environ, now)
+        say_notes(found.notes)
         return found
     write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
     return None

@@ -21,9 +21,9 @@ from imagefactory.cli.output import (
     json_option,
     package_json,
     say,
-    say_catalogue_notes,
     say_json,
     say_next,
+    say_notes,
     target_json,
     targets_argument,
     terminal_width,
@@ -79,24 +79,24 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
-    from imagefactory.report.catalogued import format_shelf, shelf_json
-    from imagefactory.stages.catalogued import read_shelf
+    from imagefactory.report.catalogued import format_shelves, shelves_json
+    from imagefactory.stages.catalogued import read_shelves
 
-    shelf = read_shelf(call.settings, os.environ, names, datetime.now(UTC))
-    say_catalogue_notes(shelf.catalogue)
+    shelves = read_shelves(call.settings, os.environ, names, datetime.now(UTC))
+    say_notes(shelves[0].notes)
     if as_json:
-        return say_json("images", shelf_json(shelf))
-    return say(format_shelf(shelf, terminal_width()))
+        return say_json("images", shelves_json(shelves))
+    return say(format_shelves(shelves, terminal_width()))
 
 
 def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
-    from imagefactory.report.catalogued import format_offer, shelf_json
+    from imagefactory.report.catalogued import format_offer, shelves_json
     from imagefactory.stages.catalogued import read_offer
 
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
-    say_catalogue_notes(shelf.catalogue)
+    say_notes(shelf.notes)
     if as_json:
-        return say_json("images", shelf_json(shelf))
+        return say_json("images", shelves_json((shelf,)))
     return say(format_offer(shelf, terminal_width()))
 
 

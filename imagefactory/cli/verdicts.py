@@ -14,9 +14,9 @@ from imagefactory.cli.output import (
     json_option,
     registry_option,
     say,
-    say_catalogue_notes,
     say_json,
     say_next,
+    say_notes,
     terminal_width,
 )
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from imagefactory.oci.graph import Place
     from imagefactory.verdicts.found import Found
     from imagefactory.verdicts.model import Judged
+    from imagefactory.verdicts.trust import Trust
 
 NAME = "TARGET|REFERENCE"
 
@@ -77,8 +78,8 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     from imagefactory.stages.candidates import capability_proven
     from imagefactory.verdicts.trust import read_trust
 
-    images = _find(call, name, place, datetime.now(UTC))
-    keys = {key.keyid: key.name for key in read_trust(call.settings.files).keys}
+    images, trust = _find(call, name, place, datetime.now(UTC))
+    keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
     if as_json:
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
@@ -96,7 +97,8 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
         raise CheckFailedError(f"{name} is not verified for {wanted}", hint=hint)
 
 
-def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, ...]:
+def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
+    """The images, and the trust in the center that they are of; None for that of the settings."""
     from imagefactory.factory import catalogue_answers
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
@@ -104,24 +106,25 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     from imagefactory.recipes.expand import select_one
     from imagefactory.stages.candidates import Promoting, list_verdicts
     from imagefactory.stages.catalogued import read_offer, verdicts_on
+    from imagefactory.stages.centers import names_center
     from imagefactory.stages.pull import target_reference
     from imagefactory.stages.verdicts import local_place, place_of, registry_of, verdicts_of
 
-    plain = not registry and not any(mark in name for mark in "/:@")
-    if plain and catalogue_answers(call.settings):
+    plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
+    if plain and not registry and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, now)
         call.progress.note(shelf.said)
-        say_catalogue_notes(shelf.catalogue)
-        return verdicts_on(shelf.offers[0])
+        say_notes(shelf.notes)
+        return verdicts_on(shelf.offers[0]), shelf.center.trust
     if "/" in name:
         refuse_registry(name, registry)
         where = parse_reference(name)
         access = call.access
-        return (verdicts_of(access, place_of(access, where), where.wanted, now),)
+        return (verdicts_of(access, place_of(access, where), where.wanted, now),), None
     factory = call.factory
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
-        return (verdicts_of(factory, place_of(factory, where), where.wanted, now),)
+        return (verdicts_of(factory, place_of(factory, where), where.wanted, now),), None
     target = select_one(factory.targets, name)
     places: list[Place] = []
     if not registry:
@@ -140,7 +143,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
             f"there is no image of {target.name} in {', '.join(map(str, places))}",
             hint=f"imagefactory build {target.name}, or name a registry: --registry HOST[/PATH]",
         )
-    return tuple(images)
+    return tuple(images), None
 
 
 def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:

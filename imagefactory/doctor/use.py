@@ -6,7 +6,7 @@ What has to be asked for it (catalogue, keys, pool) belongs to rooms beside and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from imagefactory.doctor.facts import Diagnosis, Health, Probe
@@ -31,7 +31,8 @@ class UseFacts:
     pool's answer, None where there are no commands of one.
 
     `site` is the setting and where it was written. `reader` says whether HTCondor's own reader is installed,
-    and `mend` is what installs it. `signers` are this user's keys that are trusted here.
+    and `mend` is what installs it. `signers` are this user's keys that are trusted here. Where several
+    centers are joined `centers` has the catalogue, keys and site of each, `center` its name.
     """
 
     now: datetime
@@ -47,11 +48,21 @@ class UseFacts:
     mend: str = ""
     factory: Probe | None = None
     signers: tuple[str, ...] = ()
+    center: str = ""
+    centers: tuple[UseFacts, ...] = ()
 
 
 def judge_submit(facts: UseFacts) -> tuple[Diagnosis, ...]:
     """For who writes submit files, with a factory or without."""
-    return (*_catalogue(facts), *_trust(facts), _site(facts), _pool(facts), *_reader(facts))
+    centers = (line for one in facts.centers for line in _center(one))
+    own = () if facts.centers else (*_catalogue(facts), *_trust(facts), _site(facts))
+    return (*own, *centers, _pool(facts), *_reader(facts))
+
+
+def _center(facts: UseFacts) -> Iterator[Diagnosis]:
+    """One center of several: each line says which."""
+    for line in (*_catalogue(facts), *_trust(facts), _site(facts)):
+        yield replace(line, name=f"{facts.center}: {line.name}")
 
 
 def judge_verify(facts: UseFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:

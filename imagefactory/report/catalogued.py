@@ -13,19 +13,24 @@ from imagefactory.progress import format_bytes
 from imagefactory.report.text import CPUS, MIN_FOLDED, format_fields, format_table, wrap
 from imagefactory.report.verdicts import ages_json, format_ages
 from imagefactory.stages.catalogued import Shelf
+from imagefactory.stages.centers import OpenCenter
 from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import GpuClass, Grounds, proven_grounds
 
 
-def format_shelf(shelf: Shelf, width: int | None = None) -> str:
-    """A row an image: on which capabilities it is verified, in any form, and on which only predicted."""
+def format_shelves(shelves: Sequence[Shelf], width: int | None = None) -> str:
+    """Each shelf's images, a row each: where it is verified, in any form, and where only predicted."""
+    return "\n\n".join(_format_shelf(one, width) for one in shelves)
+
+
+def _format_shelf(shelf: Shelf, width: int | None) -> str:
     rows = []
     for offer in shelf.offers:
         verified, predicted = _classes(offer)
         image = offer.image
         rows.append(
             (
-                image.target,
+                shelf.name_of(image),
                 f"{image.framework} {image.version}",
                 " ".join(map(str, verified)) or ("-" if image.gpu else CPUS),
                 " ".join(map(str, predicted)) or "-",
@@ -69,7 +74,7 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
     ]
     fields += [("not", f"on {capability}: {why}") for capability, why in guessed.refused]
     told = format_fields(_folded(fields, width))
-    return f"{shelf.said}\n\n{image.target}\n{told}\n\nnext: {_next(offer)}"
+    return f"{shelf.said}\n\n{shelf.name_of(image)}\n{told}\n\nnext: {_next(shelf, offer)}"
 
 
 def _nothing_but_revoked(image: CataloguedImage) -> Grounds:
@@ -88,12 +93,12 @@ def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[
     return [(name, "\n".join(wrap(value, max(room, MIN_FOLDED)))) for name, value in fields]
 
 
-def _next(offer: Offer) -> str:
+def _next(shelf: Shelf, offer: Offer) -> str:
     """What the reader types to go on."""
     verified, predicted = _classes(offer)
     if verified or predicted or not offer.image.gpu:
         accept = "" if verified or not predicted else " --accept predicted"
-        return f"imagefactory submit {offer.image.target}{accept}"
+        return f"imagefactory submit {shelf.name_of(offer.image)}{accept}"
     return f"imagefactory find {offer.image.family}"
 
 
@@ -127,21 +132,43 @@ def source_json(catalogue: Catalogue | None) -> Mapping[str, object]:
     }
 
 
-def shelf_json(shelf: Shelf) -> Mapping[str, object]:
+def centers_json(open_: Sequence[OpenCenter]) -> Mapping[str, object]:
+    """`{centers: [...]}` where several are joined, else nothing."""
+    if not any(one.center.several for one in open_):
+        return {}
+    rows = [
+        {"center": one.center.name, "catalogue": one.center.place, **source_json(one.catalogue)}
+        for one in open_
+    ]
+    return {"centers": rows}
+
+
+def shelves_json(shelves: Sequence[Shelf]) -> Mapping[str, object]:
+    """Of one center `{catalogue, made, ..., images}`; of several `{centers: [...], images}`."""
+    images = [_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers]
+    if shelves[0].center.several:
+        return {
+            "centers": [{"center": one.center.name, **_head_json(one)} for one in shelves],
+            "images": images,
+        }
+    return {**_head_json(shelves[0]), "images": images}
+
+
+def _head_json(shelf: Shelf) -> Mapping[str, object]:
     return {
         "catalogue": shelf.place,
         **source_json(shelf.catalogue),
         "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
         "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
         "proofs": ages_json(ages_of(shelf.offers, shelf.now)),
-        "images": [_offer_json(offer) for offer in shelf.offers],
     }
 
 
-def _offer_json(offer: Offer) -> Mapping[str, object]:
+def _offer_json(shelf: Shelf, offer: Offer) -> Mapping[str, object]:
     image, (verified, predicted) = offer.image, _classes(offer)
     return {
         "target": image.target,
+        **shelf.center.json_of(image.target),
         "family": image.family,
         "framework": image.framework,
         "version": image.version,

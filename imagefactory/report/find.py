@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from imagefactory.gpu.model import Basis
 from imagefactory.pools.sizes import format_size
-from imagefactory.report.catalogued import source_json
+from imagefactory.report.catalogued import centers_json, source_json
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
 from imagefactory.report.verdicts import ages_json, format_ages, revoked_json
@@ -64,7 +64,7 @@ def next_command(finding: Finding) -> tuple[str, ...]:
         options = ["--gpus", str(wish.gpus)] if wish.gpus > 1 else []
         options += ["--gpu-memory", format_size(wish.gpu_memory)] if wish.gpu_memory else []
         options += [] if best.gpus[0].basis is Basis.VERIFIED else ["--accept", "predicted"]
-        return ("submit", one.target, *options)
+        return ("submit", one.argument, *options)
     if one.target:
         return ("build", one.target)
     cuda = ("--cuda", one.cuda) if one.cuda else ()
@@ -74,7 +74,7 @@ def next_command(finding: Finding) -> tuple[str, ...]:
 
 def _use(one: Findable) -> tuple[str, ...]:
     """What is done with an image that needs no GPU."""
-    return ("submit" if one.ready else "build", one.target)
+    return ("submit" if one.ready else "build", one.argument)
 
 
 def _sources(finding: Finding) -> Iterator[str]:
@@ -87,7 +87,8 @@ def _sources(finding: Finding) -> Iterator[str]:
     elif finding.factory:
         yield f"images of the factory {finding.place}"
     else:
-        yield f"images of the catalogue {finding.place}, made {finding.catalogue.made:%Y-%m-%d %H:%M} UTC"
+        for one in finding.open:
+            yield f"images of the catalogue {one.center.place}, made {one.catalogue.made:%Y-%m-%d %H:%M} UTC"
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.ask.inventory
@@ -119,7 +120,10 @@ def _title(one: Found, number: int) -> str:
 
 
 def found_json(finding: Finding) -> Mapping[str, object]:
-    """`{source, place, made, pool, images: [...], next}`; counts are null where no pool is known."""
+    """`{source, place, made, pool, images: [...], next}`; counts are null where no pool is known.
+
+    Where several centers are joined `place` and `made` are of the first, and `centers` has all.
+    """
     inventory, catalogue = finding.ask.inventory, finding.catalogue
     source = "catalogue" if catalogue and not finding.factory else "factory" if catalogue else "knowledge"
     return {
@@ -127,6 +131,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
         "place": finding.place,
         "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
         **source_json(catalogue),
+        **centers_json(finding.open),
         "proofs": ages_json(finding.ages) if finding.ages else None,
         "pool": {
             "name": inventory.pool,
@@ -140,6 +145,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
             {
                 "target": one.findable.target or None,
                 "name": one.findable.name,
+                **({"center": one.findable.center} if one.findable.center else {}),
                 "framework": one.findable.framework,
                 "version": one.findable.version,
                 "cuda": one.findable.cuda,

@@ -18,6 +18,8 @@ from imagefactory.settings.own_commands import parse_commands, parse_options
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
+CENTER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+"""The name of a center. No `.` or `:`, so that `CENTER/TARGET` is never an address of a registry."""
 SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
 """Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
 
@@ -51,6 +53,12 @@ def check_values(values: Mapping[str, Setting]) -> None:
     for place in listed(values["catalogue_mirrors"].value):
         if not place.startswith("/"):
             _check_place("catalogue-mirrors", values["catalogue_mirrors"], place, tagged=True)
+    center = values["center"]
+    if center.value and not CENTER.fullmatch(center.value):
+        raise UsageError(
+            f"center: '{without_secrets(center.value)}' ({center.origin}) cannot be a center's name",
+            hint="write 1 to 32 small letters, digits, '_' and '-', such as chtc",
+        )
     folder = values["sif_folder"]
     if folder.value and not SIF_FOLDER.fullmatch(folder.value):
         raise UsageError(

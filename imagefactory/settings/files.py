@@ -21,6 +21,8 @@ from imagefactory.errors import UsageError
 from imagefactory.web import redact
 
 FILE_NAME = "imagefactory.toml"
+CENTERS = "centers"
+"""The folder beside the user's file with a file for each center that was joined beside the first."""
 JUDGED_ELSEWHERE = ("policy", "trust")
 """Tables of imagefactory.toml that verdicts/trust.py reads."""
 TABLES = {
@@ -58,6 +60,15 @@ def user_file(environ: Mapping[str, str]) -> Path:
     """The user's own, whether it is there or not. A relative HOME would be a folder of any project."""
     home, own = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
+
+
+def center_folder(environ: Mapping[str, str]) -> Path:
+    return user_file(environ).parent / CENTERS
+
+
+def center_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The files of centers that the user joined beside the first, by their names."""
+    return tuple(sorted(center_folder(environ).glob("*.toml")))
 
 
 def read_document(path: Path) -> dict[str, Any]:

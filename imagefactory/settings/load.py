@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import Mirrors
-from imagefactory.settings.checks import check_values
+from imagefactory.settings.checks import CENTER, check_values
 from imagefactory.settings.choices import ENGINES, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import (
     FILE_NAME,
+    center_files,
     files_of,
     own_files,
     parse_document,
@@ -61,6 +62,9 @@ class Settings:
     commas; an empty text is the default that is not known here: none, or what the machine's own tools are set
     to.
 
+    `centers` are the files of centers that the user joined beside that of `catalogue`; none where a project
+    or the environment names the catalogue.
+
     `files` are those whose keys and policy count, the nearest first: without that of a project that the user
     does not trust. `untrusted` is what such a project sets in vain.
     """
@@ -84,6 +88,7 @@ class Settings:
     signing_key: Setting
     catalogue: Setting
     catalogue_mirrors: Setting
+    center: Setting
     site: Setting
     licences: Setting
     sif_folder: Setting
@@ -91,6 +96,7 @@ class Settings:
     sbatch_options: Setting
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
+    centers: tuple[Path, ...] = ()
 
     @property
     def root_path(self) -> Path:
@@ -236,12 +242,49 @@ def load_settings(
             )
     check_values(values)
     believed = files if trusted else tuple(path for path in files if path != project)
-    return Settings(**values, files=believed, untrusted=restricted)
+    own = set(map(str, own_files(environ)))
+    named = values["catalogue"] if values["catalogue"].value else values["registry"]
+    theirs = named.origin in own or named.origin == "default"
+    centers = center_files(environ) if theirs else ()
+    return Settings(**values, files=believed, untrusted=restricted, centers=centers)
+
+
+OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+"""What each center has of its own; all else is the user's for all of them."""
+
+
+def center_settings(settings: Settings, path: Path) -> Settings:
+    """Return the settings for the images of a center that was joined beside the first; `path` is its file.
+
+    Its keys are those of that file alone. Raises UsageError for a file that cannot be used.
+    """
+    document, values = read_document(path), {}
+    if not CENTER.fullmatch(path.stem):
+        raise UsageError(
+            f"{path}: '{path.stem}' cannot be a center's name",
+            hint="rename the file: 1 to 32 small letters, digits, '_' and '-', and .toml",
+        )
+    if not isinstance(document.get("catalogue"), str) or not document["catalogue"]:
+        raise UsageError(f"{path}: it names no catalogue", hint='write catalogue = "HOST/PATH", or remove it')
+    for key, text in parse_values(document, path, OF_CENTERS).items():
+        values[key.replace("-", "_")] = Setting(value=text, origin=str(path))
+    for key in ("catalogue", "sif_folder"):
+        if key in values and _is_path(key, values[key].value) and not values[key].value.startswith("/"):
+            raise UsageError(f"{path}: {_toml_name(key)}: not an absolute path", hint="write /...")
+    unset = {key.replace("-", "_"): Setting(value="", origin="default") for key in OF_CENTERS}
+    unset["site"] = Setting(value=SITES[0], origin="default")
+    kept = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
+    center = Setting(value=path.stem, origin=str(path))
+    found = replace(settings, **{**unset, **kept, **values, "center": center}, files=(path,), centers=())
+    check_values({name: getattr(found, name) for name in _names()})
+    return found
 
 
 def _names() -> tuple[str, ...]:
     """The settings' names as attributes, in the order they are told."""
-    return tuple(field.name for field in fields(Settings) if field.name not in ("files", "untrusted"))
+    return tuple(
+        field.name for field in fields(Settings) if field.name not in ("files", "untrusted", "centers")
+    )
 
 
 def _is_path(key: str, text: str) -> bool:

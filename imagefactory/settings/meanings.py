@@ -44,6 +44,10 @@ MEANINGS = {
         "where the catalog is read when its place does not answer: `HOST[:PORT][/PATH][:TAG],...` or files "
         "(`/...`). Ignored if a nearer file sets `catalogue`",
     ),
+    "center": (
+        "the site's name, else made of the catalogue's",
+        "what the center of `catalogue` is called where several are joined: `CENTER/TARGET`",
+    ),
     "site": (
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",

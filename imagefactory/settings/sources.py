@@ -30,6 +30,7 @@ REASONS = {
     "signing-key": "a private key",
     "catalogue": "it decides which servers are asked, or which file is read",
     "catalogue-mirrors": "it decides which servers are asked, or which file is read",
+    "center": "it decides whose images a name means",
     "site": "",
     "licences": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",

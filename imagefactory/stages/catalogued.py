@@ -6,49 +6,66 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from imagefactory.catalogue.model import Catalogue, Offer
-from imagefactory.catalogue.offers import find_image, judge_offer, select_images
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+from imagefactory.catalogue.offers import judge_offer
 from imagefactory.settings.load import Settings
-from imagefactory.stages.read_catalogue import read_catalogue
+from imagefactory.stages.centers import Center, OpenCenter, find_one, read_centers, select_some
 from imagefactory.verdicts.found import Found
-from imagefactory.verdicts.trust import read_trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """Images of a catalogue, judged by the reader's own trust, `now`. `place` is where the catalogue lies."""
+    """Images of a center's catalogue, judged by the reader's own trust in it, `now`.
 
-    place: str
+    `notes` say how the catalogues were had, and which center could not be read.
+    """
+
+    center: Center
     catalogue: Catalogue
     offers: tuple[Offer, ...]
     now: datetime
+    notes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where the catalogue lies."""
+        return self.center.place
 
     @property
     def said(self) -> str:
         """Who answers."""
         return f"images of the catalogue {self.place}, made {self.catalogue.made:%Y-%m-%d %H:%M} UTC"
 
+    def name_of(self, image: CataloguedImage) -> str:
+        """What the image is called here: with its center, where there are several."""
+        return f"{self.center.prefix}{image.target}"
 
-def read_shelf(settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime) -> Shelf:
-    """The images that `names` ask for, all when empty. Raises as `read_catalogue`, `select_images` do."""
-    catalogue, trust = read_catalogue(settings, environ, now), read_trust(settings.files)
-    return Shelf(
-        place=settings.catalogue.value or settings.registry.value,
-        catalogue=catalogue,
-        offers=tuple(judge_offer(catalogue, one, trust, now) for one in select_images(catalogue, names)),
-        now=now,
-    )
+
+def read_shelves(
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime
+) -> tuple[Shelf, ...]:
+    """The images that `names` ask for, all when empty; a shelf for each center that has one, at least one.
+
+    Raises as `read_centers`, `select_some` do.
+    """
+    opened = read_centers(settings, environ, now, names)
+    shelves = [_shelf(one, images, now, opened.notes) for one, images in select_some(opened, names)]
+    return tuple(one for one in shelves if one.offers) or (shelves[0],)
 
 
 def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> Shelf:
     """The one image that `name` asks for. Raises UsageError where it asks for several."""
-    catalogue, trust = read_catalogue(settings, environ, now), read_trust(settings.files)
-    return Shelf(
-        place=settings.catalogue.value or settings.registry.value,
-        catalogue=catalogue,
-        offers=(judge_offer(catalogue, find_image(catalogue, name), trust, now),),
-        now=now,
-    )
+    opened = read_centers(settings, environ, now, (name,))
+    one, image = find_one(opened, name)
+    return _shelf(one, (image,), now, opened.notes)
+
+
+def _shelf(
+    one: OpenCenter, images: Sequence[CataloguedImage], now: datetime, notes: tuple[str, ...]
+) -> Shelf:
+    catalogue, trust = one.catalogue, one.center.trust
+    offers = tuple(judge_offer(catalogue, image, trust, now) for image in images)
+    return Shelf(center=one.center, catalogue=catalogue, offers=offers, now=now, notes=notes)
 
 
 def verdicts_on(offer: Offer) -> tuple[Found, ...]:

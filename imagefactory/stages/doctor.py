@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from imagefactory.catalogue.offers import judge_offer
@@ -13,16 +13,17 @@ from imagefactory.doctor.judge import can_build
 from imagefactory.doctor.look import examine
 from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
 from imagefactory.errors import FactoryError, extra_hint
-from imagefactory.factory import is_factory, names_catalogue, recipes_folder
+from imagefactory.factory import is_factory, recipes_folder
 from imagefactory.pools.model import open_pool, pool_here
 from imagefactory.settings.choices import POOLS
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
 from imagefactory.settings.trusted import trust_command
+from imagefactory.stages.centers import Center, centers_of
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.proven import proven_grounds
 from imagefactory.verdicts.keys import keys_folder, own_keys
-from imagefactory.verdicts.trust import Trust, read_trust
+from imagefactory.verdicts.trust import read_trust
 
 PURPOSES = ("build", "submit", "verify")
 """What `doctor --for` takes, the default first."""
@@ -77,23 +78,39 @@ def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
 
 
 def _look(settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool) -> UseFacts:
-    trust = read_trust(settings.files)
-    found = _catalogue(settings, environ, trust, now) if catalogue else _Catalogue()
-    trusted = {key.keyid for key in trust.keys}
+    centers = centers_of(settings) if catalogue else ()
+    several = centers if len(centers) > 1 else ()
+    one = centers[0] if centers and not several else None
+    facts = _look_at(one, one.settings if one else settings, environ, now)
+    trusted = {key.keyid for key in read_trust(settings.files).keys}
+    return replace(
+        facts,
+        centers=tuple(_look_at(one, one.settings, environ, now) for one in several),
+        pool=_pool(environ, now),
+        reader=importlib.util.find_spec("classad2") is not None,
+        mend=extra_hint("condor"),
+        factory=_factory(settings),
+        signers=tuple(key.name for key in own_keys(keys_folder(environ)) if key.keyid in trusted),
+    )
+
+
+def _look_at(
+    center: Center | None, settings: Settings, environ: Mapping[str, str], now: datetime
+) -> UseFacts:
+    """What one center's settings say; without one the catalogue is not read."""
+    trust = center.trust if center else read_trust(settings.files)
+    found = _catalogue(center, environ, now) if center else _Catalogue()
     return UseFacts(
         now=now,
         keys=tuple(Believed(name=key.name, since=key.since, until=key.until) for key in trust.keys),
+        pool=None,
         catalogue=found.probe,
         catalogue_notes=found.notes,
         images=found.images,
         verified=found.verified,
         site=settings.site.value,
         site_origin=settings.site.origin,
-        pool=_pool(environ, now),
-        reader=importlib.util.find_spec("classad2") is not None,
-        mend=extra_hint("condor"),
-        factory=_factory(settings),
-        signers=tuple(key.name for key in own_keys(keys_folder(environ)) if key.keyid in trusted),
+        center=center.name if center else "",
     )
 
 
@@ -107,11 +124,12 @@ class _Catalogue:
     verified: int = 0
 
 
-def _catalogue(settings: Settings, environ: Mapping[str, str], trust: Trust, now: datetime) -> _Catalogue:
-    if not (is_factory(settings) or names_catalogue(settings)):
+def _catalogue(center: Center, environ: Mapping[str, str], now: datetime) -> _Catalogue:
+    settings, trust = center.settings, center.trust
+    if not (is_factory(settings) or center.place):
         return _Catalogue()
     try:
-        found = read_catalogue(settings, environ, now)
+        found = read_catalogue(settings, environ, now, hurried=center.several)
     except FactoryError as error:
         return _Catalogue(probe=Probe(name="catalogue", refusal=error.message, remedy=error.hint))
     offers = [judge_offer(found, image, trust, now) for image in found.images]
@@ -119,7 +137,7 @@ def _catalogue(settings: Settings, environ: Mapping[str, str], trust: Trust, now
         any(proven_grounds(judged).proven for judged in (one.judged, *(sif.judged for sif in one.sifs)))
         for one in offers
     )
-    where = settings.catalogue.value or settings.registry.value or str(settings.root_path)
+    where = center.place or str(settings.root_path)
     said = f"{where}, made {found.made:%Y-%m-%d}, holds until {found.expires:%Y-%m-%d}"
     probe = Probe(name="catalogue", found=said)
     return _Catalogue(probe=probe, notes=found.notes, images=len(offers), verified=proven)

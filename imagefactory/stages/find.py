@@ -7,7 +7,7 @@ there are none either, all releases of which something is documented.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, Offer
@@ -18,12 +18,11 @@ from imagefactory.matrix.compat import releases
 from imagefactory.pools.model import Inventory
 from imagefactory.pools.sites import find_site
 from imagefactory.settings.load import Settings
+from imagefactory.stages.centers import Center, OpenCenter, read_centers
 from imagefactory.stages.compat import read_candidates
-from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.find import Findable, Found, candidate, find, offered
 from imagefactory.submit.places import Wish
 from imagefactory.verdicts.claims import ProofAges
-from imagefactory.verdicts.trust import read_trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +37,24 @@ class FindAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found, the best first. `catalogue` is None where no image is known: nothing is verified then.
+    """What was found, the best first. `open` are the centers with images, none where nothing is verified.
 
-    `factory` says that it is this factory's own, `place` where that or the catalogue lies, and `ages` how old
-    the catalogue's proofs are.
+    `factory` says that it is this factory's own, `place` where that or the only catalogue lies, `ages` how
+    old the catalogues' proofs are, and `notes` how they were had.
     """
 
     found: tuple[Found, ...]
     ask: FindAsk
-    catalogue: Catalogue | None
+    open: tuple[OpenCenter, ...]
     factory: bool
     place: str
     ages: ProofAges | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def catalogue(self) -> Catalogue | None:
+        """That of the first center with images."""
+        return self.open[0].catalogue if self.open else None
 
 
 def find_images(
@@ -60,34 +65,39 @@ def find_images(
     `recipes` reads the factory of the settings, or the recipes that come along: None where there are none.
     """
     own = is_factory(settings)
-    catalogue = read_catalogue(settings, environ, ask.now) if own or names_catalogue(settings) else None
-    offers = _judged(settings, catalogue, ask) if catalogue else []
-    findables = list(_offered(settings, offers, ask))
-    if own or catalogue is None:
+    opened = read_centers(settings, environ, ask.now) if own or names_catalogue(settings) else None
+    offers: list[Offer] = []
+    findables: list[Findable] = []
+    for one in opened.open if opened else ():
+        judged = _judged(one, ask.now)
+        offers += judged
+        findables += _offered(one.center, judged, ask)
+    if own or opened is None:
         made = {one.target for one in findables}
         findables += [one for one in _candidates(recipes(), ask) if one.target not in made or not one.target]
-    place = str(settings.root_path) if own else settings.catalogue.value or settings.registry.value
     return Finding(
         found=find(ask.words, findables, ask.inventory),
         ask=ask,
-        catalogue=catalogue if catalogue and catalogue.images else None,
+        open=tuple(one for one in opened.open if one.catalogue.images) if opened else (),
         factory=own,
-        place=place,
+        place=str(settings.root_path) if own else opened.open[0].center.place if opened else "",
         ages=ages_of(offers, ask.now) if offers else None,
+        notes=opened.notes if opened else (),
     )
 
 
-def _judged(settings: Settings, catalogue: Catalogue, ask: FindAsk) -> list[Offer]:
-    trust = read_trust(settings.files)
-    return [judge_offer(catalogue, image, trust, ask.now) for image in catalogue.images]
+def _judged(one: OpenCenter, now: datetime) -> list[Offer]:
+    return [judge_offer(one.catalogue, image, one.center.trust, now) for image in one.catalogue.images]
 
 
-def _offered(settings: Settings, offers: Sequence[Offer], ask: FindAsk) -> Iterator[Findable]:
-    site = find_site(settings.site.value)
+def _offered(center: Center, offers: Sequence[Offer], ask: FindAsk) -> Iterator[Findable]:
+    site, folder = find_site(center.settings.site.value), center.settings.sif_folder.value
     for offer in offers:
-        one = offered(offer, site, settings.sif_folder.value, ask.wish)
+        one = offered(offer, site, folder, ask.wish)
         if one is not None:
-            yield one
+            yield (
+                replace(one, name=f"{center.prefix}{one.name}", center=center.name) if center.several else one
+            )
 
 
 def _candidates(factory: Factory | None, ask: FindAsk) -> Sequence[Findable]:

@@ -1,33 +1,38 @@
 """An invitation on its way: made of a factory's settings and trust, and read on a person's side.
 
 invitation_of(settings, now) -> Invitation -> a file, or <registry>/catalogue:invitation
-read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml
+read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml, or centers/NAME.toml beside it
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from imagefactory.access import Access, open_registry
 from imagefactory.catalogue.invitation import (
     LARGEST,
+    SETTINGS,
     Invitation,
     Joining,
     invitation_place,
     invite_with,
     join,
     parse_invitation,
+    refuse_return,
 )
 from imagefactory.catalogue.package import INVITATION, parse_layer, unpack
-from imagefactory.errors import CheckFailedError, RegistryError, UsageError
+from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.store import Reference
-from imagefactory.settings.files import read_document, user_file
+from imagefactory.settings.checks import CENTER
+from imagefactory.settings.files import center_files, center_folder, read_document, user_file
 from imagefactory.settings.load import Settings
+from imagefactory.stages.centers import center_name
 from imagefactory.verdicts.trust import read_text, read_trust, write_text
 
 
@@ -54,6 +59,7 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
         sif_folder=settings.sif_folder.value,
         keys=keys,
         mirrors="" if catalogue else settings.catalogue_mirrors.value,
+        center=settings.center.value,
     )
 
 
@@ -99,10 +105,15 @@ def _fetch(settings: Settings, environ: Mapping[str, str], reference: Reference)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
-    """A person's own imagefactory.toml, and what an invitation changes in it."""
+    """The file of a center that a person joins, and what an invitation changes in it.
+
+    `center` is its name. `beside` are those that were joined before: its file is one of its own then.
+    """
 
     path: Path
     joining: Joining
+    center: str
+    beside: tuple[str, ...] = ()
 
     def write(self) -> None:
         """Beside and renamed. Raises UsageError."""
@@ -116,11 +127,104 @@ class UserFile:
 
 
 def find_joining(
-    settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime
+    settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime, name: str = ""
 ) -> UserFile:
-    """What the user's own file lacks, beside what the site says for everybody. Raises UsageError."""
+    """What the file of that center lacks, beside what the site says for everybody.
+
+    The first center is in the user's own file, each other one in a file of its own. `name` is what the person
+    calls it: that of a center which is joined means this one, wherever its catalogue is now. Raises
+    UsageError where nothing tells whether it is one of these.
+    """
     path = user_file(environ)
     sites = settings.files[settings.files.index(path) + 1 :]
-    text = read_text(path) if path.is_file() else ""
-    others = tuple(read_document(one) for one in sites)
-    return UserFile(path=path, joining=join(text, invitation, others, str(path), now))
+    main, files = _joined(path, sites, environ)
+    documents = {one: main if file == path else read_document(file) for one, file in files.items()}
+    new = name or _joined_as(documents, invitation) or _new_name(documents, invitation)
+    if not CENTER.fullmatch(new):
+        raise UsageError(
+            f"--name: '{new[:40]}' cannot be a center's name",
+            hint="write 1 to 32 small letters, digits, '_' and '-', such as chtc",
+        )
+    file = files.get(new) or (center_folder(environ) / f"{new}.toml" if path in files.values() else path)
+    for one in dict.fromkeys((path, *sites, *files.values())):
+        if one != file:
+            refuse_return(read_document(one).get("trust", []), invitation, str(one), now)
+    # The first one's name is written where somebody chose it, another one's is that of its file.
+    chosen = name or str(main.get("center", "")) or invitation.center
+    wanted = replace(invitation, center=chosen if file == path else "")
+    others = tuple(read_document(one) for one in sites) if file == path else ()
+    text = read_text(file) if file.is_file() else ""
+    joining = join(text, wanted, others, str(file), now, moved=new in documents)
+    beside = tuple(one for one in documents if one != new)
+    return UserFile(path=file, joining=joining, center=new, beside=beside)
+
+
+def _joined(
+    path: Path, sites: Sequence[Path], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """What the files for the first center say together, and the file of each center by its name.
+
+    Raises UsageError for a file that cannot be used, and where two centers have one name.
+    """
+    main = {key: value for one in (*reversed(sites), path) for key, value in read_document(one).items()}
+    files = {one.stem: one for one in center_files(environ)}
+    if "catalogue" in main:
+        name = center_name(*(str(main.get(key, "")) for key in ("center", "site", "catalogue")))
+        if name in files:
+            raise UsageError(
+                f"{files[name]}: two centers are called '{name}'",
+                hint=f'rename this file, or write center = "NAME" for the first one into {path}',
+            )
+        files = {name: path, **files}
+    for file in (path, *sites, *files.values()):
+        read_trust((file,))
+    return main, files
+
+
+def remove_center(
+    settings: Settings, environ: Mapping[str, str], name: str
+) -> tuple[Path, str | None, list[str]]:
+    """The file of a center, its text without that center, and what goes; None for a file that goes whole.
+
+    Raises NothingSelectedError for a center that is not joined, UsageError for one that the site has set.
+    """
+    import tomlkit
+
+    path = user_file(environ)
+    sites = settings.files[settings.files.index(path) + 1 :]
+    _, files = _joined(path, sites, environ)
+    if name not in files:
+        joined = ", ".join(files) or "none"
+        raise NothingSelectedError(f"no center '{name[:40]}' is joined", hint=f"joined: {joined}")
+    document = read_document(files[name])
+    gone = [f"{key} = {document[key]}" for key in SETTINGS if key in document]
+    gone += [f"key {row['name']}" for row in document.get("trust", [])]
+    if files[name] != path:
+        return files[name], None, gone
+    if "catalogue" not in document:
+        site = next(one for one in sites if "catalogue" in read_document(one))
+        raise UsageError(f"{site} sets the catalogue of '{name}' for everybody", hint="ask your site's staff")
+    text = tomlkit.parse(read_text(path))
+    for key in (*SETTINGS, "trust"):
+        text.pop(key, None)
+    return path, tomlkit.dumps(text), gone
+
+
+def _joined_as(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
+    """The center that is joined by that very catalogue; empty for none."""
+    return next((name for name, one in documents.items() if one.get("catalogue") == invitation.catalogue), "")
+
+
+def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
+    """What a center is called that is joined beside others. Raises UsageError where it may be one of them."""
+    name = center_name(invitation.center, invitation.site, invitation.catalogue)
+    ids = {grant.key.keyid for grant in invitation.keys}
+    for known, document in documents.items():
+        same = ids & {row.get("keyid") for row in document.get("trust", [])}
+        if known == name or same:
+            raise UsageError(
+                f"this invitation has {'a key' if same else 'the name'} of the center '{known}', which you "
+                f"joined, and another catalogue: {invitation.catalogue}, not {document['catalogue']}",
+                hint=f"if it moved there: --name {known}; if this is another center: --name OTHER",
+            )
+    return name

@@ -38,20 +38,23 @@ from imagefactory.web import HURRIED, Patience
 
 
 def read_catalogue(
-    settings: Settings, environ: Mapping[str, str], now: datetime, name: str = ""
+    settings: Settings, environ: Mapping[str, str], now: datetime, name: str = "", *, hurried: bool = False
 ) -> Catalogue:
     """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
 
     In a factory only its own file and the environment name another: what a user or a site set is for those
     who have none. A factory's own is made now, of the target `name` alone (empty: of all), and nobody signed
     it. Any other must be signed by a key that is trusted here, and hold. Where the registry does not answer,
-    it comes from a mirror or is the copy that is kept here: `source` and `notes` say so.
+    it comes from a mirror or is the copy that is kept here: `source` and `notes` say so. With `hurried` it is
+    not waited for long.
 
     Raises UsageError where none is named, StatementError for one that is refused, RegistryError for one that
     cannot be had.
     """
     place = settings.catalogue.value
     reader = _Reader(settings=settings, environ=environ, trust=read_trust(settings.files), now=now)
+    if hurried:
+        reader = replace(reader, patience=HURRIED)
     if is_factory(settings) and not (place and _near(settings)):
         factory, registry = read_factory(settings, environ), settings.registry.value
         targets = (select_one(factory.targets, name),) if name else factory.targets
@@ -96,6 +99,7 @@ class _Reader:
     environ: Mapping[str, str]
     trust: Trust
     now: datetime
+    patience: Patience | None = None
 
     def kept(self, place: str) -> KeptCatalogue:
         return KeptCatalogue(cache=self.settings.cache_path, where=place_name(place))
@@ -104,7 +108,7 @@ class _Reader:
         """The catalog of a place, else of its mirrors, else the copy that is kept."""
         kept, mirrors = self.kept(place), _mirrors(self.settings)
         try:
-            data = self._fetch(place, kept, HURRIED if mirrors or kept.path.exists() else None)
+            data = self._fetch(place, kept, HURRIED if mirrors or kept.path.exists() else self.patience)
         except (RegistryError, UsageError) as error:
             return self._read_elsewhere(kept, mirrors, error)
         return self._noted(self._open(kept, data, kept.where))

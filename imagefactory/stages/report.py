@@ -8,6 +8,8 @@ How it is shown, report/html decides. Nothing is read here that the tables have 
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,23 +27,47 @@ from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import site_of
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
+from imagefactory.stages.centers import only_center
 from imagefactory.stages.nights import last_night
 from imagefactory.stages.report_images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.stages.tables import Tables, TablesAsked, survey, survey_catalogue
 from imagefactory.submit.forms import forms_of
 from imagefactory.submit.make import SubmitAsk, submit_offer
 from imagefactory.submit.submit_file import SubmitRun
+from imagefactory.verdicts.audit import PUBLISH, read_audit
 from imagefactory.verdicts.trust import Trust, read_trust
 
+MOST_ACTS = 10_000
+"""Acts of the store's log that a report has."""
+_REGISTRY_PLACE = re.compile(
+    r"(?=[^/]*[.:])[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[a-z0-9._-]+)+(?P<tag>[:@][\w.:-]+)?"
+)
 MARK_FILE = ".imagefactory-report"
 """Says that a folder is a report of ours, whose files may be replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicAct:
+    """A line of the store's log without what is nobody else's: users, machines and paths.
+
+    `key` is the name of a trusted key, else the first digits of its ID, and `where` a place in a registry;
+    both may be empty.
+    """
+
+    time: str
+    action: str
+    what: str
+    where: str
+    key: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
 
-    `night` is what the last one of this store said, None where there was none.
+    `night` is what the last one of this store said, None where there was none. `acts` are of the store's log,
+    the oldest first.
     """
 
     made: datetime
@@ -52,6 +78,7 @@ class Reported:
     trusted: bool = True
     notes: tuple[str, ...] = ()
     night: NightReport | None = None
+    acts: tuple[PublicAct, ...] = ()
 
 
 def read_report(
@@ -61,19 +88,47 @@ def read_report(
     tables, surveyed = survey(factory, targets, asked, progress)
     former = former_locks(factory.lock_folder, targets)
     images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
-    return replace(_reported(tables, images, factory.settings), night=last_night(factory.settings))
+    trust = read_trust(factory.settings.files)
+    reported = _reported(tables, images, factory.settings, trust)
+    reported = replace(reported, night=last_night(factory.settings))
+    try:
+        return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
+    except OSError as error:
+        note = f"the log of this store cannot be read: {error.strerror}"
+        return replace(reported, notes=(*reported.notes, note))
+
+
+def read_acts(store: Path, keys: Mapping[str, str]) -> tuple[PublicAct, ...]:
+    """Return the store's log as a site may show it; `keys` are names by key ID. Raises OSError."""
+    return tuple(_public(row, keys) for row in deque(read_audit(store), maxlen=MOST_ACTS))
+
+
+def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
+    keyid, where = row.get("key", ""), row.get("where", "")
+    place = _REGISTRY_PLACE.fullmatch(where)
+    if place is None or (row.get("action") == PUBLISH and not place["tag"]):
+        where = ""  # a path of this machine
+    return PublicAct(
+        time=row.get("time", ""),
+        action=row.get("action", ""),
+        what=row.get("what", ""),
+        where=where,
+        key=keys.get(keyid) or keyid[:16],
+        why=row.get("why", ""),
+    )
 
 
 def read_catalogued_report(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
 ) -> Reported:
     """Of a signed catalogue, which tells no layers and packages. Raises what `survey_catalogue` raises."""
-    tables, offers = survey_catalogue(settings, environ, names, asked)
-    return _reported(tables, [describe_offer(offer) for offer in offers], settings)
+    center, names = only_center(settings, names)
+    tables, offers = survey_catalogue(center, environ, names, asked)
+    return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
 
 
-def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings) -> Reported:
-    trust, rows = read_trust(settings.files), _by_target(tables)
+def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings, trust: Trust) -> Reported:
+    rows = _by_target(tables)
     return Reported(
         made=tables.made,
         place=tables.place,

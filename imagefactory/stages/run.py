@@ -14,7 +14,7 @@ from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.errors import BuildError, NothingSelectedError
 from imagefactory.model import PLAIN_START, Completed, Mount, RunSpec, Start, Target
 from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.store import DIGEST, check_digest, parse_reference
+from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.render.define import INIT
 from imagefactory.runners.emulator import emulation
@@ -66,18 +66,28 @@ def find_built(access: Access, target: Target, runner: str) -> Image | Sif:
     return made
 
 
+def offered_reference(offered: CataloguedImage, *, sif: bool = False) -> Reference:
+    """Where the image of a catalogue lies; with `sif` its own .sif counts where there is no image.
+
+    Raises NothingSelectedError where no registry has it.
+    """
+    found = next((one.reference for one in offered.sifs if one.reference), "")
+    if offered.only_sif or not offered.reference:
+        if sif and found:
+            return parse_reference(found)
+        raise NothingSelectedError(
+            f"{offered.target} is {'a .sif alone' if offered.sifs else 'in no registry'}",
+            hint=f"apptainer exec --nv oras://{found} COMMAND" if found else "imagefactory find shows others",
+        )
+    return parse_reference(offered.reference)
+
+
 def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) -> Image:
     """The image of a catalogue, by its digest; pulled where the store has it not yet.
 
     Raises NothingSelectedError where no registry has it, and as `pull_image` does.
     """
-    if offered.only_sif or not offered.reference:
-        sif = next((one.reference for one in offered.sifs if one.reference), "")
-        raise NothingSelectedError(
-            f"{offered.target} is {'a .sif alone' if offered.sifs else 'in no registry'}",
-            hint=f"apptainer exec --nv oras://{sif} COMMAND" if sif else "imagefactory find shows others",
-        )
-    reference = parse_reference(offered.reference)
+    reference = offered_reference(offered)
     name = local_name(access, reference)
     made = access.layout.image(name)
     if made is None or made.manifest != offered.subject.manifest:

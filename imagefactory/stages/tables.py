@@ -29,6 +29,7 @@ from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
 from imagefactory.stages.candidates import Promoting, list_verdicts
+from imagefactory.stages.centers import Center, only_center
 from imagefactory.stages.locked import read_why
 from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.stages.read_catalogue import read_catalogue
@@ -37,7 +38,6 @@ from imagefactory.sweeps.cells import NO_MATCH
 from imagefactory.sweeps.sweep_file import read_collected, read_sweep
 from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.trust import read_trust
 
 FORMAT = "imagefactory.tables/1"
 MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
@@ -268,15 +268,15 @@ def read_catalogued(
 
     Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
     """
-    return survey_catalogue(settings, environ, names, asked)[0]
+    center, names = only_center(settings, names)
+    return survey_catalogue(center, environ, names, asked)[0]
 
 
 def survey_catalogue(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
+    center: Center, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
 ) -> tuple[Tables, tuple[Offer, ...]]:
-    """The tables of a signed catalogue, and the offers they were made of. Raises as `read_catalogued`."""
-    catalogue = read_catalogue(settings, environ, asked.now)
-    trust = read_trust(settings.files)
+    """The tables of a center's catalogue, and the offers they were made of. Raises as `read_catalogued`."""
+    catalogue, trust = read_catalogue(center.settings, environ, asked.now), center.trust
     offers = tuple(
         judge_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
     )
@@ -286,7 +286,7 @@ def survey_catalogue(
     combos = make_combos(entries, told, capabilities)
     tables = Tables(
         made=asked.now,
-        place=settings.catalogue.value or settings.registry.value,
+        place=center.place,
         combos=combos,
         ranges=make_ranges(combos),
         notes=(*catalogue.notes, *notes),

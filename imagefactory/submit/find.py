@@ -43,7 +43,8 @@ class Findable:
 
     `known` says why it may run on a GPU of a pool, None where it may not; `classes` are those GPUs where no
     pool is known. `wish` is what its jobs ask of machines. `unknown` says whether nothing is known of it on a
-    GPU of a pool, or (None) on GPUs at all. `revoked` is what was taken back of it.
+    GPU of a pool, or (None) on GPUs at all. `revoked` is what was taken back of it. `center` offers it, where
+    several are joined: its `name` begins with that.
     """
 
     name: str
@@ -58,6 +59,12 @@ class Findable:
     wish: Wish
     unknown: Callable[[PoolGpu | None], bool]
     revoked: tuple[RevokedCell, ...] = ()
+    center: str = ""
+
+    @property
+    def argument(self) -> str:
+        """What other commands take for it; empty for a release that no recipe makes."""
+        return self.name if self.center else self.target
 
     @property
     def gpu(self) -> bool:
@@ -232,7 +239,7 @@ def _meant(words: Sequence[str], findables: Sequence[Findable]) -> tuple[Findabl
     for number, word in enumerate(words):
         fitting = tuple(one for one in left if _fits(word.lower(), one))
         if not fitting:
-            known = {one.target or f"{one.framework} {one.version}": one.family for one in left}
+            known = {one.argument or f"{one.framework} {one.version}": one.family for one in left}
             before = " ".join(words[:number])
             raise NothingSelectedError(
                 f"there is no {before + ' ' if before else ''}{show(word)}",
@@ -249,8 +256,12 @@ def _fits(word: str, one: Findable) -> bool:
         return one.cuda.replace(".", "").startswith(cuda[1].replace(".", ""))
     if word == "cpu":
         return not one.gpu
-    names = (one.family, one.framework, one.target or one.name)
-    return word in names or fnmatchcase(names[2], word) or _begins(word, one.target, "-")
+    names = (one.family, one.framework, one.target or one.name, one.argument, one.center)
+    if word and word in names:
+        return True
+    return any(
+        fnmatchcase(name, word) or _begins(word, name, "-") for name in (one.target or one.name, one.argument)
+    )
 
 
 def _begins(asked: str, whole: str, mark: str = ".") -> bool:

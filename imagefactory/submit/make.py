@@ -49,7 +49,8 @@ class SubmitAsk:
     `folder` is where .sif files lie, `predicted` whether predictions are taken too, and `faulty` those where
     some calls meet a known fault. `own`: the images are of a factory that the person works in. `rows` are of
     a sweep, without the count of runs. `inventory` are a Slurm cluster's nodes, None where none was asked.
-    `files` are what a Job of Kubernetes takes along, by name.
+    `files` are what a Job of Kubernetes takes along, by name. `prefix` is what commands name the target with:
+    its center, where several are joined.
     """
 
     target: str
@@ -63,6 +64,7 @@ class SubmitAsk:
     own: bool = False
     inventory: Inventory | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
         verified = tuple(one for one in hoped.classes if one.proven)
         grounds = hoped if ask.predicted else replace(grounds, classes=verified)
         if not grounds.classes:
-            raise _not_proven((offer, form), hoped, trust, own=ask.own)
+            raise _not_proven((offer, form), hoped, trust, ask)
     else:
         run = without_gpus(run, image.target)
     taken = SubmittedImage(
@@ -234,11 +236,11 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
 
 
 def _not_proven(
-    chosen: tuple[Offer, ImageForm], hoped: Grounds, trust: Trust, *, own: bool
+    chosen: tuple[Offer, ImageForm], hoped: Grounds, trust: Trust, ask: SubmitAsk
 ) -> CheckFailedError:
     """Why there is nothing to write, what is predicted, and what this person can do about it."""
     offer, form = chosen
-    name, kind = offer.image.target, form.image.kind
+    name, kind = f"{ask.prefix}{offer.image.target}", form.image.kind
     judged = _judged_of(offer, form)
     said = [f"{name} ({kind}) is not verified on any GPU, as far as you trust who says so"]
     if not trust.keys:
@@ -254,7 +256,7 @@ def _not_proven(
     said.append(f"predicted: it runs on {', '.join(guessed)}" if guessed else "nothing is predicted either")
     said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
     strangers = not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor)
-    if own:
+    if ask.own:
         hint = f"verify it: imagefactory verify {name} --pool htcondor"
         if strangers:
             hint = "compare the key's fingerprint with who verifies; then imagefactory keys trust FILE.pub"

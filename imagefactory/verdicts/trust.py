@@ -95,18 +95,23 @@ class Trust:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_trust(files: Sequence[Path]) -> Trust:
-    """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there."""
+def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> Trust:
+    """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there.
+
+    `limits` are files whose policy counts behind theirs, and which end keys; they make nobody trusted.
+    """
     documents = [(read_document(path), str(path)) for path in files]
-    nearest = next((one for one in documents if "policy" in one[0]), ({}, ""))
+    others = [(read_document(path), str(path)) for path in limits]
+    nearest = next((one for one in (*documents, *others) if "policy" in one[0]), ({}, ""))
     policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
     keys: list[TrustedKey] = []
-    for document, where in documents:
+    for number, (document, where) in enumerate((*documents, *others)):
         own = _parse_keys(document, where, policy, Path(where).parent)
         ends = {key.keyid: key for key in own}
         keys = [_sooner(key, ends.get(key.keyid, key)) for key in keys]
         known = {word for key in keys for word in (key.name, key.keyid)}
-        keys += [key for key in own if not {key.name, key.keyid} & known]
+        if number < len(documents):
+            keys += [key for key in own if not {key.name, key.keyid} & known]
     return Trust(keys=tuple(keys), policy=policy)
 
 

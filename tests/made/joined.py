@@ -12,7 +12,7 @@ import pytest
 from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.model import Outcome
-from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.keys import PublicKey, SigningKey
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Grant, format_row
 from tests.made.catalogue import make_catalogue, make_image
@@ -22,13 +22,13 @@ from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 NOW = datetime.now(UTC).replace(microsecond=0)
 
 
-def envelope(capability: str, letter: str, **more: Any) -> tuple[str, bytes]:
+def envelope(capability: str, letter: str, key: SigningKey = LAB, **more: Any) -> tuple[str, bytes]:
     gpu = replace(MADE_UP, capability=capability)
     report = whole_report(
         hardware=replace(HOST, gpus=(gpu,)), device=gpu, nonce=letter * 32,
         started=NOW - timedelta(hours=2), ended=NOW - timedelta(hours=1), **more,
     )  # fmt: skip
-    return digest(letter), sign(report, LAB, now=NOW - timedelta(hours=1), days=30).envelope
+    return digest(letter), sign(report, key, now=NOW - timedelta(hours=1), days=30).envelope
 
 
 def person_at(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:

@@ -5,6 +5,7 @@
     gpus/8.0.html         a page for each compute capability
     matrix.svg            the matrix as a picture
     night.html            what the last night changed, where there was one
+    log.html, log.jsonl   who signed, revoked, promoted and published from this store, where anyone did
     style.css
 
 Every value goes through templates that escape it; names of files are made of letters, digits and `._+-`.
@@ -12,8 +13,9 @@ Every value goes through templates that escape it; names of files are made of le
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,9 @@ from imagefactory.versions import natural
 if TYPE_CHECKING:
     pass
 
+LOG, LOG_LINES = "log.html", "log.jsonl"
+SHOWN_ACTS = 200
+"""Acts on the page of the log; the file of lines has more."""
 AGES = (7, 30, 90)
 """Days within which the newest verdict may be."""
 _KINDS = (
@@ -100,6 +105,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
         "words": WORDS,
         "here": "",
         "night": report.night is not None,
+        "log": bool(report.acts),
     }
     files = {row.image.target: row.file for row in rows}
     yield "style.css", fill("style.css", **STYLED)
@@ -107,6 +113,13 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
     yield "matrix.svg", format_picture(rows, shown)
     if report.night:
         yield PAGE, format_page(report.night, {**given, "here": "night"})
+    if report.acts:
+        acts, page = report.acts[: -SHOWN_ACTS - 1 : -1], {**given, "here": "log"}
+        yield (
+            LOG,
+            fill(LOG, **page, up="", policy=policy(), acts=acts, count=len(report.acts), file=LOG_LINES),
+        )
+        yield LOG_LINES, "".join(json.dumps(asdict(act)) + "\n" for act in report.acts)
     image_page = {**given, "up": "../", "policy": policy("copy.js"), "keys": report.keys}
     for row in rows:
         yield f"images/{row.file}.html", fill("image.html", **image_page, **_image(row, shown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,13 +22,15 @@ from imagefactory.report.html.charts import Measure, column_chart, format_number
 from imagefactory.report.html.checks import check_names, effects_on, latency_chart, runs_of
 from imagefactory.report.html.matrix import file_name, matrix_rows, shown_gpus
 from imagefactory.report.html.picture import format_picture
-from imagefactory.report.html.site import make_site
+from imagefactory.report.html.site import SHOWN_ACTS, make_site
 from imagefactory.report.html.words import WORDS, word_of
-from imagefactory.stages.report import Reported
+from imagefactory.stages.report import PublicAct, Reported, read_acts
 from imagefactory.stages.report_images import ReportLayer, ReportPackage
+from imagefactory.verdicts.audit import AuditEntry, append_audit, read_audit
 from imagefactory.verdicts.model import Standing
 from tests.made.catalogue import make_image
 from tests.made.report import catalogue_report, many_images, with_contents
+from tests.made.verdicts import LAB
 
 COUNT = 12
 HOSTILE = (
@@ -282,6 +285,49 @@ def test_no_strangers_text_becomes_markup(report: Reported, site: dict[str, str]
             assert "{{ 7 * 7 }}" in page.text, path
     assert file_name("..") != ".."
     assert "/" not in file_name("a/../../b")
+
+
+def test_the_log_is_a_page_and_lines_without_users_machines_and_paths(
+    report: Reported, tmp_path: Path
+) -> None:
+    assert "log.html" not in dict(make_site(report))
+    append_audit(
+        tmp_path,
+        [
+            AuditEntry(action="trust", what="lab", where="/home/ann/lab/imagefactory.toml", key="0" * 64),
+            AuditEntry(action="publish", what="catalogue", where="out/catalogue.json", key=LAB.keyid),
+            AuditEntry(action="publish", what="catalogue", where="example.org/gpu/catalogue:current"),
+            AuditEntry(action="promote", what="2.3 -> removed", where="example.org/gpu/one", why=HOSTILE),
+        ],
+        report.made,
+    )
+    acts = read_acts(tmp_path, report.keys)
+    assert [act.where for act in acts] == [
+        *("", ""),
+        *("example.org/gpu/catalogue:current", "example.org/gpu/one"),
+    ]
+    assert [act.key for act in acts] == ["0" * 16, LAB.name, "", ""]
+    made = dict(make_site(replace(report, acts=acts)))
+    lines = [json.loads(line) for line in made["log.jsonl"].splitlines()]
+    assert [line["action"] for line in lines] == ["trust", "publish", "publish", "promote"]
+    page = Page(made["log.html"])
+    assert not {tag for tag, _ in page.tags} & {"img", "script"}
+    assert "{{ 7 * 7 }}" in page.text
+    assert all(set(line) == {"time", "action", "what", "where", "key", "why"} for line in lines)
+    assert {"user", "host"} <= set(next(read_audit(tmp_path)))
+    assert not re.search("/home|out/", made["log.jsonl"] + page.text)
+    test_every_link_leads_to_a_page_of_the_site_and_none_out_of_it(made)
+
+
+def test_the_page_of_the_log_has_the_newest(report: Reported) -> None:
+    acts = tuple(
+        PublicAct(time=str(number), action="sign", what="", where="", key="", why="")
+        for number in range(SHOWN_ACTS + 5)
+    )
+    made = dict(make_site(replace(report, acts=acts)))
+    times = re.findall("<tr><td>([0-9]+)</td>", made["log.html"])
+    assert times == [str(number) for number in range(SHOWN_ACTS + 4, 4, -1)]
+    assert len(made["log.jsonl"].splitlines()) == len(acts)
 
 
 # --- numbers -------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from imagefactory.stages.locked import require_lock
 from imagefactory.stages.report import read_report, write_report
 from imagefactory.stages.report_images import ReportImage
 from imagefactory.stages.tables import TablesAsked
+from imagefactory.verdicts.audit import NAME as NAME_OF_LOG
+from imagefactory.verdicts.audit import AuditEntry, append_audit
 from tests.made.factory import NAME, put_image
 from tests.made.full_disk import full_disk
 
@@ -48,6 +50,19 @@ def test_one_of_another_lock_borrows_nothing_from_the_present_one(factory: Facto
     image = read(factory)
     assert image.image is not None
     assert (image.packages, image.moves, image.since, dict(image.predicted)) == ((), (), "", {})
+
+
+def test_the_log_of_the_store_is_told_and_one_that_cannot_be_read_too(factory: Factory) -> None:
+    asked = TablesAsked(now=datetime(2026, 11, 22, tzinfo=UTC))
+    store = factory.settings.store_path
+    append_audit(store, [AuditEntry(action="revoke", what="sha256:1", why="wrong")], asked.now)
+    report = read_report(factory, (), asked, Quiet())
+    assert [(act.action, act.what, act.why) for act in report.acts] == [("revoke", "sha256:1", "wrong")]
+    path = store / "journal" / NAME_OF_LOG
+    path.unlink()
+    path.mkdir()
+    other = read_report(factory, (), asked, Quiet())
+    assert (other.acts, len(other.notes)) == ((), len(report.notes) + 1)
 
 
 def test_without_an_image_the_lock_is_shown(factory: Factory) -> None:
