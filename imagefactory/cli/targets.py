@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -184,6 +185,13 @@ def show(call: Call, name: str, as_json: bool) -> None:
     metavar="DIR",
     help="The build context of a Dockerfile.  [default: the root of its git work tree]",
 )
+@click.option(
+    "--build-arg",
+    "build_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition (repeatable).",
+)
 @click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
 @click.option(
     "--extra",
@@ -264,6 +272,17 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     return say_next("lock", family, *(("--build",) if plan.without_wheel else ()))
 
 
+def _build_args(given: Sequence[str]) -> dict[str, str]:
+    """Values by their names; the last of one name counts, as for docker. Raises UsageError."""
+    found = dict(text.partition("=")[::2] for text in given)
+    for text in given:
+        if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
+            raise UsageError(
+                f"--build-arg {text!a} is not NAME=VALUE", hint="write, for example, VERSION=2.3.1"
+            )
+    return found
+
+
 def _lost(file: str, lost: Sequence[str]) -> UsageError:
     lines = "\n  ".join((f"{file} asks for what a recipe cannot keep:", *lost))
     return UsageError(
@@ -313,6 +332,7 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
         ("--context", asked["context"], source),
+        ("--build-arg", asked["build_args"], source),
         ("--extra", asked["extras"], source),
         ("--group", asked["groups"], source),
         ("--partial", asked["partial"], source),
@@ -348,5 +368,6 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         extras=asked["extras"],
         groups=asked["groups"],
         context=asked["context"],
+        build_args=_build_args(asked["build_args"]),
     )
     return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname, join, normpath
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Where
 from imagefactory.recipes.base_images import BaseImage, read_base_image
 from imagefactory.recipes.build_context import BuildContext, context_option
@@ -68,7 +68,7 @@ class Around:
     """How files beside are read: pip's by `inside` (bounds on Python), others by `parse`, with a selection.
 
     `context` is None where the text alone is read. `wanted` collects what was looked for in it, `parsed` what
-    was read whole.
+    was read whole. `build_args` are the values that a person gives, `used` the names of those that it takes.
     """
 
     inside: Callable[[str], Beside]
@@ -76,6 +76,21 @@ class Around:
     context: BuildContext | None = None
     wanted: list[Wanted] = field(default_factory=list)
     parsed: set[tuple[str, Selection]] = field(default_factory=set)
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def take_build_arg(self, name: str) -> str | None:
+        """The value that a person gives to an argument of the file, None where there is none."""
+        self.used.update({name}.intersection(self.build_args))
+        return self.build_args.get(name)
+
+    def refuse_unused(self, file: str) -> None:
+        """Raises UsageError where a person gives a build argument that the file does not have."""
+        if names := sorted(set(self.build_args) - self.used):
+            has = "no build argument " + ", ".join(show(name) for name in names)
+            raise UsageError(
+                f"{file} has {has}", hint="leave it out, or correct its name: --build-arg NAME=VALUE"
+            )
 
 
 @dataclass(frozen=True, slots=True)

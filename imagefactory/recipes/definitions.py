@@ -7,19 +7,29 @@ and the scripts, words elsewhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from imagefactory.model import Where
-from imagefactory.recipes.container import Around, Container, check_text, refuse_other_context
+from imagefactory.recipes.container import LIMITS, Around, Container, check_text, refuse_other_context
 from imagefactory.recipes.image_parts import SHELL, keep_entrypoint
 from imagefactory.recipes.installs import take_script
-from imagefactory.recipes.shell_words import Word, read_commands, split_words
+from imagefactory.recipes.shell_words import MOST_CHARACTERS, Word, read_commands, split_words
 from imagefactory.recipes.wish import Wish
-from imagefactory.recipes.yaml_tree import first_place, refused, show
+from imagefactory.recipes.yaml_tree import first_place, refused, show, too_large
 
 DEFINITION = re.compile(r"(?:\s|#.*\n)*bootstrap[ \t]*:", re.IGNORECASE)
 _MOST_STAGES = 50
+_SECTION = re.compile(r"[ \t]*%([^\s]*)[ \t]*(.*)")
+_STAGE = re.compile(r"bootstrap[ \t]*:", re.IGNORECASE)
+_SECTIONS = (
+    "arguments", "environment", "files", "help", "labels", "post", "pre", "runscript", "setup", "startscript",
+    "test",
+)  # fmt: skip
+_ARGUMENT = re.compile(r"\{\{\s*(\w+)\s*\}\}", re.ASCII)
+_MOST_NESTED = 20
+_COMMENT = re.compile(r"(?:^|\s)#(?!!)")
 # Agents of Bootstrap whose From names an image of a registry.
 _IMAGES = ("docker", "docker-daemon", "oras", "library", "shub")
 # What says nothing to a program in the image, and what an image lacks without it.
@@ -67,7 +77,8 @@ def read_definition(text: str, file: str, around: Around) -> Wish:
     """What the last stage asks for. Raises RecipeError for what is no definition file."""
     check_text(text, file)
     wish = Wish(file=file)
-    stages = _stages(_with_arguments(text.replace("\r\n", "\n")), file)
+    stages = _stages(_filled(text.replace("\r\n", "\n"), file, around), file)
+    around.refuse_unused(file)
     if not stages:
         raise refused(
             first_place(file), "has no Bootstrap", "give a definition that says what it starts from"
@@ -77,15 +88,67 @@ def read_definition(text: str, file: str, around: Around) -> Wish:
     return wish
 
 
-def _with_arguments(text: str) -> str:
-    """The text with what %arguments sets in the place of `{{ NAME }}`."""
+def _filled(text: str, file: str, around: Around) -> str:
+    """The text with build arguments in the place of `{{ NAME }}`, as apptainer fills them; comments stay.
+
+    A stage's %arguments hold for it and those behind it. Raises RecipeError for an argument without a value.
+    """
+    lines = text.split("\n")
+    starts = [number for number, line in enumerate(lines) if _STAGE.match(line)]
     values: dict[str, str] = {}
-    for section in re.findall(r"^%arguments[^\n]*\n((?:(?!%)[^\n]*\n?)*)", text, re.MULTILINE):
-        for line in section.split("\n"):
-            name, equals, value = line.strip().partition("=")
-            if equals:
-                values[name.strip()] = value.strip().strip("\"'")[:200]
-    return re.sub(r"\{\{ *(\w+) *\}\}", lambda found: values.get(found[1], found[0]), text)
+    filled, size = [], 0
+    for start, end in pairwise([0, *starts, len(lines)]):
+        inside = ""
+        for line in lines[start:end]:
+            found = _SECTION.match(line)
+            inside = found[1].lower() if found else inside
+            name, equals, value = line.partition("=")
+            if inside == "arguments" and equals and not found and not line.lstrip().startswith("#"):
+                values[name.strip()] = value.strip()
+        arguments, inside = _Arguments(values, around), ""
+        for number, line in enumerate(lines[start:end], start + 1):
+            found = _SECTION.match(line)
+            inside = found[1].lower() if found else inside
+            place = Where(file=file, line=number, column=1)
+            filled.append(line if inside == "arguments" else arguments.fill(line, place))
+            size += len(filled[-1]) + 1
+            if size > LIMITS.size:
+                raise too_large(file, LIMITS)
+    return "\n".join(filled)
+
+
+class _Arguments:
+    """The values of one stage's build arguments: those that a person gives, then `defaults`."""
+
+    def __init__(self, defaults: Mapping[str, str], around: Around) -> None:
+        self._defaults, self._around = defaults, around
+        self._known: dict[str, str] = {}
+
+    def fill(self, text: str, where: Where, *, inside: tuple[str, ...] = ()) -> str:
+        """`inside` are the arguments whose value the text is."""
+        comment = None if inside else _COMMENT.search(text)
+        parts, end, size = [], 0, 0
+        for found in _ARGUMENT.finditer(text, 0, comment.start() if comment else len(text)):
+            place = where if inside else replace(where, column=found.start() + 1)
+            parts += [text[end : found.start()], self._value(found[1], place, inside)]
+            end = found.end()
+            size += len(parts[-2]) + len(parts[-1])
+            if size > MOST_CHARACTERS:
+                what = f"is a line of more than {MOST_CHARACTERS} characters with its build arguments"
+                raise refused(place, what, "give them shorter values")
+        return "".join(parts) + text[end:]
+
+    def _value(self, name: str, where: Where, inside: tuple[str, ...]) -> str:
+        if name in inside or len(inside) > _MOST_NESTED:
+            raise refused(where, f"the build argument {show(name)} holds itself", "write its value out")
+        if name not in self._known:
+            value = self._around.take_build_arg(name)
+            value = self._defaults.get(name) if value is None else value
+            if value is None:
+                do = f"give its value, --build-arg {name[:80]}=VALUE, or set it under %arguments"
+                raise refused(where, f"the build argument {show(name)} has no value", do)
+            self._known[name] = self.fill(value, where, inside=(*inside, name))
+        return self._known[name]
 
 
 def _stages(text: str, file: str) -> list[Stage]:
@@ -94,11 +157,16 @@ def _stages(text: str, file: str) -> list[Stage]:
     while at < len(lines):
         line, where = lines[at], Where(file=file, line=at + 1, column=1)
         at += 1
-        if found := re.match(r"%([A-Za-z]+)\s*(.*)", line):
-            start = at
-            while at < len(lines) and not re.match(r"%[A-Za-z]|bootstrap\s*:", lines[at], re.IGNORECASE):
+        if found := _SECTION.match(line):
+            start, name = at, found[1].lower()
+            if name not in _SECTIONS and not name.startswith("app"):
+                what = f"{show(f'%{found[1]}', limit=60)} begins a section that apptainer does not know"
+                raise refused(
+                    where, what, "put other text before the %: apptainer stops here, in a script too"
+                )
+            while at < len(lines) and not (_SECTION.match(lines[at]) or _STAGE.match(lines[at])):
                 at += 1
-            section = Section(found[1].lower(), found[2].strip(), where, "\n".join(lines[start:at]))
+            section = Section(name, found[2].strip(), where, "\n".join(lines[start:at]))
             if not stages:
                 raise refused(where, f"{show(found[0])} stands before Bootstrap", "begin with Bootstrap")
             stages[-1].sections.append(section)
@@ -111,7 +179,7 @@ def _stages(text: str, file: str) -> list[Stage]:
             elif not stages:
                 raise refused(where, f"{show(found[1])} stands before Bootstrap", "begin with Bootstrap")
             place = Where(file=file, line=at, column=found.start(2) + 1)
-            stages[-1].header[key] = Word(found[2], place, "{{" not in found[2])
+            stages[-1].header[key] = Word(re.sub("[\"']", "", found[2]), place)
         elif line.strip() and not line.lstrip().startswith("#"):
             raise refused(where, f"{show(line.strip())} is no line of a header or section", "mend the line")
     return stages
@@ -181,7 +249,13 @@ def _section(container: Container, section: Section) -> None:
         case "runscript" if not container.packages_only:
             text = "; ".join(line.strip() for line, _ in section.lines())
             keep_entrypoint(wish, [*SHELL, text, section.name], section.where, f"%{section.name}")
-        case "arguments" | "labels" | "runscript":
+        case "arguments":
+            for line, where in section.lines():
+                if "=" not in line:
+                    container.note(
+                        where, f"{show(line.strip())} is no NAME=VALUE, and sets no build argument"
+                    )
+        case "labels" | "runscript":
             pass
         case name if name in _NOTED:
             container.note(section.where, f"%{name} is not taken: {_NOTED[name]}")

@@ -93,12 +93,18 @@ def read_dockerfile(text: str, file: str, around: Around) -> Wish:
     """What the last stage asks for. Raises RecipeError for what is no Dockerfile."""
     check_text(text, file)
     wish, given = Wish(file=file), dict(_GIVEN)
-    stages = _stages(list(_instructions(text, file)), given)
+    instructions = list(_instructions(text, file))
+    for one in instructions:
+        if one.name == "ARG":  # of a stage that is not read, too
+            for name in re.findall(r"(?:^|\s)([A-Za-z_]\w*)", one.plain(), re.ASCII):
+                around.take_build_arg(name)
+    stages = _stages(instructions, given, around)
     if not stages:
         raise refused(
             first_place(file), "has no FROM", "give a Dockerfile that names the image it starts from"
         )
     _Build(wish, around, stages, given).take(stages[-1])
+    around.refuse_unused(file)
     refuse_other_context(around)
     return wish
 
@@ -165,7 +171,7 @@ def _flags(made: Instruction) -> None:
     made.text = re.sub(r"[^\n\\]|\\(?!\n)", " ", made.text[:end]) + made.text[end:]
 
 
-def _stages(instructions: list[Instruction], given: dict[str, str]) -> list[Stage]:
+def _stages(instructions: list[Instruction], given: dict[str, str], around: Around) -> list[Stage]:
     """The stages; `given` gets what ARG says before the first."""
     stages: list[Stage] = []
     for one in instructions:
@@ -183,8 +189,9 @@ def _stages(instructions: list[Instruction], given: dict[str, str]) -> list[Stag
         elif one.name == "ARG":
             for word in split_words(one.text, one.start(), given):
                 name, equals, value = word.text.partition("=")
-                if equals and word.known:
-                    given[name] = value
+                own = around.take_build_arg(name)
+                if own is not None or (equals and word.known):
+                    given[name] = value if own is None else own
         else:
             raise refused(one.where, f"{show(one.name)} stands before FROM", "begin with FROM")
     return stages
@@ -253,10 +260,12 @@ class _Build:
             case "ARG":
                 for word in split_words(one.text, one.start(), container.variables):
                     name, equals, value = word.text.partition("=")
-                    if not equals and name in self.given:
-                        value, equals = self.given[name], "="
+                    own = self.around.take_build_arg(name)
+                    if own is None and not equals and name in self.given:
+                        own = self.given[name]
+                    known = own is not None or (word.known and bool(equals))
                     if name not in container.own:
-                        container.remember(name, Word(value, word.where, word.known and bool(equals)))
+                        container.remember(name, Word(value if own is None else own, word.where, known))
             case "COPY" | "ADD":
                 self._copy(container, one)
             case "WORKDIR":

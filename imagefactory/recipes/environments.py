@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class Reading:
     `root` is the imagefactory project's, where `reserved` are imagefactory's own names. `build_context` is
     the directory that a person names for a container file, `context` what it copies from. `beside` reads
     files that this one names, `place` is its folder from the root on (None outside of it), `projects` are
-    the folders whose projects were read.
+    the folders whose projects were read. `build_args` are values for a container file.
     """
 
     pythons: tuple[str, ...]
@@ -72,6 +72,7 @@ class Reading:
     place: str | None = None
     projects: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     context: BuildContext | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
 
     def inside(self, bounds: str) -> Beside:
         """What pip's lines are read with, in an environment whose Python is bounded."""
@@ -122,6 +123,9 @@ def read_wish(path: Path, reading: Reading) -> Wish:
     if reading.build_context:
         hint = "leave it out: it says where a Dockerfile's COPY takes files from"
         raise UsageError(f"{path} is not a container file, so --context says nothing", hint=hint)
+    if reading.build_args:
+        hint = "leave it out: it sets an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition"
+        raise UsageError(f"{path} is not a container file, so --build-arg says nothing", hint=hint)
     root = reading.root.resolve() if reading.root else None
     within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
 
@@ -188,6 +192,7 @@ def parse_wish(text: str, file: str, reading: Reading) -> Wish:
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
             parse=lambda inner, name, chosen: _parse_packages(inner, name, _chosen(reading, chosen)),
             context=reading.context,
+            build_args=reading.build_args,
         )
         return read(text, file, around)
     return _parse_packages(text, file, reading)

@@ -98,6 +98,7 @@ class NewRequest:
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     context: Path | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -605,6 +606,7 @@ class _Planner:
             root=self._factory.settings.root_path,
             reserved=(*FOLDERS, FILE_NAME),
             build_context=request.context,
+            build_args=request.build_args,
         )
         wish = read_wish(request.file, reading)
         empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.access import Access
-from imagefactory.errors import UsageError
+from imagefactory.errors import NoGpuError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import explain_full_disk, locked_folder, replace_bytes
 from imagefactory.gpu.builds import rocm_of
@@ -29,7 +29,7 @@ from imagefactory.stages.verify import VerifyBench, runner_name
 from imagefactory.suite.portability.runtimes import RUNTIMES
 from imagefactory.verdicts.portable import SignedPortable, sign_portable
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, visible_gpus
+from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, seen_gpus, visible_gpus
 from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
 from imagefactory.verify.portable import (
@@ -238,15 +238,21 @@ def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
     visible: tuple[tuple[str, str], ...] = ()
     if gpu and work.hardware is not None:
         amd = bool(rocm_of(chosen.definition.target.cuda))
-        met = choose_gpus(work.hardware, "", amd=amd)
+        seen = seen_gpus(work.hardware, work.access.environ, amd=amd)
+        if seen is None:
+            name = VISIBLE_AMD if amd else VISIBLE
+            value = work.access.environ[name][:200]
+            raise NoGpuError(
+                f"{name}={value!a} names no GPU of this machine", hint="ask the batch system for one"
+            )
+        met = choose_gpus(seen, "", amd=amd)
         if not met:
             maker = "AMD" if amd else "NVIDIA"
             raise UsageError(
                 f"{_target(chosen)} is for GPUs of {maker}'s, and this machine has others",
                 hint="name an image for them",
             )
-        own = work.access.environ.get(VISIBLE_AMD if amd else VISIBLE, "")
-        visible = visible_gpus(work.hardware, met, own)
+        visible = visible_gpus(work.hardware, met, work.access.environ)
     runner, made = work.bench.runner, chosen.made
     if runner is None:
         with work.access.layout.in_use(work.progress):

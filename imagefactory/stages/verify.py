@@ -16,7 +16,6 @@ from pathlib import Path
 from imagefactory.access import Access
 from imagefactory.errors import UsageError
 from imagefactory.files import explain_full_disk, replace_text
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
@@ -29,7 +28,7 @@ from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, GpuAsk, GpuTrial, refuse_level, verify_gpu
+from imagefactory.verify.gpu_run import GpuAsk, GpuTrial, refuse_level, told_lost, verify_gpu
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware
 from imagefactory.verify.nonces import NONCE_BYTES, AskedRun, format_nonce
 from imagefactory.verify.predicted import predict_coverage
@@ -91,10 +90,11 @@ def verify_image(
     if isinstance(chosen.made, Image):
         refuse_emulated(chosen.made.name, chosen.made.architecture)
     hardware = bench.evidence.read()
+    if lost := told_lost(hardware):
+        progress.note(lost.removeprefix("; "))
     name = runner_name(access, chosen.made, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
     run = AskedRun(subject=chosen.subject, suite=suite_digest(), level=options.level)
-    target = chosen.definition.target
     with access.layout.in_use(progress):
         ledger(access).issue(nonce, run, bench.clock())
         ask = GpuAsk(
@@ -102,7 +102,7 @@ def verify_image(
             level=options.level,
             capability=options.capability,
             predicted=predicted_of(access, chosen, hardware, progress),
-            visible=access.environ.get(VISIBLE_AMD if rocm_of(target.cuda) else VISIBLE, ""),
+            environ=access.environ,
         )
         runner, made = bench.runner, chosen.made
         if runner is None:

@@ -40,8 +40,36 @@ NOTICE = 120
 """Seconds before the end of a job's time in which its program may save what it has."""
 LOOK = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
-: "${CUDA_VISIBLE_DEVICES:?Slurm gave this job no GPU}"
-gpus=$(nvidia-smi --id="$CUDA_VISIBLE_DEVICES" --query-gpu=compute_cap --format=csv,noheader)
+# Its GPUs are those that CUDA shows: indices, beginnings of UUIDs or slices (MIG), up to an invalid entry.
+gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noheader; } |
+    awk -v visible="${CUDA_VISIBLE_DEVICES-}" '
+    /UUID: / {
+        uuid = $0
+        sub(/.*UUID: /, "", uuid)
+        sub(/[)].*/, "", uuid)
+        if ($1 == "GPU") { whole = uuid; at[$2 + 0] = uuid }
+        of[uuid] = whole
+        next
+    }
+    split($0, pair, ", ") == 2 { gsub(/ /, "-", pair[2]); can[pair[1]] = pair[2] }
+    END {
+        count = split(visible, entry, ",")
+        for (place = 1; place <= count; place++) {
+            one = entry[place]
+            uuid = ""
+            fitting = 0
+            if (one ~ /^ *[0-9]/) uuid = at[one + 0]
+            else if (one ~ /^MIG-GPU-/) { sub(/^MIG-/, "", one); sub(/[/].*/, "", one); uuid = of[one] }
+            else if (one ~ /^(GPU|MIG)-/)
+                for (name in of) if (index(name, one) == 1) { uuid = of[name]; fitting++ }
+            if (uuid == "" || fitting > 1) break
+            print (uuid in can) ? can[uuid] : "unknown"
+        }
+    }')
+if [ -z "$gpus" ]; then
+    echo "$(hostname): Slurm gave this job no GPU: CUDA_VISIBLE_DEVICES is '${CUDA_VISIBLE_DEVICES-}'" >&2
+    exit 9
+fi
 takes=$(nvidia-smi | sed -n 's/.*CUDA Version: *\\([0-9.]*\\).*/\\1/p')
 for gpu in $gpus; do
     case $gpu in

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from imagefactory.errors import NoGpuError
 from imagefactory.runners.amd_devices import NODES, find_amd_gpus, processor_of
+from imagefactory.verify.kit.hardware import LOST, UNUSABLE, read_memory
 from imagefactory.verify.model import SEEN_HERE, GpuIdentity, Hardware
 from imagefactory.verify.suite_report import clean
 
@@ -41,38 +42,53 @@ AMD_HERE = AmdPlaces()
 def read_amd(places: AmdPlaces = AMD_HERE) -> Hardware | None:
     """None where the kernel tells of no GPU. Raises NoGpuError where one of the three ways tells otherwise.
 
-    `known` are the ids below /sys/class/drm, `nodes` the render nodes.
+    `known` are the ids below /sys/class/drm, `nodes` the render nodes. Of several GPUs the others are used:
+    a processor with graphics of its own has no id.
     """
     devices = find_amd_gpus(dev=places.dev, sys=places.sys)
     if devices is None:
         return None
-    gpus, known, nodes = [], [], []
+    gpus: list[GpuIdentity] = []
+    nodes: list[str] = []
+    lost: list[tuple[str, str]] = []
     for folder in sorted(path.parent for path in (places.sys / NODES).glob("*/properties")):
         told = _properties(folder)
         if not told.get("gfx_target_version"):
             continue
-        number = told.get("drm_render_minor", 0)
-        uuid = f"GPU-{told.get('unique_id', 0):016x}"
-        device = places.sys / f"class/drm/renderD{number}/device"
-        if not told.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
-            raise NoGpuError(f"no usable GPU: the kernel tells no one id of {device.parent.name}", hint=HINT)
-        node = places.dev / f"dri/renderD{number}"
-        if not _is_render_node(node, number, places.proc):
-            raise NoGpuError(f"no usable GPU: {node} is no render node of the driver", hint=HINT)
-        processor = processor_of(told["gfx_target_version"])
-        name = clean(_text(device / "product_name")) or f"AMD {processor}"
-        gpus.append(GpuIdentity(name=name, capability=processor, uuid=uuid, memory=_memory(folder)))
-        known.append(uuid)
-        nodes.append(f"/dev/dri/{node.name}")
+        try:
+            gpu, node = _read_gpu(places, folder, told)
+        except NoGpuError as error:
+            lost.append((f"{LOST}{len(gpus) + len(lost)}", error.message.removeprefix(UNUSABLE)))
+            continue
+        gpus.append(gpu)
+        nodes.append(node)
+    if not gpus and lost:
+        raise NoGpuError(f"{UNUSABLE}{'; '.join(why for _, why in lost)}", hint=HINT)
     release = _RELEASE.match(places.release or platform.release())
     return Hardware(
         kind=SEEN_HERE,
         driver=devices.driver or (release[0] if release else ""),
         gpus=tuple(gpus),
-        known=tuple(sorted(known)),
+        known=tuple(sorted(gpu.uuid for gpu in gpus)),
         nodes=tuple(sorted(nodes)),
-        notes=() if devices.driver else (("amdgpu", "the kernel's own"),),
+        notes=(*(() if devices.driver else (("amdgpu", "the kernel's own"),)), *lost),
     )
+
+
+def _read_gpu(places: AmdPlaces, folder: Path, told: Mapping[str, int]) -> tuple[GpuIdentity, str]:
+    """One GPU and its render node. Raises NoGpuError where the ways do not agree."""
+    number = told.get("drm_render_minor", 0)
+    uuid = f"GPU-{told.get('unique_id', 0):016x}"
+    device = places.sys / f"class/drm/renderD{number}/device"
+    if not told.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
+        raise NoGpuError(f"{UNUSABLE}the kernel tells no one id of {device.parent.name}", hint=HINT)
+    node = places.dev / f"dri/renderD{number}"
+    if not _is_render_node(node, number, places.proc):
+        raise NoGpuError(f"{UNUSABLE}{node} is no render node of the driver", hint=HINT)
+    processor = processor_of(told["gfx_target_version"])
+    name = clean(_text(device / "product_name")) or f"AMD {processor}"
+    memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory
+    return GpuIdentity(name=name, capability=processor, uuid=uuid, memory=memory), f"/dev/dri/{node.name}"
 
 
 def _properties(folder: Path) -> Mapping[str, int]:

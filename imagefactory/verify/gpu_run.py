@@ -7,8 +7,8 @@ nothing is started inside, and nothing falls back to the CPU.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, not_started, outcome_of
+from imagefactory.verify.kit.hardware import PCI_ORDER, SeenGpu, lost_gpus, read_visible
 from imagefactory.verify.model import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
@@ -46,15 +47,15 @@ VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 class GpuAsk:
     """What a person wants to know. `capability` is the one the GPU must have (`8.0`), empty for any.
 
-    `predicted` is by capability. `visible` is the caller's own CUDA_VISIBLE_DEVICES, of AMD's GPUs
-    ROCR_VISIBLE_DEVICES: a batch system's word on which GPUs are its job's. A `rehearsal` is for tests alone.
+    `predicted` is by capability. `environ` is the caller's: by CUDA_VISIBLE_DEVICES, of AMD's GPUs
+    ROCR_VISIBLE_DEVICES, a batch system says which GPUs are its job's. A `rehearsal` is for tests alone.
     """
 
     nonce: str
     level: str = FULL
     capability: str = ""
     predicted: Mapping[str, Predicted]
-    visible: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
     rehearsal: bool = False
 
 
@@ -146,14 +147,22 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
             return not_started(run, Outcome.NO_GPU, "the host saw no GPU")
         amd = bool(rocm_of(trial.definition.target.cuda))
         several = trial.ask.level == SEVERAL
-        gpus = choose_gpus(trial.hardware, trial.ask.capability, amd=amd, several=several)
+        seen = seen_gpus(trial.hardware, trial.ask.environ, amd=amd)
+        lost = told_lost(trial.hardware)
+        if seen is None:
+            given = trial.ask.environ[VISIBLE_AMD if amd else VISIBLE][:200]
+            reason = f"{VISIBLE_AMD if amd else VISIBLE}={given!a} names no GPU of this machine{lost}"
+            return not_started(run, Outcome.NO_GPU, reason)
+        gpus = choose_gpus(seen, trial.ask.capability, amd=amd, several=several)
         if not gpus:
-            there = ", ".join(f"{one.name} ({one.capability})" for one in trial.hardware.gpus)
+            there = ", ".join(f"{one.name} ({one.capability})" for one in seen)
             kind = f" of capability {trial.ask.capability}" if trial.ask.capability else ""
             kind = kind or (" of one capability" if several else f" of {'AMD' if amd else 'NVIDIA'}'s")
-            reason = f"asked for {'several GPUs' if several else 'a GPU'}{kind}, this machine has {there}"
+            reason = (
+                f"asked for {'several GPUs' if several else 'a GPU'}{kind}, this machine has {there}{lost}"
+            )
             return not_started(run, Outcome.WRONG_GPU, reason)
-        environment = visible_gpus(trial.hardware, gpus, trial.ask.visible)
+        environment = visible_gpus(trial.hardware, gpus, trial.ask.environ)
     with locked_folder("verify-", scratch) as folder:
         spec = _prepare(folder, files, run.asked, trial)
         try:
@@ -171,14 +180,39 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
     return outcome_of(replace(run, ended=clock()), brought)
 
 
+def seen_gpus(
+    hardware: Hardware, environ: Mapping[str, str], *, amd: bool = False
+) -> tuple[GpuIdentity, ...] | None:
+    """The GPUs that a batch system gave to this job, all where it says nothing; None where it gave none."""
+    found = _given(hardware, environ, amd=amd)
+    if found is None:
+        return hardware.gpus
+    uuids = [one.uuid for one in found]
+    return tuple(gpu for gpu in hardware.gpus if gpu.uuid in uuids or "" in uuids) or None
+
+
+def _given(hardware: Hardware, environ: Mapping[str, str], *, amd: bool) -> list[SeenGpu] | None:
+    """What the batch system's word names, None where there is none."""
+    given = environ.get(VISIBLE_AMD if amd else VISIBLE)
+    its = _its(hardware.gpus, amd=amd)
+    ordered = amd or environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER or len({gpu.name for gpu in its}) == 1
+    if given is None:
+        return None
+    return read_visible(given, [gpu.uuid for gpu in its], dict(hardware.notes), ordered=ordered)
+
+
+def _its(gpus: Sequence[GpuIdentity], *, amd: bool) -> list[GpuIdentity]:
+    return [gpu for gpu in gpus if gpu.capability.startswith("gfx") == amd]
+
+
 def choose_gpus(
-    hardware: Hardware, capability: str, *, amd: bool = False, several: bool = False
+    seen: Sequence[GpuIdentity], capability: str, *, amd: bool = False, several: bool = False
 ) -> tuple[GpuIdentity, ...]:
     """The first of that maker's GPUs of this capability, or the first at all where none is asked for.
 
     Of `several` all of the first capability that two of them have. Empty where there is no such GPU.
     """
-    its = [gpu for gpu in hardware.gpus if gpu.capability.startswith("gfx") == amd]
+    its = _its(seen, amd=amd)
     for gpu in its:
         alike = tuple(one for one in its if one.capability == gpu.capability)
         if capability in ("", gpu.capability) and (len(alike) > 1 or not several):
@@ -187,13 +221,28 @@ def choose_gpus(
 
 
 def visible_gpus(
-    hardware: Hardware, gpus: tuple[GpuIdentity, ...], visible: str
+    hardware: Hardware, gpus: tuple[GpuIdentity, ...], environ: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
     """What the image's environment says of GPUs: the batch system's word, else `gpus` of more."""
-    name = VISIBLE_AMD if gpus[0].capability.startswith("gfx") else VISIBLE
-    if visible:
-        return ((name, visible),)
-    return ((name, ",".join(gpu.uuid for gpu in gpus)),) if len(hardware.gpus) > len(gpus) else ()
+    amd = gpus[0].capability.startswith("gfx")
+    name = VISIBLE_AMD if amd else VISIBLE
+    if found := _given(hardware, environ, amd=amd):
+        pci = not amd and environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER
+        sliced = {uuid for note, uuid in hardware.notes if note.startswith("MIG-")}
+        # inside, CUDA may count in another order
+        plain = [pci and one.entry.isdigit() and one.uuid not in sliced for one in found]
+        entries = [one.uuid if by_uuid else one.entry for by_uuid, one in zip(plain, found, strict=True)]
+        return ((name, ",".join(entries)),)
+    more = len(hardware.gpus) > len(gpus) or lost_gpus(dict(hardware.notes))
+    return ((name, ",".join(gpu.uuid for gpu in gpus)),) if more else ()
+
+
+def told_lost(hardware: Hardware) -> str:
+    """What to add where GPUs are told: those that cannot be used."""
+    return "".join(
+        f"; GPU {index} cannot be used: {clean(why)}"
+        for index, why in lost_gpus(dict(hardware.notes)).items()
+    )
 
 
 def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any], trial: GpuTrial) -> RunSpec:

@@ -21,7 +21,7 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.verify import kit_make
 from imagefactory.verify.kit import program
-from imagefactory.verify.kit.program import LARGEST_REPORT, read_report, visible_gpus
+from imagefactory.verify.kit.program import LARGEST_REPORT, read_report
 from imagefactory.verify.kit_make import make_kit
 from tests.made.kit import (
     CONFIG,
@@ -424,17 +424,17 @@ def test_another_gpu_than_asked_for_is_told_before_anything_is_started(tmp_path:
     assert not bench.calls()
 
 
-def test_a_batch_systems_choice_of_gpus_holds_inside(bench: Bench) -> None:
-    one, two = {"uuid": "GPU-1", "capability": "8.0"}, {"uuid": "GPU-2", "capability": "9.0"}
-    assert visible_gpus({"gpus": [one]}, [one], {}) == ""
-    assert visible_gpus({"gpus": [one, two]}, [two], {}) == "GPU-2"
-    assert visible_gpus({"gpus": [one, two]}, [two], {"CUDA_VISIBLE_DEVICES": "3"}) == "3"
+def test_a_batch_systems_choice_of_gpus_holds_inside(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, told=Told(count=2))
     docker(bench, GOOD)
     apptainer(bench, GOOD)
     assert bench.run(CUDA_VISIBLE_DEVICES="1") == 0
     assert "CUDA_VISIBLE_DEVICES=1" in next(call for call in bench.calls() if call[1] == "run")
     assert bench.run("--runner", "apptainer", CUDA_VISIBLE_DEVICES="1") == 0
     assert bench.environs()[-1]["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "1"
+    before = len(bench.calls())
+    assert bench.run(CUDA_VISIBLE_DEVICES="") == 9
+    assert (bench.result("run.json")["outcome"], len(bench.calls())) == ("no-gpu", before)
 
 
 def test_two_gpus_make_the_first_that_fits_visible(tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ MAJOR, MINOR = 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the machine tells of its GPU. `known` and `module` are what /proc says, else as NVML."""
+    """What the machine tells of its GPU. `known` and `module` are what /proc says, else as NVML.
+
+    With `memory` 0 the GPU shares the 128 GiB of the machine. `lost` is the index of one that fails,
+    as libnvidia_ml.c has it.
+    """
 
     uuid: str = UUID
     name: str = "Test GPU"
@@ -35,6 +39,9 @@ class Told:
     count: int = 1
     init: int = 0
     before_mig: bool = False
+    lost: int = -1
+    lost_in: int = 0
+    lost_code: int = 15
 
 
 def make_host(folder: Path, told: Told | None = None) -> Places:
@@ -49,6 +56,7 @@ def make_host(folder: Path, told: Told | None = None) -> Places:
     (proc / "devices").write_text(
         f"Character devices:\n{MAJOR:3} nvidia\n  5 tty\n\nBlock devices:\n  8 sd\n", encoding="utf-8"
     )
+    (proc / "meminfo").write_text("MemTotal:       134217728 kB\nMemFree:        1 kB\n", encoding="utf-8")
     (proc / "driver/nvidia/version").write_text(
         f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {told.module or told.driver}  Fri May 31 2024\n"
         "GCC version:  gcc version 12.2.0\n",
@@ -74,9 +82,12 @@ def compile_nvml(told: Told) -> bytes:
         "MEMORY": f"{told.memory}ull",
         "COUNT": told.count,
         "INIT": told.init,
+        "SHARED": int(not told.memory),
+        "LOST": told.lost,
     }
     defines = [f'-DTELL_{name}="{text}"' for name, text in texts.items()]
     defines += [f"-DTELL_{name}={number}" for name, number in numbers.items()]
+    defines += [f"-DLOST_IN={told.lost_in}", f"-DLOST_CODE={told.lost_code}"]
     defines += ["-DBEFORE_MIG"] if told.before_mig else []
     with tempfile.TemporaryDirectory(prefix="nvml-") as folder:
         library = Path(folder, "libnvidia-ml.so.1")

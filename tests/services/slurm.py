@@ -61,9 +61,13 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=2-00:00:00 DefaultTime=01:00:00
 """
 SMI = """\
 #!/bin/sh
-[ "$1" = "--id=$CUDA_VISIBLE_DEVICES" ] || { echo "| Driver: 550.54.15  CUDA Version: 12.4 |"; exit; }
 case $SLURMD_NODENAME in a1) is=8.0 ;; h1) is=9.0 ;; v1) is=7.0 ;; *) is=7.5 ;; esac
-case $2 in *=compute_cap) echo $is ;; *) echo "$is, 16384, 550.54.15" ;; esac
+case $1 in
+"--id=$CUDA_VISIBLE_DEVICES") echo "$is, 16384, 550.54.15" ;;
+-L) for at in 0 1 2 3 4 5 6 7; do echo "GPU $at: GPU of the tests (UUID: GPU-$at)"; done ;;
+--query-gpu=uuid,compute_cap) for at in 0 1 2 3 4 5 6 7; do echo "GPU-$at, $is"; done ;;
+*) echo "| Driver: 550.54.15  CUDA Version: 12.4 |" ;;
+esac
 """
 PYTHON = f"""\
 #!/bin/sh

@@ -31,7 +31,9 @@ LOOK = (
     'echo "$SLURMD_NODENAME" && exec nvidia-smi --id="$CUDA_VISIBLE_DEVICES" '
     "--query-gpu=compute_cap,memory.total,driver_version --format=csv,noheader,nounits"
 )
-_TOLD = re.compile(r"([1-9][0-9]?\.[0-9]), ([0-9]{1,8}), ([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})")
+_TOLD = re.compile(
+    r"([1-9][0-9]?\.[0-9]), ([0-9]{1,8}|\[[A-Za-z /]{1,30}\]), ([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What a GPU of that type said on that node. `memory` is in bytes."""
+    """What a GPU of that type said on that node. `memory` is in bytes, 0 where it does not tell it."""
 
     node: str
     type: str
@@ -102,9 +104,8 @@ def parse_answer(text: str, kind: Kind) -> Known:
         raise ToolError(
             f"nvidia-smi said '{clean(' / '.join(lines))[:100]}'", hint="look at it by hand: srun"
         )
-    return Known(
-        node=clean(lines[0]), type=kind.type, capability=told[1], memory=int(told[2]) * MB, driver=told[3]
-    )
+    memory = int(told[2]) * MB if told[2].isdigit() else 0  # [N/A]: it has none of its own, as GB10
+    return Known(node=clean(lines[0]), type=kind.type, capability=told[1], memory=memory, driver=told[3])
 
 
 # --- acting ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ own machine with it. Nothing is cached and nothing is taken from the environment
 where libnvidia-ml.so.1 is.
 
 Sources: NVML's API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
-file system interface"; proc_devices(5).
+file system interface"; proc_devices(5); the CUDA C++ Programming Guide, "CUDA Environment Variables".
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import ctypes
 import os
 import re
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 FORMAT = 1
+UNUSABLE = "no usable GPU: "
 HINT = "run this where `nvidia-smi` lists a GPU"
 
 # The last form is that of MIG before driver 470.
@@ -28,8 +30,15 @@ MAJOR = re.compile(r"^\s*([0-9]+)\s+nvidia(?:-frontend)?$", re.MULTILINE)
 VERSION = re.compile(r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s", re.MULTILINE)
 LARGEST_FILE = 1 << 16
 
+MEMORY = re.compile(r"^MemTotal:\s+([0-9]+) kB$", re.MULTILINE)
+LOST = "lost-gpu-"
+"""A note's name, before NVML's index of a GPU that cannot be used; the text says why."""
+PCI_ORDER = "PCI_BUS_ID"
+"""NVML's own order, as CUDA_DEVICE_ORDER names it."""
+
 BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the texts that are asked for
 MIG_ENABLED = 1
+NOT_SUPPORTED = 3
 
 
 class NoGpu(Exception):
@@ -53,7 +62,8 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     `driver`: the kernel module's version. `gpus`: what NVML tells, each `name`, `capability` (`8.0`), `uuid`
     (`GPU-...`) and `memory` in bytes. `known`: the UUIDs below /proc/driver/nvidia/gpus. `nodes`: the paths
     of character devices that are the driver's. `notes`: further facts, name -> text: of each MIG instance
-    `MIG-...` -> the UUID of the GPU that it is a part of, and `nvml-driver`.
+    `MIG-...` -> the UUID of the GPU that it is a part of, `nvml-driver`, and of each GPU that cannot be used
+    `lost-gpu-INDEX` -> why. A GPU without memory of its own has that of the machine.
 
     Raises NoGpu where one of the three ways shows none, or where NVML belongs to another driver.
     """
@@ -62,18 +72,18 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     except OSError:
         raise NoGpu("no GPU: the NVIDIA driver is not loaded (there is no /proc/driver/nvidia)") from None
     if not driver:
-        raise NoGpu("no usable GPU: /proc/driver/nvidia/version tells no version")
+        raise NoGpu(f"{UNUSABLE}/proc/driver/nvidia/version tells no version")
     nodes = find_nodes(places)
     if not nodes:
         raise NoGpu("no GPU: there is no device /dev/nvidia0, /dev/nvidia1, ... of the driver")
     # NVML first: a GPU that nobody has used since the driver was loaded tells its UUID only afterwards.
-    gpus, notes = ask_nvml(places.nvml)
+    gpus, notes = ask_nvml(places.nvml, read_memory(places.proc))
     known = find_known(places)
     if not known:
-        raise NoGpu("no usable GPU: none below /proc/driver/nvidia/gpus tells its UUID")
+        raise NoGpu(f"{UNUSABLE}none below /proc/driver/nvidia/gpus tells its UUID")
     if notes["nvml-driver"] != driver:
         raise NoGpu(
-            f"no usable GPU: the kernel module is {driver} and NVML of {notes['nvml-driver']}; "
+            f"{UNUSABLE}the kernel module is {driver} and NVML of {notes['nvml-driver']}; "
             "reload the module or restart the machine"
         )
     return {"format": FORMAT, "driver": driver, "gpus": gpus, "known": known, "nodes": nodes, "notes": notes}
@@ -135,6 +145,15 @@ def find_nodes(places: Places) -> list[str]:
     return [path for _, path in sorted(found)]
 
 
+def read_memory(proc: str) -> int:
+    """The machine's memory in bytes; 0 where /proc/meminfo does not tell it."""
+    try:
+        match = MEMORY.search(_read(Path(proc, "meminfo")))
+    except OSError:
+        return 0
+    return int(match[1]) * 1024 if match else 0
+
+
 def _read(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(LARGEST_FILE).decode("utf-8", "replace")
@@ -149,47 +168,63 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-def ask_nvml(library: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """NVML's GPUs, and notes. Raises NoGpu where the library is missing, refuses or counts none."""
+def ask_nvml(library: str, shared: int = 0) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """NVML's GPUs, and notes. `shared` is the memory of a GPU that has none of its own, 0 if not known.
+
+    Raises NoGpu where the library is missing, refuses or counts none that can be used.
+    """
     try:
         nvml = ctypes.CDLL(library)
     except OSError as error:
-        raise NoGpu(f"no usable GPU: NVML cannot be loaded ({error})") from None
+        raise NoGpu(f"{UNUSABLE}NVML cannot be loaded ({error})") from None
     _call(nvml, "nvmlInit_v2")
     try:
-        return _ask(nvml)
+        return _ask(nvml, shared)
     finally:
         nvml.nvmlShutdown()
 
 
-def _ask(nvml: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _ask(nvml: Any, shared: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
     notes = {"nvml-driver": _text(nvml, "nvmlSystemGetDriverVersion")}
     count = ctypes.c_uint()
     _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
     if not count.value:
         raise NoGpu("no GPU: NVML counts none")
-    gpus = []
+    gpus, lost = [], []
     for index in range(count.value):
         device = ctypes.c_void_p()
-        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
-        gpu = _describe(nvml, device)
+        try:
+            _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+            gpu = _describe(nvml, device, shared)
+            parts = _mig(nvml, device)
+        except NoGpu as error:
+            notes[f"{LOST}{index}"] = str(error).removeprefix(UNUSABLE)
+            lost.append(f"GPU {index}: {notes[f'{LOST}{index}']}")
+            continue
         gpus.append(gpu)
-        notes.update(dict.fromkeys(_mig(nvml, device), gpu["uuid"]))
+        notes.update(dict.fromkeys(parts, gpu["uuid"]))
+    if not gpus:
+        raise NoGpu(f"{UNUSABLE}{'; '.join(lost)}")
     return gpus, notes
 
 
-def _describe(nvml: Any, device: ctypes.c_void_p) -> dict[str, Any]:
+def _describe(nvml: Any, device: ctypes.c_void_p, shared: int) -> dict[str, Any]:
     memory, major, minor = _Memory(), ctypes.c_int(), ctypes.c_int()
-    _call(nvml, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+    code = nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+    if code not in (0, NOT_SUPPORTED):
+        raise _refusal(nvml, "nvmlDeviceGetMemoryInfo", code)
+    size = shared if code else int(memory.total)  # GB10 and Jetson: the processor's memory is the GPU's
+    if not size:
+        raise NoGpu(f"{UNUSABLE}neither NVML nor /proc/meminfo tells its memory")
     _call(nvml, "nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
     uuid = _text(nvml, "nvmlDeviceGetUUID", device)
     if not UUID.fullmatch(uuid):
-        raise NoGpu(f"no usable GPU: NVML gives a UUID that is none: {uuid!r}")
+        raise NoGpu(f"{UNUSABLE}NVML gives a UUID that is none: {uuid!r}")
     return {
         "name": _text(nvml, "nvmlDeviceGetName", device),
         "capability": f"{major.value}.{minor.value}",
         "uuid": uuid,
-        "memory": int(memory.total),
+        "memory": size,
     }
 
 
@@ -221,6 +256,70 @@ def _call(nvml: Any, function: str, *arguments: Any) -> None:
     """Calls NVML; anything but NVML_SUCCESS (0) is NoGpu with NVML's own words."""
     code = getattr(nvml, function)(*arguments)
     if code:
-        nvml.nvmlErrorString.restype = ctypes.c_char_p
-        said = (nvml.nvmlErrorString(code) or b"").decode("utf-8", "replace")
-        raise NoGpu(f"no usable GPU: {function} of NVML answers {code} ({said})")
+        raise _refusal(nvml, function, code)
+
+
+def _refusal(nvml: Any, function: str, code: int) -> NoGpu:
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    said = (nvml.nvmlErrorString(code) or b"").decode("utf-8", "replace")
+    return NoGpu(f"{UNUSABLE}{function} of NVML answers {code} ({said})")
+
+
+# --- which of them a program sees ------------------------------------------------------------------
+
+
+def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
+    """GPUs that cannot be used, by NVML's index, and why."""
+    found = {name[len(LOST) :]: text for name, text in notes.items() if name.startswith(LOST)}
+    return {int(index): text for index, text in found.items() if index.isdecimal() and len(index) < 4}
+
+
+class SeenGpu(NamedTuple):
+    """An entry of CUDA_VISIBLE_DEVICES, and the UUID of the whole GPU that it names.
+
+    That is empty where an index counts in an order that only CUDA knows.
+    """
+
+    entry: str
+    uuid: str
+
+
+def read_visible(
+    text: str, uuids: Sequence[str], notes: Mapping[str, str], *, ordered: bool
+) -> list[SeenGpu]:
+    """The GPUs that CUDA shows a program for a value of CUDA_VISIBLE_DEVICES, in its order.
+
+    `uuids` are NVML's GPUs. `ordered`: CUDA counts them as NVML does, as it does GPUs of one model and with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. As CUDA has it, the first invalid entry ends the list, a repeated one or the
+    beginning of two UUIDs leaves nothing, entries are all of the first one's form, and of several slices
+    (MIG) a program sees the first.
+    """
+    lost, rest = lost_gpus(notes), iter(uuids)
+    by_index = ["" if index in lost else next(rest, "") for index in range(len(uuids) + len(lost))]
+    names = {uuid: uuid for uuid in uuids}
+    names.update({name: uuid for name, uuid in notes.items() if name.startswith("MIG-")})
+    found: list[SeenGpu] = []
+    for entry in map(str.strip, text.split(",")):
+        number = re.match(r"\+?([0-9]{1,4})(?![0-9])", entry)
+        old = re.fullmatch(r"MIG-(GPU-[0-9a-f-]{36})/[0-9]+/[0-9]+", entry)
+        fitting = [name for name in names if entry.startswith(("GPU-", "MIG-")) and name.startswith(entry)]
+        if number and int(number[1]) < len(by_index):
+            index = int(number[1])
+            one = SeenGpu(str(index), by_index[index] if ordered else "")
+        elif old:
+            one = SeenGpu(entry, names.get(old[1], ""))
+        elif fitting:
+            one = SeenGpu(fitting[0], names[fitting[0]])
+        else:
+            break
+        if len(fitting) > 1 or one.entry in [before.entry for before in found]:
+            return []
+        other = bool(found) and _form(found[0].entry) != _form(one.entry)
+        if other or not (one.uuid or (number and not ordered)):
+            break
+        found.append(one)
+    return found[:1] if found and _form(found[0].entry) == "MIG-" else found
+
+
+def _form(entry: str) -> str:
+    return "index" if entry.isdigit() else entry[:4]

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import signal
 import stat
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import hardware
+from .hardware import PCI_ORDER, lost_gpus, read_visible
 from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
 from .start import REPORT, RUNNERS, Kit, choose_runner
 from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
@@ -35,7 +35,7 @@ LARGEST_REPORT, MOST_NAMES = 1 << 20, 10_000
 SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 MOST_SAID = 3
 SEVERAL = "several"
-VISIBLE = re.compile(r"[A-Za-z0-9,/-]{1,2000}")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 DESCRIPTION = "Run the GPU suite of this kit inside its image, on a GPU of this machine."
 EPILOG = (
     "Exit code 0: the suite ran and says that all holds; 9: it does not, or there is no such GPU; 2, 6, 8: "
@@ -74,12 +74,40 @@ def suite_digest(folder: Path) -> str:
 # --- which GPU -----------------------------------------------------------------------------
 
 
-def choose_gpus(hardware: Mapping[str, Any], capability: str, level: str) -> Sequence[Mapping[str, Any]]:
-    """The first GPU of this capability, the first at all where none is asked for. Raises Stop.
+def seen_gpus(
+    hardware: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The GPUs that a batch system gave to this job, and CUDA_VISIBLE_DEVICES inside, empty where it says
+    nothing. Raises Stop where it gave none.
+    """
+    given, gpus = environ.get(VISIBLE), hardware["gpus"]
+    if given is None:
+        return gpus, ""
+    pci = environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER
+    ordered = pci or len({gpu["name"] for gpu in gpus}) == 1
+    found = read_visible(given, [gpu["uuid"] for gpu in gpus], hardware["notes"], ordered=ordered)
+    if not found:
+        raise Stop(
+            f"{VISIBLE}={given[:200]!a} names no GPU of this machine{told_lost(hardware)}",
+            EXIT_CHECK,
+            "no-gpu",
+        )
+    sliced = {uuid for name, uuid in hardware["notes"].items() if name.startswith("MIG-")}
+    # inside, CUDA may count in another order
+    plain = [pci and one.entry.isdigit() and one.uuid not in sliced for one in found]
+    entries = [one.uuid if by_uuid else one.entry for by_uuid, one in zip(plain, found)]  # noqa: B905 - Python 3.9
+    uuids = [one.uuid for one in found]
+    mine = [gpu for gpu in gpus if gpu["uuid"] in uuids or "" in uuids]
+    return mine, ",".join(entries)
+
+
+def choose_gpus(
+    hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], capability: str, level: str
+) -> Sequence[Mapping[str, Any]]:
+    """The first of `gpus` of this capability, the first at all where none is asked for. Raises Stop.
 
     Of the level `several` all of the first capability that two of them have.
     """
-    gpus = hardware["gpus"]
     for gpu in gpus:
         alike = [one for one in gpus if one["capability"] == gpu["capability"]]
         if capability in ("", gpu["capability"]) and (level != SEVERAL or len(alike) > 1):
@@ -87,17 +115,15 @@ def choose_gpus(hardware: Mapping[str, Any], capability: str, level: str) -> Seq
     there = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in gpus)
     kind = f"capability {capability}" if capability else "one capability"
     number = "several GPUs" if level == SEVERAL else "a GPU"
-    raise Stop(f"this kit is for {number} of {kind}, this machine has {there}", EXIT_CHECK, "wrong-gpu")
+    text = f"this kit is for {number} of {kind}, this machine has {there}{told_lost(hardware)}"
+    raise Stop(text, EXIT_CHECK, "wrong-gpu")
 
 
-def visible_gpus(
-    hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]
-) -> str:
-    """CUDA_VISIBLE_DEVICES inside: a batch system's word on which are its job's, else `gpus` of more."""
-    given = environ.get("CUDA_VISIBLE_DEVICES", "")
-    if given and VISIBLE.fullmatch(given):
-        return given
-    return ",".join(str(gpu["uuid"]) for gpu in gpus) if len(hardware["gpus"]) > len(gpus) else ""
+def told_lost(hardware: Mapping[str, Any]) -> str:
+    """What to add where GPUs are told: those that cannot be used."""
+    return "".join(
+        f"; GPU {index} cannot be used: {why}" for index, why in lost_gpus(hardware["notes"]).items()
+    )
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -194,14 +220,19 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
         seen = hardware.read_hardware(job.places)
     except hardware.NoGpu as error:
         raise Stop(str(error), EXIT_CHECK, "no-gpu") from error
-    gpus = choose_gpus(seen, kit.capability, kit.level)
+    mine, visible = seen_gpus(seen, job.environ)
+    gpus = choose_gpus(seen, mine, kit.capability, kit.level)
+    if not visible and (len(seen["gpus"]) > len(gpus) or lost_gpus(seen["notes"])):
+        visible = ",".join(str(gpu["uuid"]) for gpu in gpus)
+    for index, why in lost_gpus(seen["notes"]).items():
+        say(f"GPU {index} cannot be used: {why}")
     runner = choose_runner(job.runner, kit, job.environ, keep=job.keep)
     facts["runner"] = runner.name
     try:
         image = runner.fetch(job.image, work)
         _lay_out(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible_gpus(seen, gpus, job.environ))
+        ended = runner.run(image, work, visible)
     finally:
         runner.clear()
     facts.update(

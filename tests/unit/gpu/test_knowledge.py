@@ -80,6 +80,30 @@ def test_names_as_people_and_drivers_write_them(name: str, gpu: str, capability:
     assert (found.name, str(found.capability)) == (gpu, capability)
 
 
+PRO = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "slice_of_it"),
+    [
+        (f"{PRO} MIG 1g.24gb+gfx", "RTX PRO 6000 Blackwell", True),
+        (f"{PRO} MIG 1g.24gb+me.all", "RTX PRO 6000 Blackwell", True),
+        (f"{PRO} MIG 2g.48gb-me", "RTX PRO 6000 Blackwell", True),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb+me", "H100", True),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb-SHARED", "A100", True),
+        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me", "H100", True),
+        ("a100_1g.5gb", "A100", True),
+        ("nvidia_a100_80gb_pcie_mig_1g.10gb", "A100", True),
+        ("NVIDIA A100-1-5CME", "A100", True),
+        ("NVIDIA-GeForce-RTX-3090-SHARED", "RTX 3090", False),
+        ("Tesla-T4-SHARED", "T4", False),
+        ("NVIDIA H20-3e", "H20", False),
+    ],
+)
+def test_slices_and_shared_gpus_are_known_by_their_gpu(name: str, gpu: str, slice_of_it: bool) -> None:
+    assert (knowledge.find_gpu(name).name, knowledge.is_slice(name)) == (gpu, slice_of_it)
+
+
 @pytest.mark.parametrize(
     "name", ["RTX 6000", "rtx6000", "RTX 4000", "RTX 5000", "TITAN X", "titan", "Quadro"]
 )

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given as given_any
 from hypothesis import strategies as st
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import RecipeError, UsageError
 from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.wish import Wish
 
@@ -118,7 +118,6 @@ def test_the_last_stage_counts_and_what_it_copies_from() -> None:
     [
         ("Bootstrap: yum\nMirrorURL: http://x\n", "1:12: Bootstrap 'yum' is not taken"),
         ("BootStrap: localimage\nFrom: a.sif\n", "1:12: Bootstrap 'localimage' 'a.sif' is not taken"),
-        ("Bootstrap: docker\nFrom: x:{{ tag }}\n", "2:7: the base image 'x:{{ tag }}' is not known"),
         ("Bootstrap: docker\nFrom: nobody/knows:1\n", "what it holds is not known"),
     ],
 )
@@ -146,13 +145,96 @@ def test_bad_files_are_refused_in_words(text: str, said: str) -> None:
     assert said in raised.value.message
 
 
+ARGUMENTS = """\
+Bootstrap: docker
+From: python:{{ PY }}
+# {{ NOBODY }}
+
+%arguments
+    PY="3.11"
+    VER=2.1.2
+    PKG=torch-scatter=={{ VER }}
+    ALL={{PKG}} {{ PKG }}-x
+
+%post
+    pip install {{ PKG }} {{ EXTRA }}  # and not {{ THIS }}
+"""
+
+
+def given(text: str, **values: str) -> Wish:
+    return parse_wish(text, "t.def", Reading(pythons=("3.11",), build_args=values))
+
+
+def test_build_arguments_are_filled_in_also_within_others() -> None:
+    wish = given(ARGUMENTS, EXTRA="einops==0.8.0")
+    assert (wish.pip, wish.python, wish.left) == (["torch-scatter==2.1.2", "einops==0.8.0"], "3.11", [])
+    assert given(ARGUMENTS, EXTRA="a", VER="2.1.3", PY="3.12").pip[0] == "torch-scatter==2.1.3"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (ARGUMENTS, "t.def:12:27: the build argument 'EXTRA'"),
+        ("Bootstrap: docker\nFrom: x:{{ tag }}\n", "t.def:2:9: the build argument 'tag'"),
+        ("Bootstrap: docker\nFrom: x\n%arguments\nA={{ B }}\nB={{ A }}\n%post\n a {{ A }}\n", "t.def:7:4:"),
+        (
+            "Bootstrap: docker\nFrom: x\n%arguments\nA={{ B }}\n%post\n a {{ A }}\n",
+            "t.def:6:4: the build argument 'B'",
+        ),
+        # of a stage that comes later, as apptainer has it
+        (
+            "Bootstrap: docker\nFrom: x:{{ V }}\nBootstrap: docker\nFrom: y\n%arguments\nV=1\n",
+            "t.def:2:9: the build argument 'V'",
+        ),
+        (
+            "Bootstrap: docker\nFrom: x\n%arguments\n"
+            + "".join(f"A{n}={{{{ A{n + 1} }}}}{{{{ A{n + 1} }}}}\n" for n in range(40))
+            + "A40=\n%post\n a {{ A0 }}\n",
+            "t.def:46:4:",
+        ),
+        (
+            "Bootstrap: docker\nFrom: x\n%arguments\nA=" + 500 * "a" + "\n%post\n" + 9 * "{{A}}",
+            "t.def:6:41: is a line",
+        ),
+    ],
+)
+def test_a_build_argument_without_a_value_is_refused_by_name(text: str, line: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        given(text)
+    assert raised.value.message.startswith(line)
+
+
+def test_a_stage_has_the_arguments_of_those_before_and_a_given_one_is_used() -> None:
+    text = "Bootstrap: docker\nFrom: a\n%arguments\nV=3.11\nBootstrap: docker\nFrom: python:{{ V }}\n"
+    assert given(text).python == "3.11"
+    with pytest.raises(UsageError) as raised:
+        given(text, W="1")
+    assert "'W'" in raised.value.message
+
+
+def test_a_line_of_arguments_that_sets_none_is_told() -> None:
+    assert places(given("Bootstrap: docker\nFrom: python:3.11\n%arguments\n  A\n").notes) == ["2:7", "4:1"]
+
+
+@pytest.mark.parametrize("line", ["%hello world", "  %{option}", "%"])
+def test_a_section_that_apptainer_does_not_know_is_refused_also_in_a_script(line: str) -> None:
+    text = f"Bootstrap: docker\nFrom: x\n%post\n  cat << EOF > /usage\n{line}\nEOF\n  pip install pandas\n"
+    with pytest.raises(RecipeError) as raised:
+        given(text)
+    assert raised.value.message.startswith("t.def:5:1: ")
+
+
+def test_a_section_may_stand_behind_blanks_as_apptainer_reads_it() -> None:
+    assert given("Bootstrap: docker\nFrom: python:3.11\n  %post\n  pip install a\n").pip == ["a"]
+
+
 def test_it_is_known_by_its_content() -> None:
     assert read(
         "# ours\nbootstrap: docker\nfrom: python:3.11\n%post\npip install a\n", "Singularity"
     ).pip == ["a"]
 
 
-@given(st.text(max_size=8), st.integers(0, len(TRAIN)), st.integers(0, 40))
+@given_any(st.text(max_size=8), st.integers(0, len(TRAIN)), st.integers(0, 40))
 def test_any_file_is_read_or_refused(piece: str, at: int, length: int) -> None:
     try:
         told = read(TRAIN[:at] + piece + TRAIN[at + length :]).left

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import RecipeError, UsageError
 from imagefactory.recipes.base_images import read_base_image
 from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.wish import Wish
@@ -580,3 +580,19 @@ def test_any_file_is_read_or_refused(pieces: list[str]) -> None:
     for line in told:
         assert line.isascii(), line
         assert line.replace("\n", "").isprintable(), line
+
+
+def test_build_arguments_that_a_person_gives_count_before_the_files_own() -> None:
+    text = (
+        "ARG PY=3.11\nFROM golang AS go\nARG GO=1\nFROM python:${PY}\nARG V=1.0\nARG W\n"
+        "RUN pip install a==$V b==$W\n"
+    )
+
+    def build(**values: str) -> Wish:
+        return parse_wish(text, "Dockerfile", Reading(pythons=("3.11",), build_args=values))
+
+    wish = build(PY="3.12", V="2.0", W="3", GO="2")
+    assert (wish.python, wish.pip, wish.left) == ("3.12", ["a==2.0", "b==3"], [])
+    with pytest.raises(UsageError) as raised:
+        build(VV="2.0")
+    assert "'VV'" in raised.value.message

@@ -298,7 +298,7 @@ def test_promotion_needs_a_key_before_it_needs_ten_minutes(factory: Factory, tar
 
 def test_the_caller_says_which_gpus_are_its_own(factory: Factory, target: Target) -> None:
     put_image(factory, target)
-    environ = {**factory.environ, "CUDA_VISIBLE_DEVICES": "3"}
+    environ = {**factory.environ, "CUDA_VISIBLE_DEVICES": "0"}
     seen = []
 
     class Runner(ScriptedRunner):
@@ -307,7 +307,7 @@ def test_the_caller_says_which_gpus_are_its_own(factory: Factory, target: Target
             return super().run(image, spec)
 
     run(replace(factory, environ=environ), bench=make_bench(Runner(write=well_behaved().write)))
-    assert seen == [(("CUDA_VISIBLE_DEVICES", "3"),)]
+    assert seen == [(("CUDA_VISIBLE_DEVICES", "0"),)]
 
 
 # --- registries ----------------------------------------------------------------------------------

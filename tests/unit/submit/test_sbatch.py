@@ -23,6 +23,7 @@ from tests.made.offers import IMAGE, NOW, gpu_class, offer
 
 RUNS = SubmitRun(name="train", executable="train.sh")
 SLURM = find_site("slurm")
+UUID, MIG = "GPU-11111111-2222-3333-4444-555555555555", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9"
 ANY = SlurmRequest(lines=("--gres=gpu:1",), gpus=(), total=0, known=False)
 
 
@@ -96,20 +97,34 @@ def test_where_no_cluster_is_at_hand_the_script_says_so() -> None:
 
 
 def run_script(
-    folder: Path, script: str, task: str = "", capability: str = "8.0", cuda: str = "12.4"
+    folder: Path,
+    script: str,
+    task: str = "",
+    capability: str = "8.0",
+    cuda: str = "12.4",
+    *,
+    visible: str | None = "0",
 ) -> tuple[int, str]:
     """Runs a script as a node would, with programs that tell how they were called."""
     programs = {
         "apptainer": 'printf "%s\\n" "$@"',
         "nvidia-smi": f"""case $1 in
---id=0) echo {capability} ;;
+-L) cat <<'END'
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: {UUID})
+  MIG 1g.5gb     Device  0: (UUID: {MIG})
+Unable to determine the device handle for gpu 0000:02:00.0: GPU is lost.
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-2222{UUID[8:]})
+END
+;;
+--query-gpu=uuid,compute_cap) printf '%s\n' '{UUID}, {capability}' 'GPU-2222{UUID[8:]}, [Unknown Error]' ;;
 *) echo "| Driver Version: 550.54.15   CUDA Version: {cuda}   |" ;;
 esac""",
     }
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
-    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     environ |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_ARRAY_TASK_ID": task}
     done = subprocess.run(
         ["bash", "-c", script],
@@ -165,6 +180,33 @@ def test_a_gpu_that_is_not_proven_stops_the_job(
     assert ended == code
     assert said in told
     assert ("./train.sh" in told) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "code"),
+    [
+        ("0", 0),
+        ("GPU-1111", 0),
+        (UUID, 0),
+        (f"{MIG},MIG-cccc", 0),
+        (f"MIG-{UUID}/1/2", 0),
+        ("0,-1,2", 0),
+        ("2", 9),  # whose capability is not told
+        ("0,2", 9),
+        ("", 9),
+        (None, 9),
+        ("NoDevFiles", 9),
+        ("1", 9),
+        ("-1,0", 9),
+        ("GPU-", 9),
+        ("MIG-0000", 9),
+    ],
+)
+def test_the_job_looks_at_the_gpus_that_cuda_shows_it(tmp_path: Path, visible: str | None, code: int) -> None:
+    ended, told = run_script(tmp_path, format_sbatch(taken(), RUNS, ANY, ()), visible=visible)
+    assert ended == code, told
+    assert ("./train.sh" in told) == (code == 0)
+    assert told  # never ends without a word
 
 
 def test_a_job_on_cpus_asks_for_no_gpu(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from imagefactory.errors import NoGpuError
 from imagefactory.verify.amd_evidence import AmdPlaces, read_amd
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.gpu_run import choose_gpus, visible_gpus
-from imagefactory.verify.kit.hardware import Places
+from imagefactory.verify.gpu_run import choose_gpus, seen_gpus, visible_gpus
+from imagefactory.verify.kit.hardware import Places, lost_gpus
 from imagefactory.verify.model import SEEN_HERE
 from tests.made.amd import MINOR, UNIQUE, make_amd_machine
 from tests.made.verdicts import HOST
@@ -54,6 +54,16 @@ def test_ways_that_do_not_agree_are_no_gpu(places: AmdPlaces) -> None:
         read_amd(places)
 
 
+def test_a_gpu_without_an_id_does_not_lose_the_others(places: AmdPlaces) -> None:
+    make_amd_machine(places.sys.parent, 0, 100306, 90010)
+    folder = places.sys / "class/kfd/kfd/topology/nodes/1/properties"
+    folder.write_text(folder.read_text().replace(f"unique_id {UNIQUE}", "unique_id 0"))
+    found = read_amd(places)
+    assert found is not None
+    assert [gpu.uuid for gpu in found.gpus] == [UUID]
+    assert list(lost_gpus(dict(found.notes))) == [0]
+
+
 def test_a_machine_with_neither_says_so(tmp_path: Path, places: AmdPlaces) -> None:
     nothing = Places(dev=str(tmp_path / "none"), proc=str(tmp_path / "none"))
     evidence = LocalEvidence(places=nothing, amd=places)
@@ -66,9 +76,11 @@ def test_each_image_gets_the_gpus_it_is_for(places: AmdPlaces) -> None:
     amd = read_amd(places)
     assert amd is not None
     both = replace(amd, gpus=(*HOST.gpus, *amd.gpus))
-    chosen = choose_gpus(both, "", amd=True)
+    chosen = choose_gpus(both.gpus, "", amd=True)
     assert [gpu.uuid for gpu in chosen] == [UUID]
-    assert visible_gpus(both, chosen, "") == (("ROCR_VISIBLE_DEVICES", UUID),)
-    assert visible_gpus(both, chosen, "1") == (("ROCR_VISIBLE_DEVICES", "1"),)
-    assert choose_gpus(both, "gfx942", amd=True) == ()
-    assert choose_gpus(amd, "") == ()  # of NVIDIA's it has none
+    assert visible_gpus(both, chosen, {}) == (("ROCR_VISIBLE_DEVICES", UUID),)
+    given = {"ROCR_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}
+    assert visible_gpus(both, chosen, given) == (("ROCR_VISIBLE_DEVICES", "0"),)
+    assert seen_gpus(both, {"ROCR_VISIBLE_DEVICES": ""}, amd=True) is None
+    assert choose_gpus(both.gpus, "gfx942", amd=True) == ()
+    assert choose_gpus(amd.gpus, "") == ()  # of NVIDIA's it has none

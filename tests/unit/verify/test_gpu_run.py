@@ -31,12 +31,14 @@ from imagefactory.verify.gpu_run import (
     GpuTrial,
     ask_gpu,
     choose_gpus,
+    seen_gpus,
     timeout_of,
     verify_gpu,
     visible_gpus,
 )
 from imagefactory.verify.kit.processes import Stop
 from imagefactory.verify.kit.program import choose_gpus as choose_by_kit
+from imagefactory.verify.kit.program import seen_gpus as seen_by_kit
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
@@ -130,21 +132,54 @@ def test_what_the_runner_is_asked_for() -> None:
     assert (report.started, report.ended) == (START, START + timedelta(seconds=1))
 
 
+CUDA = "CUDA_VISIBLE_DEVICES"
+LOST = (("lost-gpu-1", "GPU is lost"),)
+
+
 @pytest.mark.parametrize(
-    ("gpus", "capability", "visible", "environment"),
+    ("host", "capability", "environ", "inside"),
     [
-        (HOST.gpus, "", "", ()),
-        ((*HOST.gpus, OTHER_GPU), "", "", (("CUDA_VISIBLE_DEVICES", HOST.gpus[0].uuid),)),
-        ((*HOST.gpus, OTHER_GPU), "9.0", "", (("CUDA_VISIBLE_DEVICES", OTHER_GPU.uuid),)),
-        ((*HOST.gpus, OTHER_GPU), "", "1", (("CUDA_VISIBLE_DEVICES", "1"),)),
-        (HOST.gpus, "", "GPU-0123", (("CUDA_VISIBLE_DEVICES", "GPU-0123"),)),
+        (HOST, "", {}, ""),
+        (replace(HOST, notes=LOST), "", {}, HOST.gpus[0].uuid),
+        (replace(HOST, gpus=(*HOST.gpus, OTHER_GPU)), "", {}, HOST.gpus[0].uuid),
+        (replace(HOST, gpus=(*HOST.gpus, OTHER_GPU)), "9.0", {}, OTHER_GPU.uuid),
+        (replace(HOST, gpus=(*HOST.gpus, OTHER_GPU)), "", {CUDA: "1"}, "1"),
+        (HOST, "", {CUDA: "GPU-0123"}, HOST.gpus[0].uuid),
+        (HOST_OF_TWO, "", {CUDA: "1,-1,0"}, "1"),
+        (HOST_OF_TWO, "", {CUDA: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, HOST_OF_TWO.gpus[1].uuid),
     ],
 )
 def test_which_gpu_the_image_gets_to_see(
-    gpus: tuple[GpuIdentity, ...], capability: str, visible: str, environment: tuple[tuple[str, str], ...]
+    host: Hardware, capability: str, environ: dict[str, str], inside: str
 ) -> None:
-    host = replace(HOST, gpus=gpus)
-    assert visible_gpus(host, choose_gpus(host, capability), visible) == environment
+    seen = seen_gpus(host, environ)
+    assert seen is not None
+    gpus = choose_gpus(seen, capability)
+    assert visible_gpus(host, gpus, environ) == (((CUDA, inside),) if inside else ())
+    told = {"gpus": [asdict(gpu) for gpu in host.gpus], "notes": dict(host.notes)}
+    by_kit, word = seen_by_kit(told, environ)
+    assert [gpu["uuid"] for gpu in choose_by_kit(told, by_kit, capability, "full")] == [
+        gpu.uuid for gpu in gpus
+    ]
+    assert word == (inside if environ else "")
+
+
+@pytest.mark.parametrize(
+    "value", ["", "NoDevFiles", "-1,0", "7", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9", "0,0"]
+)
+def test_a_job_that_was_given_no_gpu_has_none(value: str) -> None:
+    report = verify(gpu_trial(environ={CUDA: value}), ScriptedRunner(write=never))
+    assert (report.outcome, report.device) == (Outcome.NO_GPU, None)
+    told = {"gpus": [asdict(gpu) for gpu in HOST.gpus], "notes": dict(HOST.notes)}
+    with pytest.raises(Stop) as caught:
+        seen_by_kit(told, {CUDA: value})
+    assert (caught.value.outcome, caught.value.code) == ("no-gpu", 9)
+
+
+def test_a_job_sees_its_own_gpus_alone() -> None:
+    host = replace(HOST_OF_TWO, gpus=(*HOST_OF_TWO.gpus, OTHER_GPU))
+    ask = {"capability": "9.0", "environ": {CUDA: HOST_OF_TWO.gpus[0].uuid}}
+    assert verify(gpu_trial(hardware=host, **ask), ScriptedRunner(write=never)).outcome is Outcome.WRONG_GPU
 
 
 @pytest.mark.parametrize(
@@ -162,23 +197,23 @@ def test_several_are_all_of_the_first_capability_that_two_have(
     gpus: tuple[GpuIdentity, ...], capability: str, chosen: tuple[GpuIdentity, ...]
 ) -> None:
     host = replace(HOST, gpus=gpus)
-    assert choose_gpus(host, capability, several=True) == chosen
-    told = {"gpus": [asdict(gpu) for gpu in gpus]}
+    assert choose_gpus(host.gpus, capability, several=True) == chosen
+    told = {"gpus": [asdict(gpu) for gpu in gpus], "notes": {}}
     if chosen:
-        by_kit = [gpu["uuid"] for gpu in choose_by_kit(told, capability, "several")]
+        by_kit = [gpu["uuid"] for gpu in choose_by_kit(told, told["gpus"], capability, "several")]
         assert by_kit == [gpu.uuid for gpu in chosen]
         return
     with pytest.raises(Stop, match="this kit is for several GPUs of") as caught:
-        choose_by_kit(told, capability, "several")
+        choose_by_kit(told, told["gpus"], capability, "several")
     assert caught.value.outcome == "wrong-gpu"
 
 
 def test_the_image_sees_all_of_them_or_what_the_batch_system_says() -> None:
     three = replace(HOST_OF_TWO, gpus=(OTHER_GPU, *HOST_OF_TWO.gpus))
     both = ",".join(gpu.uuid for gpu in HOST_OF_TWO.gpus)
-    assert visible_gpus(HOST_OF_TWO, HOST_OF_TWO.gpus, "") == ()
-    assert visible_gpus(three, HOST_OF_TWO.gpus, "") == (("CUDA_VISIBLE_DEVICES", both),)
-    assert visible_gpus(three, HOST_OF_TWO.gpus, "0,2") == (("CUDA_VISIBLE_DEVICES", "0,2"),)
+    assert visible_gpus(HOST_OF_TWO, HOST_OF_TWO.gpus, {}) == ()
+    assert visible_gpus(three, HOST_OF_TWO.gpus, {}) == (("CUDA_VISIBLE_DEVICES", both),)
+    assert visible_gpus(three, HOST_OF_TWO.gpus, {CUDA: "0,2"}) == (("CUDA_VISIBLE_DEVICES", "0,2"),)
 
 
 def test_several_gpus_through_the_runner() -> None:

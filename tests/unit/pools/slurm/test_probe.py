@@ -57,11 +57,14 @@ def test_what_one_said_holds_for_its_type_and_its_driver_for_its_node() -> None:
 
 def test_an_answer_is_read_strictly() -> None:
     assert parse_answer("o2\n8.9, 49152, 550.54.15\n", Kind(type="ours")) == OURS
+    for memory in ("[N/A]", "[Not Supported]"):  # GB10 has the machine's
+        found = parse_answer(f"g1\n12.1, {memory}, 580.95.05\n", Kind(type="gb10"))
+        assert (found.capability, found.memory) == ("12.1", 0)
     for text in (
         "",
         "o2\n",
         "o2\nNo devices were found\n",
-        "o2\n8.9, [N/A], 550.54.15\n",
+        "o2\n[Unknown Error], 1, 550.54.15\n",
         "o2\n0.0, 1, 550.54.15\n",
         "a\nb\nc\n",
     ):

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from imagefactory.verify.kit import hardware
-from imagefactory.verify.kit.hardware import NoGpu, Places, parse_major, parse_version, read_hardware
+from imagefactory.verify.kit.hardware import (
+    NoGpu,
+    Places,
+    lost_gpus,
+    parse_major,
+    parse_version,
+    read_hardware,
+    read_visible,
+)
 from tests.services.gpu_host import UUID, Told, make_host
 
 MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
@@ -35,6 +43,81 @@ def test_an_instance_of_mig_is_told_with_the_gpu_that_it_is_a_part_of(tmp_path: 
 
 def test_a_driver_that_does_not_know_mig(tmp_path: Path) -> None:
     assert read_hardware(make_host(tmp_path, Told(before_mig=True)))["notes"] == {"nvml-driver": "550.90.07"}
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_machines(tmp_path: Path) -> None:
+    places = make_host(tmp_path, Told(name="NVIDIA GB10", capability="12.1", memory=0))
+    (gpu,) = read_hardware(places)["gpus"]
+    assert (gpu["capability"], gpu["memory"]) == ("12.1", 128 << 30)
+    (tmp_path / "proc/meminfo").unlink()
+    with pytest.raises(NoGpu):
+        read_hardware(places)
+
+
+@pytest.mark.parametrize("lost_in", [0, 1, 2, 3])
+@pytest.mark.parametrize(("lost", "code"), [(0, 15), (1, 16)])
+def test_one_lost_gpu_of_several_does_not_lose_the_others(
+    tmp_path: Path, lost_in: int, lost: int, code: int
+) -> None:
+    mig = MIG if lost_in == 3 else ""
+    told = read_hardware(
+        make_host(tmp_path, Told(count=2, lost=lost, lost_in=lost_in, lost_code=code, mig=mig))
+    )
+    assert [gpu["uuid"] for gpu in told["gpus"]] == [UUID]
+    assert list(lost_gpus(told["notes"])) == [lost]
+    assert f"answers {code} (" in lost_gpus(told["notes"])[lost]
+
+
+def test_a_machine_whose_gpus_are_all_lost_names_each(tmp_path: Path) -> None:
+    with pytest.raises(
+        NoGpu, match=r"^no usable GPU: GPU 0: nvmlDeviceGetHandleByIndex_v2 of NVML answers 15"
+    ):
+        read_hardware(make_host(tmp_path, Told(lost=0)))
+
+
+A, B = f"GPU-8932f937{UUID[12:]}", f"GPU-8932aaaa{UUID[12:]}"
+OLD = f"MIG-{A}/1/2"
+SLICES = {MIG: A, MIG.replace("a", "b"): A}
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("", []),
+        ("NoDevFiles", []),
+        ("-1", []),
+        ("0", [("0", A)]),
+        (" +1, 0 ", [("1", B), ("0", A)]),
+        ("1gpu,0", [("1", B), ("0", A)]),  # as strtoul reads it
+        ("0,-1,1", [("0", A)]),
+        ("0,7,1", [("0", A)]),
+        ("0,,1", [("0", A)]),
+        ("0,1,0", []),
+        ("GPU-8932f937", [(A, A)]),
+        (f"{B},{A}", [(B, B), (A, A)]),
+        ("GPU-8932", []),  # of both
+        (f"{A},GPU-8932f", []),  # twice
+        (f"{A},GPU-777,{B}", [(A, A)]),
+        (f"{A},1", [(A, A)]),
+        (f"1,{A}", [("1", B)]),
+        (f"{MIG},{MIG.replace('a', 'b')}", [(MIG, A)]),
+        ("MIG-bbbb", [(MIG.replace("a", "b"), A)]),
+        ("MIG-777", []),
+        (OLD, [(OLD, A)]),
+        (OLD.replace("8932", "0000"), []),
+        ("all", []),
+        ("9" * 5000, []),
+    ],
+)
+def test_cuda_visible_devices_as_cuda_reads_it(text: str, seen: list[tuple[str, str]]) -> None:
+    assert read_visible(text, [A, B], SLICES, ordered=True) == seen
+
+
+def test_indices_count_lost_gpus_and_are_unknown_where_models_differ() -> None:
+    lost = {"lost-gpu-0": "GPU is lost"}
+    assert read_visible("1,2", [A, B], lost, ordered=True) == [("1", A), ("2", B)]
+    assert read_visible("1,0,2", [A, B], lost, ordered=True) == [("1", A)]
+    assert read_visible("1,0,2", [A, B], {}, ordered=False) == [("1", ""), ("0", "")]
 
 
 @pytest.mark.parametrize(
