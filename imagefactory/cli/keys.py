@@ -383,7 +383,7 @@ def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], writ
 @json_option
 @click.pass_context
 def log(ctx: click.Context, /, *, as_json: bool) -> None:
-    """List who signed, revoked, promoted and published from this store.
+    """List who signed, approved, promoted and published from this store.
 
     The file itself, which --json names, has a JSON object a line; lines are only added.
     """
@@ -395,7 +395,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     if as_json:
         return say_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
     if not rows:
-        return say("nothing was signed, revoked, promoted or published from this store")
+        return say("nothing was signed, revoked, approved, promoted or published from this store")
     header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")
     names = ("time", "user", "action", "what", "where", "key", "why")
     table = [tuple(row.get(name, "")[: 16 if name == "key" else None] for name in names) for row in rows]

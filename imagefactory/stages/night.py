@@ -11,6 +11,7 @@ again: images that are there are not built, sweeps that are underway are waited 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -149,7 +150,8 @@ class _Night:
                 collect_sweeps(self.factory.settings, self.ask.wait, self.steps)
         release_reserve(self.factory.settings)
         promotable = [one.name for one in self.targets]
-        self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+        _, said = self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+        self.steps.notes += waiting_tags(said)
         self.steps.do("reconcile", "reconcile")
         _, catalogue = self.steps.do("catalogue", "catalogue")
         self.ages = _ages_in(catalogue.get("proofs"))
@@ -266,6 +268,18 @@ class _Night:
             name = one.target.name
             image = name if name in built else f"{name}@{one.image}"
             self.steps.do(name, "verify", "--registry", self._registry, "--promote", image)
+
+
+def waiting_tags(said: Mapping[str, object]) -> list[str]:
+    """What the JSON of `promote` says of tags that lack approvals: a night gives one at most."""
+    results = said.get("results")
+    rows = [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
+    return [
+        one_line(f"{row.get('target')}: {tag.get('tag')} waits, {tag.get('missing')} more keys must approve")
+        for row in rows
+        for tag in row.get("tags", ())
+        if isinstance(tag, dict) and tag.get("missing")
+    ]
 
 
 def _ages_in(proofs: object) -> ProofAges | None:

@@ -26,6 +26,7 @@ from imagefactory.verdicts.signing_program import (
     find_command,
     format_command,
     parse_command,
+    signing_program,
 )
 
 FILE, PROGRAM = ".pem", ".command"
@@ -244,7 +245,7 @@ def read_signing_key(path: Path) -> SigningKey:
 def _read_program(path: Path) -> SigningKey:
     command = parse_command(_read_private(path, program=True), path)
     raw = read_public(path.stem, path.parent).raw
-    return SigningKey(name=path.stem, public=raw, sign=SigningProgram(path.stem, command, raw).sign)
+    return SigningKey(name=path.stem, public=raw, sign=signing_program(path.stem, command, raw).sign)
 
 
 def _read_private(path: Path, *, program: bool = False) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import os
 import selectors
@@ -190,6 +191,12 @@ class SigningProgram:
             f"the signing program of '{self._name}' ({program}) {what}",
             hint=hint or f"nothing was signed; try it: printf x | {shown(shlex.join(self._command))} | wc -c",
         )
+
+
+@functools.cache
+def signing_program(name: str, command: tuple[str, ...], public: bytes) -> SigningProgram:
+    """The one of this process, which remembers a failure for all that have to be signed."""
+    return SigningProgram(name, command, public)
 
 
 def _read_signature(output: bytes) -> bytes:
