@@ -20,6 +20,8 @@ case "${1:-}" in
         packages="$packages lmod"
         # Programs of another processor, which the sandbox starts by it.
         packages="$packages qemu-user-static"
+        # A real ssh-agent signs.
+        packages="$packages openssh-client"
         requirements=requirements/dev.txt
         ;;
     *)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from imagefactory.cli.output import Call
     from imagefactory.settings.load import Settings
     from imagefactory.stages.publish import CurrentCatalogue
+    from imagefactory.verdicts.keys import PublicKey
 
 DAYS = 365
 _user_option = click.option(
@@ -28,6 +29,14 @@ _user_option = click.option(
     help="In your own file (~/.config/imagefactory/imagefactory.toml), not the factory's.",
 )
 _DAY = click.DateTime(formats=["%Y-%m-%d"])
+
+
+_command_option = click.option(
+    "--command",
+    metavar="'PROGRAM ARGUMENT ...'",
+    help="A program that signs, for a key that no file has: a token, ssh-agent, a KMS.",
+)
+_public_option = click.option("--public", metavar="FILE", help="The public key of --command: PEM or ssh's.")
 
 
 @click.group(cls=Group)
@@ -45,21 +54,47 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
+@_command_option
+@_public_option
 @json_option
-def new(name: str, as_json: bool) -> None:
-    """Make a key: NAME.pem for you alone, NAME.pub for anybody."""
-    from imagefactory.verdicts.keys import keys_folder, make_key
+def new(name: str, command: str | None, public: str | None, as_json: bool) -> None:
+    """Make a key: NAME.pem for you alone, NAME.pub for anybody.
+
+    \b
+    imagefactory keys new lab
+    imagefactory keys new lab --command '/opt/site/sign lab' --public lab-token.pem
+
+    With --command no key is made: NAME.command names the program that signs. It gets the bytes to sign on
+    stdin and prints the signature. It signs once now, to check it against the public key.
+    """
+    from imagefactory.verdicts.keys import FILE, PROGRAM, keys_folder
 
     folder = keys_folder(os.environ)
-    key = make_key(folder, name)
+    key = _new_key(name, command, public)
+    signer = folder / f"{name}{PROGRAM if command else FILE}"
     if as_json:
-        private, public = (str(folder / f"{name}.{suffix}") for suffix in ("pem", "pub"))
-        return say_json("key", {"name": name, "keyid": key.keyid, "private": private, "public": public})
-    say(f"{folder / f'{name}.pem'}  keep it to yourself")
+        private = None if command else str(signer)
+        value = {"name": name, "keyid": key.keyid, "private": private, "public": str(folder / f"{name}.pub")}
+        return say_json("key", {**value, "command": str(signer) if command else None})
+    say(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
     say(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
     say(f"key {key.keyid}")
     say("nobody believes it yet")
     return say_next("keys", "trust", name)
+
+
+def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
+    from imagefactory.verdicts.keys import keys_folder, make_key, read_public, record_program
+
+    folder = keys_folder(os.environ)
+    if command is None and public is None:
+        return make_key(folder, name)
+    if command is None or public is None:
+        raise UsageError(
+            "--command and --public belong together",
+            hint="--public FILE is the key that the program signs by",
+        )
+    return record_program(folder, name, command, read_public(public, folder), os.environ)
 
 
 @keys.command()
@@ -212,22 +247,34 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
 
 @keys.command()
 @click.option("--name", help="The new key's name.  [default: the old one's with a number]")
+@_command_option
+@_public_option
 @_user_option
 @json_option
 @click.pass_context
-def rotate(ctx: click.Context, /, name: str | None, **options: bool) -> None:
+def rotate(
+    ctx: click.Context,
+    /,
+    *,
+    name: str | None,
+    command: str | None,
+    public: str | None,
+    user: bool,
+    as_json: bool,
+) -> None:
     """Put a new key in the place of the one that signs.
 
     It records what the old key signed, which counts until it expires, makes a key, retires the old one, signs
-    the catalogue again and renews the invitation in the registry. Then it says what others must do.
+    the catalogue again and renews the invitation in the registry. Then it says what others must do. Where a
+    program signs, the new key is another one of a program: --command and --public.
     """
     from imagefactory.stages.publish import current_place, read_current
     from imagefactory.stages.rotate import next_name, record_of, write_record
     from imagefactory.stages.sign import signing_key
-    from imagefactory.verdicts.keys import PublicKey, check_name, keys_folder, make_key, own_keys
+    from imagefactory.verdicts.keys import PROGRAM, PublicKey, check_name, keys_folder, own_keys, read_public
     from imagefactory.verdicts.trust import Grant, add_key, named_key, read_text, read_trust, retire_key
 
-    call, path, now = ctx.obj, _file(ctx, user=options["user"]), datetime.now(UTC).replace(microsecond=0)
+    call, path, now = ctx.obj, _file(ctx, user=user), datetime.now(UTC).replace(microsecond=0)
     factory = call.factory
     if factory.settings.signing_key.value:
         raise UsageError(
@@ -240,17 +287,23 @@ def rotate(ctx: click.Context, /, name: str | None, **options: bool) -> None:
     text, where = read_text(path), str(path)
     old = named_key(text, signing.keyid, where)
     folder = keys_folder(os.environ)
-    taken = {key.name for key in read_trust(factory.settings.files).keys}
+    if command is None and (folder / f"{signing.name}{PROGRAM}").exists():
+        raise UsageError(
+            f"'{signing.name}' signs by a program, and its successor would be a file",
+            hint="name a new key: --command ... --public ...; for a file: keys new, keys trust, keys retire",
+        )
+    trusted = read_trust(factory.settings.files)
+    if public and (known := trusted.key(read_public(public, folder).keyid)):
+        raise UsageError(
+            f"--public: that is the key '{known.name}', which is trusted already", hint="name a new key"
+        )
+    taken = {key.name for key in trusted.keys}
     taken |= {key.name for key in own_keys(folder)}
     new_name = check_name(name or next_name(old.name, taken))
     registry = factory.settings.registry.value
-    before = (
-        read_current(current_place(factory, ""), read_trust(factory.settings.files), now)
-        if registry
-        else None
-    )
+    before = read_current(current_place(factory, ""), trusted, now) if registry else None
     record = record_of(factory, old, now, call.progress)
-    key = make_key(folder, new_name)
+    key = _new_key(new_name, command, public)
     end = now.date() + timedelta(days=DAYS)
     grant = Grant(
         key=PublicKey(name=new_name, raw=key.raw), since=now, until=end, evidence=_evidence(text, old.name)
@@ -261,7 +314,7 @@ def rotate(ctx: click.Context, /, name: str | None, **options: bool) -> None:
     _log(ctx, "rotate", (new_name, key.keyid), where, f"in the place of {old.name}")
     written, fault = _published(call, now, before)
     count = len(record.splitlines())
-    if options["as_json"]:
+    if as_json:
         value = {"name": new_name, "keyid": key.keyid, "from": now.isoformat(), "until": end.isoformat()}
         retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
         say_json("rotate", {**value, "retired": retired, "files": [where, *files], "published": written})
@@ -321,14 +374,16 @@ def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], writ
     say("  tell your people to join again: imagefactory join ADDRESS; until then their catalogue is rejected")
     if not written:
         say("  no catalogue was found to sign again: imagefactory catalogue, and imagefactory invite")
-    say(f"  give the new key to other machines that sign (a secret of CI), and delete {old}.pem everywhere")
+    say(
+        f"  give the new key to other machines that sign (a secret of CI); delete what signs by '{old}' there"
+    )
 
 
 @keys.command()
 @json_option
 @click.pass_context
 def log(ctx: click.Context, /, *, as_json: bool) -> None:
-    """List who signed, revoked, promoted and published from this store.
+    """List who signed, approved, promoted and published from this store.
 
     The file itself, which --json names, has a JSON object a line; lines are only added.
     """
@@ -340,7 +395,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     if as_json:
         return say_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
     if not rows:
-        return say("nothing was signed, revoked, promoted or published from this store")
+        return say("nothing was signed, revoked, approved, promoted or published from this store")
     header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")
     names = ("time", "user", "action", "what", "where", "key", "why")
     table = [tuple(row.get(name, "")[: 16 if name == "key" else None] for name in names) for row in rows]

@@ -48,6 +48,9 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
     verified for all capabilities which the recipe requires. An image for CPUs alone needs no verdict: its tag
     points to the newest candidate. In the store here a build sets that one, so only
     the others move. Exit code 9 where no tag points to anything verified.
+
+    Where [policy] has promotion-signatures, tags of a registry move once so many trusted keys approved: this
+    adds an approval of yours, says who else must, and ends with 9 until then.
     """
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.stages.candidates import Promoting
@@ -107,6 +110,11 @@ def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
 
 
 def _insist(done: Promotion, target: Target, digest: str) -> None:
+    if waiting := [fate.tag for fate in done.fates if fate.missing]:
+        raise CheckFailedError(
+            f"{', '.join(waiting)}: approvals are missing, see the table",
+            hint=f"another trusted key approves: imagefactory promote {done.target}, by its owner",
+        )
     if not target.gpu and not done.proven:
         raise CheckFailedError(
             f"there is no image of {done.target} in {done.place}",
@@ -133,6 +141,9 @@ def promotion_json(done: Promotion) -> dict[str, object]:
                 "moved": fate.moved and fate.tag not in faults,
                 "proven": fate.proven,
                 "why": fate.why,
+                "wanted": fate.wanted or fate.after,
+                "approved": list(fate.approved),
+                "missing": fate.missing,
                 "fault": faults.get(fate.tag, ""),
             }
             for fate in done.fates

@@ -56,8 +56,8 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             multiple=True,
             metavar="RULE",
             help="Let this rule leave nothing out, as plan has it; `verified` tests again, `queued` and "
-            "`uncollected` what another sweep has in hand, `claimed` what another store has, `bad-machine` also on "
-            "machines that failed. Repeatable.",
+            "`uncollected` what another sweep has in hand, `claimed` what another store has, "
+            "`bad-machine` also on machines that failed. May be repeated.",
         ),
         click.option("--mig", is_flag=True, help="Count slices of GPUs (MIG) as GPUs."),
         inventory_option,

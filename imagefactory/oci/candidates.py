@@ -38,6 +38,7 @@ from imagefactory.oci.transfer import WORKERS
 PUSHED_TYPE = "application/vnd.imagefactory.pushed.v1+json"
 VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
 REVOCATION_TYPE = "application/vnd.imagefactory.revocation.v1+json"
+APPROVAL_TYPE = "application/vnd.imagefactory.approval.v1+json"
 TEST_RESULT_TYPE = "application/vnd.imagefactory.test-result.v1+json"
 CYCLONEDX_TYPE = "application/vnd.cyclonedx+json"
 SPDX_TYPE = "application/spdx+json"
@@ -45,9 +46,9 @@ PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
 """As in-toto's attestation framework names an envelope in a store (spec v1, "Envelope")."""
 PORTABLE_TYPE = "application/vnd.imagefactory.portable.v1+json"
 MODELS_TYPE = "application/vnd.imagefactory.models.v1"
-STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE)
+STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE)
 GONE_WITH_IMAGE = (
-    *(PUSHED_TYPE, VERDICT_TYPE, TEST_RESULT_TYPE),
+    *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),
     *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
 )
 """What refers to a candidate and goes with it."""

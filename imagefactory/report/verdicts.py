@@ -137,7 +137,11 @@ def format_promotion(promotion: Promotion, width: int | None = None, *, dry_run:
     failed = {tag for tag, _ in promotion.faults}
     rows = []
     for fate in promotion.fates:
-        if not fate.moved:
+        if fate.missing and fate.wanted != fate.before and not (fate.moved and fate.tag in failed):
+            what = "waits" if not fate.moved else "removed, waits"
+        elif fate.missing and not fate.moved:
+            what = "not approved"
+        elif not fate.moved:
             what = "stays" if fate.before else "not set"
         elif fate.tag in failed:
             what = "cannot be removed" if not fate.after else "cannot be moved"

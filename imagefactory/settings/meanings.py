@@ -34,7 +34,10 @@ MEANINGS = {
     ),
     "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
     "workers": ("`0`", "what works at once; 0 is one per core"),
-    "signing-key": ("the one key that you have", "what signs verdicts: a name, or the path of a `.pem`"),
+    "signing-key": (
+        "the one key that you have",
+        "what signs verdicts: the name of a key, or the path of a `.pem`",
+    ),
     "catalogue": (
         "that of `registry`",
         "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",

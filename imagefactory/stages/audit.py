@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 from imagefactory.access import Access
 from imagefactory.errors import FactoryError, StatementError
-from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
+from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.progress import QUIET
+from imagefactory.verdicts.approval import parse_approval
 from imagefactory.verdicts.attached import Statement
-from imagefactory.verdicts.audit import REVOKE, SIGN, AuditEntry, append_audit
+from imagefactory.verdicts.audit import APPROVE, REVOKE, SIGN, AuditEntry, append_audit
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.revocation import parse_revocation
 from imagefactory.verdicts.statement import parse_verdict
@@ -34,13 +35,16 @@ def log_statements(access: Access, where: str, statements: Iterable[Statement]) 
 
 
 def _entry(where: str, statement: Statement) -> AuditEntry | None:
-    if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE):
+    if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE):
         return None
     try:
         opened = parse_envelope(statement.envelope, "a statement")
         if statement.kind == REVOCATION_TYPE:
             revocation = parse_revocation(opened.payload, "a statement", opened.keyid)
             action, why = REVOKE, revocation.why
+        elif statement.kind == APPROVAL_TYPE:
+            wanted, _ = parse_approval(opened.payload, "a statement")
+            action, why = APPROVE, f"{wanted.tag} -> {wanted.subject.index}"
         else:
             report = parse_verdict(opened.payload, "a statement", opened.keyid).report
             action = SIGN

@@ -33,12 +33,16 @@ def capability_proven(judged: Sequence[Judged], capability: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promoting:
-    """Whose tags follow the verdicts, where, and when. With `dry_run` none moves."""
+    """Whose tags follow the verdicts, where, and when. With `dry_run` none moves.
+
+    Without `approve` the key that signs here approves nothing, where the policy requires approvals.
+    """
 
     target: Target
     place: Place
     now: datetime
     dry_run: bool = False
+    approve: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
     Factory + Making -> catalogue_of() -> Made(catalogue, left_out)
 
 Of each target one image: the candidate of the present lock, or what the target's own tag points to where that
-alone is verified, so that a lock that was solved anew does not take away what people use. Its verdicts are
-those of the registry and of the store here that can be relied on; predictions are those of the lock's wheels,
+alone is verified, so that a lock that was solved anew does not take away what people use. Where the policy
+requires approvals, an image that has a tag to promote needs them for one of its tags. Its verdicts are those
+of the registry and of the store here that can be relied on; predictions are those of the lock's wheels,
 or of a scan of the image where it was scanned.
 """
 
@@ -31,7 +32,7 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory
 from imagefactory.model import Lock, Target
-from imagefactory.oci.candidates import plain_tag
+from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag
 from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image
@@ -40,12 +41,13 @@ from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
-from imagefactory.stages.candidates import is_own
+from imagefactory.stages.candidates import belongs, is_own
 from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.locked import require_lock
 from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
-from imagefactory.verdicts.attached import read_revocations
+from imagefactory.verdicts.approval import Approval, Approvals, read_approvals
+from imagefactory.verdicts.attached import read_revocations, read_statements
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.found import find_verdicts
 from imagefactory.verdicts.judgement import Court
@@ -183,12 +185,38 @@ def _catalogue_one(
             roots.append(root)
         else:
             why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
-    if not roots:
+    offered = []
+    for one in roots:
+        if _waits(target, (place, shelves.host), one, court):
+            why = f"{one.digest} waits for approvals: imagefactory promote {target.name}"
+            factory.tell(f"{target.name}: {why}")
+        else:
+            offered.append(one)
+    if not offered:
         return why or f"{place} has no image of what the lock gives"
-    root = next((root for root in roots if any(judged.proves for judged in root.judged)), roots[0])
+    root = next((root for root in offered if any(judged.proves for judged in root.judged)), offered[0])
     image = _describe(factory, target, (place, shelves.host, root), court)
     revoked = (image.revoked, *(one.revoked for one in roots), shelves.revoked.get(target.name, ()))
     return replace(image, revoked=merge_revoked(*revoked))
+
+
+def _waits(target: Target, where: tuple[Place, str], root: CatalogueRoot, court: Court) -> bool:
+    """Whether too few keys approved that any tag of the target points to it.
+
+    An image of which only a .sif is verified has no tag to promote, and does not wait.
+    """
+    needed, (place, host) = court.trust.policy.signatures, where
+    if not needed or not host or (target.gpu and not any(one.proves for one in root.judged)):
+        return False
+    found = read_statements(place, root.subject.manifest, APPROVAL_TYPE)
+    tags: dict[str, list[Approval]] = {}
+    for wanted, approval in read_approvals((one.envelope for one in found), court.trust, court.now):
+        known = (wanted.place, wanted.subject.index, wanted.subject.manifest)
+        if known == (str(place), root.digest, root.subject.manifest) and belongs(
+            wanted.tag, plain_tag(target)
+        ):
+            tags.setdefault(wanted.tag, []).append(approval)
+    return all(len(Approvals(valid=tuple(given)).best()) < needed for given in tags.values())
 
 
 def _made(factory: Factory, target: Target, place: Place) -> str:

@@ -153,7 +153,8 @@ class _Night:
                 collect_sweeps(self.factory.settings, self.ask.wait, self.steps)
         release_reserve(self.factory.settings)
         promotable = [one.name for one in self.targets]
-        self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+        _, said = self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+        self.steps.notes += waiting_tags(said)
         self.steps.do("reconcile", "reconcile")
         _, catalogue = self.steps.do("catalogue", "catalogue")
         self.ages = _ages_in(catalogue.get("proofs"))
@@ -283,6 +284,18 @@ def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
         return
     reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
     yield from (one_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
+
+
+def waiting_tags(said: Mapping[str, object]) -> list[str]:
+    """What the JSON of `promote` says of tags that lack approvals: a night gives one at most."""
+    results = said.get("results")
+    rows = [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
+    return [
+        one_line(f"{row.get('target')}: {tag.get('tag')} waits, {tag.get('missing')} more keys must approve")
+        for row in rows
+        for tag in row.get("tags", ())
+        if isinstance(tag, dict) and tag.get("missing")
+    ]
 
 
 def _ages_in(proofs: object) -> ProofAges | None:

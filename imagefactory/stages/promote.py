@@ -1,35 +1,32 @@
 """Tags that follow verdicts.
 
 verdicts/tags.py decides, here it is done. One at a time moves tags from one store; where another store's
-promoter was at a tag meanwhile, all is read and decided anew.
+promoter was at a tag meanwhile, all is read and decided anew. Where the policy requires approvals
+(`promotion-signatures`), a promotion to a registry adds this user's own, and moves what enough keys approved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from imagefactory.access import Access
-from imagefactory.errors import (
-    FactoryError,
-    RegistryError,
-)
-from imagefactory.oci.candidates import (
-    plain_tag,
-)
+from imagefactory.errors import FactoryError, RegistryError
+from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.progress import Progress
-from imagefactory.stages.audit import log_acts
+from imagefactory.stages.audit import log_acts, log_statements
 from imagefactory.stages.candidates import Promoting, read_candidates
+from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import writing
 from imagefactory.stages.verdicts import called, read_court
+from imagefactory.verdicts.approval import Approvable, judge_approvals, others, sign_approval
+from imagefactory.verdicts.attached import Journal, Statement, attach, read_statements
 from imagefactory.verdicts.audit import PROMOTE, AuditEntry
-from imagefactory.verdicts.tags import PromotionRule, TagFate, decide_tags
-
-if TYPE_CHECKING:
-    pass
+from imagefactory.verdicts.judgement import Court, out_of_period
+from imagefactory.verdicts.tags import PromotionRule, TagFate, approve_tag, decide_tags
+from imagefactory.verify.model import Subject
 
 TRIES = 3
 """How often tags are decided anew when another promoter moved one meanwhile."""
@@ -53,7 +50,8 @@ class Promotion:
 def promote(access: Access, promoting: Promoting, progress: Progress) -> Promotion:
     """Lets the tags of a target follow the verdicts that can be relied on (promotion.decide_tags).
 
-    Raises RegistryError or StoreError, also when others keep moving the same tags.
+    Raises RegistryError or StoreError, also when others keep moving the same tags; and what `signing_key` and
+    the key raise, where it has to approve.
     """
     place, court = promoting.place, read_court(access, promoting.now)
     local = isinstance(place.store, LayoutStore)
@@ -62,10 +60,19 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
         capabilities=promoting.target.capabilities,
         pointers_only=local and promoting.target.gpu,
     )
-    with writing(access, place, progress), progress.stage(f"{promoting.target.name}: tags in {place}"):
+    with (
+        writing(access, place, progress) as journal,
+        progress.stage(f"{promoting.target.name}: tags in {place}"),
+    ):
         for _ in range(TRIES):
             read, tags = read_candidates(access, promoting, court, progress)
             fates = decide_tags(rule, [one.candidate for one in read], tags)
+            if court.trust.policy.signatures and journal:
+                subjects = {one.candidate.digest: one.found.subject for one in read}
+                approver = _Approver(
+                    access=access, promoting=promoting, court=court, journal=journal, subjects=subjects
+                )
+                fates = tuple(map(approver.approve, fates))
             faults = () if promoting.dry_run else _move_all(place, fates)
             if faults is not None:
                 _log(access, promoting, fates, faults)
@@ -74,6 +81,60 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
         f"{place}: others keep moving the tags of {promoting.target.name}",
         hint="one promoter at a time: run it again when the other has ended",
     )
+
+
+@dataclass(kw_only=True)
+class _Approver:
+    """Asks for approvals of what tags would point to, and gives this user's own. The caller is alone."""
+
+    access: Access
+    promoting: Promoting
+    court: Court
+    journal: Journal
+    subjects: Mapping[str, Subject]
+    read: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def approve(self, fate: TagFate) -> TagFate:
+        """The fate of a tag by the approvals that there are, with one of our own where a key signs here."""
+        subject = self.subjects.get(fate.after)
+        if subject is None:  # it goes away, or stays where nobody put it by promotion
+            return fate
+        place, now, trust = self.promoting.place, self.promoting.now, self.court.trust
+        subject = replace(subject, target=self.promoting.target.name)
+        wanted = Approvable(subject=subject, place=str(place), tag=fate.tag)
+        if subject.manifest not in self.read:
+            found = read_statements(place, subject.manifest, APPROVAL_TYPE)
+            self.read[subject.manifest] = [one.envelope for one in found if one.envelope]
+        envelopes = self.read[subject.manifest]
+        needed = trust.policy.signatures
+        counted = judge_approvals(envelopes, wanted, trust, now)
+        approved = counted.by(now) if fate.moved else counted.best()
+        if not fate.proven:  # it stays, and nobody approves what no verdict verifies now
+            lacks = f"; {len(approved)} of {needed} keys approved it" if len(approved) < needed else ""
+            return replace(fate, why=f"{fate.why}{lacks}")
+        may_sign = self.promoting.approve and not self.promoting.dry_run
+        if len(approved) < needed and may_sign and (own := self._sign(wanted, counted.by(now))):
+            envelopes.append(own)
+            approved = judge_approvals(envelopes, wanted, trust, now).by(now)
+        return approve_tag(fate, needed, approved, others(trust, approved, now))
+
+    def _sign(self, wanted: Approvable, approved: Sequence[str]) -> bytes | None:
+        """Our own approval, attached; None where no trusted key signs here, or it has approved already."""
+        place, now = self.promoting.place, self.promoting.now
+        key = signing_key(self.access, now)
+        trusted = self.court.trust.key(key.keyid) if key else None
+        if key is None or trusted is None or out_of_period(trusted, now):
+            who = f"the key '{key.name}' is not trusted here" if key else "no key signs here"
+            self.access.tell(f"{wanted.tag} is not approved by you: {who}")
+            return None
+        if trusted.name in approved:
+            return None
+        envelope = sign_approval(wanted, key, now)
+        there = read_manifest(place, wanted.subject.manifest).descriptor
+        statement = Statement(kind=APPROVAL_TYPE, subject=there, envelope=envelope)
+        attach(place, statement, self.journal)
+        log_statements(self.access, called(place), (statement,))
+        return envelope
 
 
 def _log(

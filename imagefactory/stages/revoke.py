@@ -122,5 +122,6 @@ def follow(access: Access, revoked: Revoking, target: Target, progress: Progress
     ):
         places.append(local)
     return tuple(
-        promote(access, Promoting(target=target, place=place, now=revoked.now), progress) for place in places
+        promote(access, Promoting(target=target, place=place, now=revoked.now, approve=False), progress)
+        for place in places
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from imagefactory.errors import UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import replacing
-from imagefactory.oci.candidates import PORTABLE_TYPE, VERDICT_TYPE
+from imagefactory.oci.candidates import APPROVAL_TYPE, PORTABLE_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import Progress
@@ -26,11 +26,11 @@ from imagefactory.verdicts.judgement import open_signed
 from imagefactory.verdicts.reconcile import known_statements
 from imagefactory.verdicts.trust import RECORDS, Trust, TrustedKey, format_record
 
-_KINDS = (VERDICT_TYPE, PORTABLE_TYPE)
+_KINDS = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
 
 
 def record_of(factory: Factory, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
-    """The record of what a key has signed so far: verdicts and statements of portability.
+    """The record of what a key has signed so far: verdicts, statements of portability and approvals.
 
     Raises RegistryError if the registry of the settings does not answer: what lies there would be lost.
     """

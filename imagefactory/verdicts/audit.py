@@ -1,4 +1,4 @@
-"""The log of what changed whom people believe: signed, revoked, promoted, published. Lines are only added.
+"""The log of what changed whom people believe: signed, approved, promoted and so on. Lines are only added.
 
     <store>/journal/audit.jsonl     {"time", "user", "host", "action", "what", "where", "key", "why"}
 
@@ -22,7 +22,7 @@ from imagefactory.files import explain_full_disk
 from imagefactory.oci.manifests import canonical_json
 
 NAME = "audit.jsonl"
-SIGN, REVOKE, PROMOTE, PUBLISH = "sign", "revoke", "promote", "publish"
+SIGN, REVOKE, APPROVE, PROMOTE, PUBLISH = "sign", "revoke", "approve", "promote", "publish"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,11 +51,15 @@ class Envelope:
 
 
 def seal(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO) -> bytes:
-    """An in-toto statement's bytes, or those of another form, as a signed envelope."""
+    """An in-toto statement's bytes, or those of another form, as a signed envelope.
+
+    Raises ToolError for a signing program that does not give its signature.
+    """
     from securesystemslib.dsse import Envelope as Dsse
+    from securesystemslib.signer import Signature
 
     envelope = Dsse(payload, form.payload_type, {})
-    envelope.sign(key.signer)
+    envelope.signatures[key.keyid] = Signature(key.keyid, key.sign(envelope.pae()).hex())
     return format_json(envelope.to_dict())
 
 

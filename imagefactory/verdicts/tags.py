@@ -12,7 +12,7 @@ statements alone tell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -71,7 +71,9 @@ class Stand(StrEnum):
 class TagFate:
     """What becomes of a tag. `before` and `after` are digests, empty for none; `why` is one line.
 
-    `proven` says whether what it points to afterwards fulfils the tag's rule.
+    `proven` says whether what it points to afterwards fulfils the tag's rule. `withdrawn`: what it points to
+    now may not keep it. Where a policy requires approvals, `approved` are the keys of those that count,
+    `missing` is how many more are needed for `wanted`, the digest that it would point to.
     """
 
     tag: str
@@ -79,6 +81,10 @@ class TagFate:
     after: str
     proven: bool
     why: str
+    withdrawn: bool = False
+    approved: tuple[str, ...] = ()
+    missing: int = 0
+    wanted: str = ""
 
     @property
     def moved(self) -> bool:
@@ -155,6 +161,32 @@ def decide_tags(
     return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in wanted)
 
 
+def approve_tag(fate: TagFate, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagFate:
+    """What becomes of a tag where `needed` keys must approve, and those in `approved` did.
+
+    Without enough of them it does not move: it stays, or goes away where what it points to was withdrawn.
+    `other` are the keys that could still approve.
+    """
+    missing = max(0, needed - len(approved))
+    by = f"approved by {', '.join(approved) or 'nobody'}"
+    if not missing:
+        return replace(fate, approved=tuple(approved), why=f"{fate.why}; {by}", wanted=fate.after)
+    left = (
+        f"{missing} of {', '.join(other)} must approve"
+        if len(other) >= missing
+        else (f"{missing} more must approve, and only {len(other)} other keys are trusted")
+    )
+    return replace(
+        fate,
+        after="" if fate.withdrawn else fate.before,
+        proven=False,
+        approved=tuple(approved),
+        missing=missing,
+        wanted=fate.after,
+        why=f"{fate.why}; {by}, {left}",
+    )
+
+
 def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
     """The candidates' digests, those of an unknown time last."""
     return tuple(one.digest for one in _newest_first(candidates))
@@ -181,10 +213,12 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
             break
         if taken:
             why = f"{newest[at or 0].name} is {taken}; {why}"
-        return TagFate(tag=tag, before=before, after=candidate.digest, proven=True, why=why)
+        return TagFate(
+            tag=tag, before=before, after=candidate.digest, proven=True, why=why, withdrawn=bool(taken)
+        )
     if taken:
         why = f"{newest[at or 0].name} is {taken}, and no other candidate is verified for {_list(needs)}"
-        return TagFate(tag=tag, before=before, after="", proven=False, why=why)
+        return TagFate(tag=tag, before=before, after="", proven=False, why=why, withdrawn=True)
     return TagFate(tag=tag, before=before, after=before, proven=False, why=_why_not(newest, at, needs))
 
 

@@ -12,6 +12,7 @@
     evidence = ["local", "kit", "htcondor", "slurm", "actions"]
     expires-days = 90
     suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
+    promotion-signatures = 2   # keys that must approve before a tag of a registry moves (approval.py)
 
 The rows of all files count: the user's, the site's, and the project's where the user trusts it
 (settings/trusted.py). Where two of them have the same key or name, the nearest file's row does, until the
@@ -46,6 +47,7 @@ from imagefactory.verify.model import evidence_kinds
 
 DEFAULT_DAYS = 90
 MOST_DAYS = 366
+MOST_SIGNATURES = 8
 RECORDS = "retired-keys"
 """The folder beside imagefactory.toml with a file for each retired key: what it had signed in its time."""
 LARGEST_RECORD = 32 << 20
@@ -69,11 +71,15 @@ class TrustedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one."""
+    """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one.
+
+    `signatures` is how many keys must approve a promotion, 0 for none.
+    """
 
     evidence: tuple[str, ...] = field(default_factory=evidence_kinds)
     days: int = DEFAULT_DAYS
     suites: tuple[str, ...] = ()
+    signatures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +160,26 @@ def _parse_keys(
 
 
 def _parse_policy(row: object, where: str) -> Policy:
-    table = _table(row, where, ("evidence", "expires-days", "suites"))
+    table = _table(row, where, ("evidence", "expires-days", "suites", "promotion-signatures"))
     days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
         raise UsageError(f"{where} expires-days: not a count of days", hint=f"write 1 to {MOST_DAYS}")
     if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
         raise UsageError(f"{where} suites: not a list of digests", hint='write ["sha256:<64 hex digits>"]')
+    signatures = table.get("promotion-signatures", 0)
+    if (
+        isinstance(signatures, bool)
+        or not isinstance(signatures, int)
+        or not 0 <= signatures <= MOST_SIGNATURES
+    ):
+        raise UsageError(
+            f"{where} promotion-signatures: not a count of keys", hint=f"write 0 to {MOST_SIGNATURES}"
+        )
     return Policy(
         evidence=_parse_evidence(table.get("evidence", list(evidence_kinds())), where),
         days=days,
         suites=tuple(suites),
+        signatures=signatures,
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import FactoryError, StoreError
 from imagefactory.oci.manifests import MALFORMED, parse_config
 from imagefactory.stages.kits import format_signed, parse_signed
+from imagefactory.verdicts.approval import Approvable, judge_approvals, sign_approval
 from imagefactory.verdicts.attached import parse_row
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.judgement import judge_verdict
@@ -74,6 +75,23 @@ def test_a_statement_of_portability_counts_only_where_it_says_the_same(data: byt
     found = [judge_portable(one, digest("9"), SUBJECT, COURT.trust, NOW) for one in envelopes]
     for one, judged_ in zip(envelopes[:2], found, strict=False):
         assert judged_.standing is not Standing.GOOD or parse_envelope(one, "x").payload == MOVED
+
+
+WANTED = Approvable(subject=SUBJECT, place="registry.example.org/gpu/pytorch", tag="2.3-cu121")
+APPROVAL = sign_approval(WANTED, LAB, NOW)
+APPROVED = base64.b64decode(json.loads(APPROVAL)["payload"])
+
+
+@given(
+    changed_bytes(APPROVAL)
+    | changed_bytes(APPROVED)
+    | changed_text(APPROVED.decode()).map(lambda text: text.encode("utf-8", "replace"))
+)
+def test_an_approval_counts_only_where_it_says_the_same(data: bytes) -> None:
+    for one in (data, with_payload(APPROVAL, data), sealed(data, STRANGER)):
+        if judge_approvals((one,), WANTED, COURT.trust, NOW).valid:
+            assert parse_envelope(one, "x").payload == APPROVED
+    judge_approvals((sealed(data),), WANTED, COURT.trust, NOW).best()
 
 
 @given(st.data())

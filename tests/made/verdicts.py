@@ -10,13 +10,12 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.envelope import format_json, seal
 from imagefactory.verdicts.judgement import Court
-from imagefactory.verdicts.keys import PublicKey, SigningKey, keyid_of
+from imagefactory.verdicts.keys import PublicKey, SigningKey
 from imagefactory.verdicts.trust import Grant, Policy, Trust, TrustedKey, format_row
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 
@@ -100,8 +99,7 @@ def together_report(**changes: Any) -> GpuReport:
 def make_signing_key(seed: str) -> SigningKey:
     private = Ed25519PrivateKey.from_private_bytes(seed.encode("ascii").ljust(32, b"."))
     raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    public = SSlibKey(keyid_of(raw), "ed25519", "ed25519", {"public": raw.hex()})
-    return SigningKey(name=seed, public=raw, signer=CryptoSigner(private, public))
+    return SigningKey(name=seed, public=raw, sign=private.sign)
 
 
 LAB, STRANGER = make_signing_key("lab"), make_signing_key("stranger")

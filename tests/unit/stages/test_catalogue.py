@@ -34,7 +34,7 @@ from imagefactory.gpu.model import Answer, Basis, Cell
 from imagefactory.lock.debian.file import format_base_lock, read_base_lock
 from imagefactory.matrix.plan import Ruling
 from imagefactory.model import Target
-from imagefactory.oci.candidates import REVOCATION_TYPE, plain_tag
+from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, plain_tag
 from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Place, artifact_of, read_manifest
 from imagefactory.oci.layout import Layout
@@ -55,8 +55,9 @@ from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
 from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.read_catalogue import read_catalogue
+from imagefactory.verdicts.approval import Approvable, sign_approval
 from imagefactory.verdicts.attached import Statement, attach
-from imagefactory.verdicts.keys import make_key, read_signing_key
+from imagefactory.verdicts.keys import SigningKey, make_key, read_signing_key
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
@@ -65,9 +66,9 @@ from tests.made.factory import NAME
 from tests.made.layout import add_image
 from tests.made.pushed import SHARED_KEY, elsewhere, push, put_base, verdict_on
 from tests.made.registry import RegistryMadeHere
-from tests.made.trusted import trust
+from tests.made.trusted import trust, write_settings
 from tests.made.values import make_lock
-from tests.made.verdicts import LAB, NOW
+from tests.made.verdicts import LAB, NOW, STRANGER
 
 Files = Mapping[str, str]
 
@@ -230,6 +231,35 @@ def test_a_new_lock_takes_nothing_away_that_is_verified(
     assert image.predicted == ()  # of what lock it was made nobody knows
     verdict_on(factory, place, newer)
     assert the_image(made_of(factory, target, registry.host)).subject.index == newer
+
+
+def test_where_keys_must_approve_what_the_lock_gives_waits(
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
+) -> None:
+    place, path = family(registry), factory.settings.root_path / "imagefactory.toml"
+    verdict_on(factory, place, pushed)
+
+    def offered(signatures: int) -> list[str]:
+        rows = path.read_text().partition("[policy]")[0]
+        write_settings(path.parent, f"{rows}[policy]\npromotion-signatures = {signatures}\n", factory.environ)
+        return [one.subject.index for one in made_of(factory, target, registry.host).images]
+
+    subject = replace(read_subject(place, pushed), target=NAME)
+    manifest = read_manifest(place, subject.manifest).descriptor
+
+    def approve(tag: str, *, key: SigningKey = LAB, index: str = pushed) -> None:
+        wanted = Approvable(subject=replace(subject, index=index), place=str(place), tag=tag)
+        envelope = sign_approval(wanted, key, NOW)
+        attach(place, Statement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
+
+    assert (offered(0), offered(1)) == ([pushed], [])
+    approve("2.3-cu121", key=STRANGER)
+    approve("2.3-cu121", index="sha256:" + "1" * 64)
+    approve("2.4-cu121")
+    approve(f"2.3-cu121-{pushed[7:19]}.sif")
+    assert offered(1) == []
+    approve("2.3-cu121-sm80")
+    assert (offered(1), offered(2)) == ([pushed], [])
 
 
 def _put_newer(factory: Factory, target: Target) -> str:
