@@ -22,7 +22,7 @@ from imagefactory.files import explain_full_disk
 from imagefactory.oci.manifests import canonical_json
 
 NAME = "audit.jsonl"
-SIGN, REVOKE, PROMOTE, PUBLISH = "sign", "revoke", "promote", "publish"
+SIGN, REVOKE, PROMOTE, PUBLISH, ROLLBACK = "sign", "revoke", "promote", "publish", "rollback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
