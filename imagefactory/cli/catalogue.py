@@ -137,8 +137,10 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         if back:
             say(f"{'back' if written else 'would go back'} to {back.why}")
             for change in back.changes:
-                say(f"  {change.target}  {change.now or 'not there'} -> {change.then or 'not there'}")
-            say("  no image differs", unless=bool(back.changes))
+                was, will = (one or "not there" for one in (change.now, change.then))
+                verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
+                say(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
+            say("  no image and no verdict differs", unless=bool(back.changes))
         for where in written:
             say(f"written: {where}")
         say(format_ages(ages))
@@ -146,7 +148,9 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
             say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
         if written and back:
             say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
-    return say_next("submit", "--list") if written else say_next("catalogue", *names)
+    if written:
+        return say_next("submit", "--list")
+    return say_next("catalogue", "--rollback", back.earlier.digest) if back else say_next("catalogue", *names)
 
 
 def _note_other_place(factory: Factory, place: str) -> None:
@@ -169,12 +173,12 @@ def _proven(judged: Iterable[Judged]) -> list[str]:
 
 
 def _rollback_json(back: RolledBack) -> dict[str, object]:
-    from imagefactory.documents import format_time
+    from imagefactory.documents import format_time, format_value
 
     return {
         "digest": back.earlier.digest,
         "made": format_time(back.earlier.catalogue.made),
-        "changes": [{"target": one.target, "now": one.now, "then": one.then} for one in back.changes],
+        "changes": [format_value(one) for one in back.changes],
     }
 
 

@@ -67,11 +67,14 @@ class EarlierCatalogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueChange:
-    """A target whose image differs: its digests now and then, empty for none."""
+    """A target whose image or verdicts differ: its digests now and then, empty for none, and how many
+    verdicts each carries."""
 
     target: str
     now: str
     then: str
+    verdicts_now: int = 0
+    verdicts_then: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +219,26 @@ def roll_back(
 
 
 def _changes(now: Catalogue | None, then: Catalogue) -> Iterator[CatalogueChange]:
-    there = {image.target: image.subject.index for image in (now.images if now else ())}
-    back = {image.target: image.subject.index for image in then.images if not _only_says(image)}
+    there, back = ({image.target: image for image in one.images} if one else {} for one in (now, then))
     for target in sorted(there.keys() | back.keys()):
-        if there.get(target) != back.get(target):
-            yield CatalogueChange(target=target, now=there.get(target, ""), then=back.get(target, ""))
+        rows = [_shown(one.get(target)) for one in (there, back)]
+        if rows[0] != rows[1]:
+            (digest, verdicts), (digest_then, verdicts_then) = rows
+            yield CatalogueChange(
+                target=target,
+                now=digest,
+                then=digest_then,
+                verdicts_now=len(verdicts),
+                verdicts_then=len(verdicts_then),
+            )
+
+
+def _shown(image: CataloguedImage | None) -> tuple[str, frozenset[str]]:
+    """What is compared of an image: its digest and its verdicts, those of its .sif files too."""
+    if image is None or _only_says(image):
+        return "", frozenset()
+    envelopes = (image.envelopes, *(sif.envelopes for sif in image.sifs))
+    return image.subject.index, frozenset(digest for rows in envelopes for digest, _ in rows)
 
 
 def _only_says(image: CataloguedImage) -> bool:
@@ -271,7 +289,7 @@ class _Judging:
         judged = judge_verdicts(envelopes, subject, replace(self.court, revocations=heeded))
         good = {row.digest for row in judged if row.standing is Standing.GOOD}
         bad = Counter(str(row.standing) for row in judged if row.standing is not Standing.GOOD)
-        lines += [f"{count} of its verdicts does not count now: {why}" for why, count in sorted(bad.items())]
+        lines += [f"verdicts that do not count now: {count} {why}" for why, count in sorted(bad.items())]
         kept: Envelopes = tuple((digest, data) for digest, data in one.envelopes if digest in good)
         again = replace(one, envelopes=kept, revocations=tuple(sorted(found.items())))
         return again, revoked_cells(judged, subject, self.court.trust)

@@ -12,6 +12,7 @@ from imagefactory.catalogue.document import sign_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.package import CURRENT
 from imagefactory.catalogue.publish import publish_catalogue
+from imagefactory.documents import format_value
 from imagefactory.errors import CheckFailedError, NothingSelectedError, StatementError, UsageError
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.oci.registry.client import Registry
@@ -98,13 +99,14 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     first, second = two
     back = rolls_back(bench)
     assert images(back.made.catalogue) == {TARGET: (first, 1)}
-    assert back.changes == (CatalogueChange(target=TARGET, now=second, then=first),)
+    change = CatalogueChange(target=TARGET, now=second, then=first, verdicts_now=1, verdicts_then=1)
+    assert back.changes == (change,)
     assert back.earlier.catalogue.made == NOW - 3 * HOUR
     said = json_of(
         bench.call("catalogue", "--registry", bench.registry.host, "--rollback", "--json"), "catalogue"
     )
     assert said["rollback"]["digest"] == back.earlier.digest
-    assert said["rollback"]["changes"] == [{"target": TARGET, "now": second, "then": first}]
+    assert said["rollback"]["changes"] == [format_value(change)]
     assert [row["digest"] for row in said["images"]] == [first]
     current = current_of(bench, NOW + HOUR)
     assert current.made >= NOW
@@ -174,6 +176,7 @@ def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, st
     earlier = find_earlier(bench.factory, asked, PREVIOUS, read_trust(bench.factory.settings.files))
     back = roll_back(bench.factory, asked, earlier, QUIET)
     assert images(back.made.catalogue) == {TARGET: (two[0], 0)}
+    assert [(one.verdicts_now, one.verdicts_then) for one in back.changes] == [(1, 0)]
 
 
 def test_one_of_a_retired_key_is_not_taken(bench: Bench, two: tuple[str, str]) -> None:
