@@ -74,16 +74,18 @@ def pack(envelope: bytes) -> bytes:
     return gzip.compress(envelope, 9, mtime=0)
 
 
-def unpack(data: bytes, where: str, largest: int = LARGEST) -> bytes:
-    """An envelope that may be packed. Raises StatementError for damage, and for more than `largest` bytes."""
+def unpack(data: bytes, where: str, largest: int | None = None) -> bytes:
+    """An envelope that may be packed. Raises StatementError for damage, and for more than `largest` bytes, or
+    LARGEST."""
+    most = LARGEST if largest is None else largest
     if not data.startswith(_MAGIC):
         return data
     chunks = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
     unpacked = io.BytesIO()
     try:
         for piece in inflate(chunks, GZIP):
-            if unpacked.tell() + len(piece) > largest:
-                raise StatementError(f"{where}: unpacks to more than {largest} bytes", hint="see who made it")
+            if unpacked.tell() + len(piece) > most:
+                raise StatementError(f"{where}: unpacks to more than {most} bytes", hint="see who made it")
             unpacked.write(piece)
     except (DamagedError, zlib.error) as error:
         raise StatementError(f"{where}: is damaged: {error}", hint="get it anew") from error

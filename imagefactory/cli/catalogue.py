@@ -21,7 +21,7 @@ from imagefactory.cli.output import (
     targets_argument,
     write,
 )
-from imagefactory.errors import NothingSelectedError
+from imagefactory.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from imagefactory.catalogue.model import CataloguedImage
     from imagefactory.factory import Factory
     from imagefactory.stages.catalogue import MadeCatalogue
+    from imagefactory.stages.rollback import RolledBack
     from imagefactory.verdicts.model import Judged
 
 
@@ -43,6 +44,13 @@ if TYPE_CHECKING:
     help="Write it into a file, packed where its name ends in .gz, and push nothing.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@click.option(
+    "--rollback",
+    is_flag=False,
+    flag_value="previous",
+    metavar="[DIGEST]",
+    help="Put back the previous catalogue, or the one with this digest or tag.",
+)
 @click.option(
     "--yes-everybody-must-join-again",
     is_flag=True,
@@ -63,6 +71,9 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
 
     It holds for 30 days: make it anew after each promotion, and each night. Of a family whose recipe has
     faults it keeps what the last one had.
+
+    --rollback signs what an earlier one of the registry offered, with today's time. Its verdicts are judged
+    again: what was revoked since stays revoked. Repeated, it puts back what it had replaced.
     """
     from imagefactory.catalogue.offers import ages_of, judge_offer
     from imagefactory.report.verdicts import ages_json, format_ages
@@ -76,12 +87,19 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         publishing_key,
         read_current,
     )
+    from imagefactory.stages.rollback import find_earlier, roll_back
     from imagefactory.verdicts.trust import read_trust
 
     factory, now, output = call.sound_factory, datetime.now(UTC), options["output"]
+    wanted = options["rollback"]
+    if wanted is not None and names:
+        raise UsageError(
+            f"--rollback puts back a whole catalogue, and {names[0][:80]} is a target",
+            hint="leave the targets out; before a target --rollback takes the next word for a digest",
+        )
     key = None if options["dry_run"] else publishing_key(factory, now)
     trust, before = read_trust(factory.settings.files), None
-    if output or key:  # before the work, not after it
+    if output or key or wanted is not None:  # before the work, not after it
         before = read_current(output or current_place(factory, place), trust, now)
     if key and not options["yes_everybody_must_join_again"]:
         check_signer(before, key, trust, now)
@@ -89,7 +107,11 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         targets = choose_targets(factory, names)
         making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
         asked = Publishing(making=making, output=output, before=before)
-        made = make_catalogue(factory, asked, call.progress)
+        back: RolledBack | None = None
+        if wanted is not None:
+            back = roll_back(factory, asked, find_earlier(factory, asked, wanted, trust), call.progress)
+            asked = replace(asked, rollback=back.why)
+        made = back.made if back else make_catalogue(factory, asked, call.progress)
         if not made.catalogue.images:
             raise NothingSelectedError(
                 "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
@@ -104,6 +126,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
         if as_json:
             more = {"proofs": ages_json(ages), "errors": failures.as_json()}
+            more |= {"rollback": _rollback_json(back)} if back else {}
             return say_json("catalogue", {**_as_json(made, proven, written), **more})
         for image in made.catalogue.images:
             say(f"{image.target}  {image.reference or image.subject.index}")
@@ -111,12 +134,23 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
             say("  as the last catalogue has it: its recipe has faults", unless=image.target not in made.kept)
         for name, why in made.left_out:
             say(f"{name}  left out: {why}")
+        if back:
+            say(f"{'back' if written else 'would go back'} to {back.why}")
+            for change in back.changes:
+                was, will = (one or "not there" for one in (change.now, change.then))
+                verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
+                say(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
+            say("  no image and no verdict differs", unless=bool(back.changes))
         for where in written:
             say(f"written: {where}")
         say(format_ages(ages))
         if written:
             say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
-    return say_next("submit", "--list") if written else say_next("catalogue", *names)
+        if written and back:
+            say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
+    if written:
+        return say_next("submit", "--list")
+    return say_next("catalogue", "--rollback", back.earlier.digest) if back else say_next("catalogue", *names)
 
 
 def _note_other_place(factory: Factory, place: str) -> None:
@@ -136,6 +170,16 @@ def _proven(judged: Iterable[Judged]) -> list[str]:
     from imagefactory.verdicts.claims import verified_claims
 
     return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
+
+
+def _rollback_json(back: RolledBack) -> dict[str, object]:
+    from imagefactory.documents import format_time, format_value
+
+    return {
+        "digest": back.earlier.digest,
+        "made": format_time(back.earlier.catalogue.made),
+        "changes": [format_value(one) for one in back.changes],
+    }
 
 
 def _as_json(

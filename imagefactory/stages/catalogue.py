@@ -89,7 +89,7 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
     Where `named` is set, NothingSelectedError for the first target that is not there.
     """
     court = read_court(factory, making.now)
-    shelves = replace(_shelves(factory, making), revoked=_stored_revocations(factory, court))
+    shelves = replace(_shelves(factory, making), revoked=stored_revocations(factory, court))
     images, left_out = [], []
     with (
         progress.stage(f"catalogue of {shelves.name}"),
@@ -123,7 +123,7 @@ class _Shelves:
     revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
 
 
-def _stored_revocations(factory: Factory, court: Court) -> Mapping[str, tuple[RevokedCell, ...]]:
+def stored_revocations(factory: Factory, court: Court) -> Mapping[str, tuple[RevokedCell, ...]]:
     """What this store remembers of verdicts that were taken back, by target, wherever the images are."""
     rows: dict[str, tuple[RevokedCell, ...]] = {}
     place = local_place(factory, ANY)
@@ -265,7 +265,7 @@ def _verdicts(factory: Factory, place: Place, subject: Subject, court: Court) ->
     return _Verdicts(
         judged=tuple(judged for judged, _ in kept.values()),
         envelopes=tuple((judged.digest, data) for judged, data in kept.values()),
-        revocations=tuple(sorted(_readable(revocations))),
+        revocations=tuple(sorted(readable_envelopes(revocations))),
         revoked=revoked_cells([one for image in images for one in image.judged], subject, court.trust),
     )
 
@@ -275,7 +275,7 @@ def _of_another(judged: Judged, subject: Subject) -> bool:
     return judged.verdict is not None and judged.verdict.report.subject.target not in ("", subject.target)
 
 
-def _readable(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     for digest, data in envelopes.items():
         try:
             parse_envelope(data, digest)

@@ -177,8 +177,8 @@ def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> Claim
                     less = claim_of(mine.sweep, mine.cells - lost.keys(), mine.made, mine.until)
                     _put(access, place, _with(own, place, less), clock())
             return ClaimedSweep(lost=lost, notes=before.notes)
-    except FactoryError as error:
-        note = f"other stores may queue the same cells, since this sweep is not claimed: {error.message}"
+    except (FactoryError, OSError) as error:
+        note = f"other stores may queue the same cells, since this sweep is not claimed: {error}"
         return ClaimedSweep(lost=lost, notes=(note,))
 
 
@@ -225,9 +225,9 @@ def release_claim(
                 if own:
                     less = claim_of(sweep, row.cells & set(left), row.made, row.until)
                     _put(access, place, _with(own, place, less), now)
-        except FactoryError as error:
+        except (FactoryError, OSError) as error:
             until = f"{row.until:%Y-%m-%d %H:%M} UTC"
-            access.tell(f"note: the claim of sweep {sweep} may stay in {name} until {until}: {error.message}")
+            access.tell(f"note: the claim of sweep {sweep} may stay in {name} until {until}: {error}")
 
 
 def _with(own: OwnClaims, place: Place, claim: SweepClaim) -> OwnClaims:

@@ -26,7 +26,7 @@ from imagefactory.stages.audit import log_acts
 from imagefactory.stages.catalogue import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.stages.read_catalogue import keep_former, keep_published
 from imagefactory.stages.sign import signing_key
-from imagefactory.verdicts.audit import PUBLISH, AuditEntry
+from imagefactory.verdicts.audit import PUBLISH, ROLLBACK, AuditEntry
 from imagefactory.verdicts.judgement import open_signed, out_of_period
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Standing
@@ -64,23 +64,40 @@ def read_current(where: Place | Path, trust: Trust, now: datetime) -> CurrentCat
     data = _read(where)
     if data is None:
         return None
+    return _open(data, name, trust, now)[0]
+
+
+def _open(data: bytes, name: str, trust: Trust, now: datetime) -> tuple[CurrentCatalogue, str]:
+    """A catalogue that may have expired, by a key that is trusted now; else why it does not count."""
     try:
         opened = open_signed(unpack(data, name), trust, FORM)
-    except StatementError:
-        return CurrentCatalogue(where=name, keyid="", catalogue=None)
+    except StatementError as error:
+        return CurrentCatalogue(where=name, keyid="", catalogue=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
     found: Catalogue | None = None
-    if (
-        opened.envelope
-        and opened.key
-        and opened.standing is Standing.GOOD
-        and not out_of_period(opened.key, now)
-    ):
+    why = f"{opened.standing}, {opened.why}"
+    if opened.envelope and opened.key and opened.standing is Standing.GOOD:
+        late = out_of_period(opened.key, now)
         try:
-            found = parse_catalogue(opened.envelope.payload, name, keyid)
-        except StatementError:  # of another version
-            found = None
-    return CurrentCatalogue(where=name, keyid=keyid, catalogue=found)
+            found = None if late else parse_catalogue(opened.envelope.payload, name, keyid)
+            why = f"{late[0]}, {late[1]}" if late else ""
+        except StatementError as error:  # of another version
+            why = error.message
+    return CurrentCatalogue(where=name, keyid=keyid, catalogue=found), why
+
+
+def open_earlier(data: bytes, where: str, trust: Trust, now: datetime) -> Catalogue:
+    """A catalogue that was published once, expired or not. Raises StatementError, also where its key is not
+    trusted now: whoever has a retired key can date a catalogue back."""
+    current, why = _open(data, where, trust, now)
+    found, key = current.catalogue, trust.key(current.keyid)
+    late = out_of_period(key, found.made) if found and key else None
+    if found is None or late:
+        raise StatementError(
+            f"{where} is not taken: {f'{late[0]}, {late[1]}' if late else why}",
+            hint="name another: imagefactory catalogue --rollback --dry-run shows the newest that counts",
+        )
+    return found
 
 
 def _read(where: Place | Path) -> bytes | None:
@@ -122,11 +139,15 @@ def check_signer(current: CurrentCatalogue | None, key: SigningKey, trust: Trust
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publishing:
-    """What is published, and where: into `output`, else into the registry. `before` is what lies there."""
+    """What is published, and where: into `output`, else into the registry. `before` is what lies there.
+
+    `rollback` says which earlier catalogue is put back, empty for none.
+    """
 
     making: CatalogueMaking
     output: Path | None = None
     before: CurrentCatalogue | None = None
+    rollback: str = ""
 
 
 def make_catalogue(factory: Factory, asked: Publishing, progress: Progress) -> MadeCatalogue:
@@ -136,6 +157,11 @@ def make_catalogue(factory: Factory, asked: Publishing, progress: Progress) -> M
     if factory.faults and not making.named and (making.registry or factory.settings.registry.value):
         made = keep_former(factory, made, making.registry, making.now)
     former = asked.before.catalogue if asked.before else None
+    return keep_revoked(made, former, [name for name, _ in made.left_out])
+
+
+def keep_revoked(made: MadeCatalogue, former: Catalogue | None, gone: Sequence[str]) -> MadeCatalogue:
+    """With what the last catalogue said was revoked, also of targets that are `gone` from this one."""
     before = {image.target: image for image in former.images} if former else {}
     images = [
         replace(image, revoked=merge_revoked(image.revoked, before[image.target].revoked))
@@ -143,7 +169,7 @@ def make_catalogue(factory: Factory, asked: Publishing, progress: Progress) -> M
         else image
         for image in made.catalogue.images
     ]
-    images += _only_revoked(made, [before[name] for name, _ in made.left_out if name in before])
+    images += _only_revoked(made, [before[name] for name in gone if name in before])
     return replace(made, catalogue=replace(made.catalogue, images=tuple(images)))
 
 
@@ -176,8 +202,13 @@ def publish(
         place = current_place(factory, asked.making.registry)
         written = tuple(str(one) for one in publish_catalogue(place, envelope, made.made))
         keep_published(factory.settings, str(place), envelope, made.made)
-    what = f"catalogue of {len(made.images)} images"
-    act = AuditEntry(action=PUBLISH, what=what, where=written[-1], key=key.keyid)
+    act = AuditEntry(
+        action=ROLLBACK if asked.rollback else PUBLISH,
+        what=f"catalogue of {len(made.images)} images",
+        where=written[-1],
+        key=key.keyid,
+        why=asked.rollback,
+    )
     log_acts(factory, (act,))
     return made, written
 

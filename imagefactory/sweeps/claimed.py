@@ -33,7 +33,7 @@ from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.nonces import LIFETIME
 
 FORMAT = 1
-LARGEST = 8 << 20
+LARGEST = 4 << 20
 FORM = EnvelopeForm(payload_type="application/vnd.imagefactory.claims+json", largest=LARGEST)
 CLAIMS = Packed(
     name="list of claims",

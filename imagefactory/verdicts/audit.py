@@ -22,7 +22,8 @@ from imagefactory.files import explain_full_disk
 from imagefactory.oci.manifests import canonical_json
 
 NAME = "audit.jsonl"
-SIGN, REVOKE, APPROVE, PROMOTE, PUBLISH = "sign", "revoke", "approve", "promote", "publish"
+SIGN, REVOKE, APPROVE = "sign", "revoke", "approve"
+PROMOTE, PUBLISH, ROLLBACK = "promote", "publish", "rollback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

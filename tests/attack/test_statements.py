@@ -10,12 +10,13 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import FactoryError, StoreError
+from imagefactory.errors import FactoryError, StatementError, StoreError
 from imagefactory.oci.manifests import MALFORMED, parse_config
 from imagefactory.stages.kits import format_signed, parse_signed
 from imagefactory.verdicts.approval import Approvable, judge_approvals, sign_approval
+from imagefactory.sweeps.claimed import FORM, StoreClaims, claim_of, open_claims, sign_claims
 from imagefactory.verdicts.attached import parse_row
-from imagefactory.verdicts.envelope import parse_envelope
+from imagefactory.verdicts.envelope import parse_envelope, seal
 from imagefactory.verdicts.judgement import judge_verdict
 from imagefactory.verdicts.keys import parse_public
 from imagefactory.verdicts.model import Standing
@@ -92,6 +93,23 @@ def test_an_approval_counts_only_where_it_says_the_same(data: bytes) -> None:
         if judge_approvals((one,), WANTED, COURT.trust, NOW).valid:
             assert parse_envelope(one, "x").payload == APPROVED
     judge_approvals((sealed(data),), WANTED, COURT.trust, NOW).best()
+
+
+CELL = (digest("a"), "8.0")
+CLAIM = claim_of("20261122-000000-aaaa", {CELL}, NOW, NOW + timedelta(hours=1))
+CLAIMS = sign_claims(StoreClaims(store="0" * 16, issued=NOW, sweeps=(CLAIM,)), LAB)
+QUEUED = base64.b64decode(json.loads(CLAIMS)["payload"])
+
+
+@given(
+    changed_bytes(CLAIMS) | changed_text(QUEUED.decode()).map(lambda text: text.encode("utf-8", "replace"))
+)
+def test_claims_count_only_where_they_say_the_same(data: bytes) -> None:
+    """Changed as a whole, or under their own signature, or signed unseen by their owner."""
+    for one, foreign in ((data, True), (with_payload(CLAIMS, data), True), (seal(data, LAB, FORM), False)):
+        with suppress(StatementError):
+            found = open_claims(one, "0" * 16, COURT.trust, NOW)
+            assert not foreign or [other.claim for other in found] == [CLAIM]
 
 
 @given(st.data())

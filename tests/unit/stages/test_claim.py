@@ -49,7 +49,7 @@ from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.trust import Trust, read_trust
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.command import run
-from tests.made.registry import Asked
+from tests.made.registry import Asked, Ways
 from tests.made.sweep import NOTHING_SEEN, STARTED, SUBMITTED, PoolMadeHere, log, play
 from tests.made.sweep_site import A100, V100, Site
 from tests.made.verdicts import STRANGER
@@ -142,12 +142,16 @@ def test_a_verdict_that_did_not_arrive_stays_claimed(
     assert left(second.prepares()) == {"7.0": "verified", "8.0": "verified"}
 
 
+@pytest.mark.parametrize("untag", [True, False])
 def test_a_canceled_sweep_is_free_and_claimed_again_when_it_goes_on(
-    first: Site, second: Site, pool: PoolMadeHere, capsys: pytest.CaptureFixture[str]
+    first: Site, second: Site, pool: PoolMadeHere, untag: bool
 ) -> None:
+    """Also where a registry removes no tag: then an empty list lies there."""
+    first.registry.ways = Ways(untag=untag)
     made = first.makes()
     assert run("cancel", made.sweep.id) == 0
     assert left(second.prepares()) == {}
+    assert len(first.registry.find("catalogue").tags) == (0 if untag else 1)
     claim_again(first.factory, made.folder, first.registry.host, first.bench, Quiet())
     assert left(second.prepares()) == CLAIMED
 
@@ -330,6 +334,12 @@ def test_a_sweep_goes_on_where_a_registry_takes_no_claim(
     first.registry.fault = refuse
     prepared = second.prepares()
     assert (len(prepared.plan.cells), len(prepared.plan.notes)) == (2, 1)
+
+
+def test_a_journal_that_cannot_be_written_stops_no_sweep(first: Site) -> None:
+    first.factory.layout.make()
+    (first.factory.layout.path / "journal/claims.json").mkdir(parents=True)
+    assert len(first.makes().notes) == 2  # neither read nor written
 
 
 def test_without_a_key_a_sweep_is_queued_and_not_claimed(first: Site, second: Site) -> None:
