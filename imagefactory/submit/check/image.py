@@ -112,12 +112,17 @@ def referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
 
 def _whole(name: str) -> str:
     """A reference as docker completes it: its hub's host, `library/` and `latest` where none are written."""
-    host, slash, _ = name.partition("/")
-    if not slash:
+    if "/" not in name:
         name = f"docker.io/library/{name}"
-    elif not ("." in host or ":" in host or host == "localhost"):
+    elif not has_host(name):
         name = f"docker.io/{name}"
     return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def has_host(name: str) -> bool:
+    """Whether docker takes the first part of a name for a registry's host."""
+    host, slash, _ = name.partition("/")
+    return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
 
 def find_known(image: JobImage, images: Iterable[CataloguedImage]) -> KnownImage | None:

@@ -8,6 +8,7 @@ driver is new enough is taken for granted here, and looked at by the scripts tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from imagefactory.submit.check.batch.asked import BatchAsk, capability_of, read_
 from imagefactory.submit.check.batch.reach import find_batch_reach, looked_for
 from imagefactory.submit.check.batch.reader import BatchScript
 from imagefactory.submit.check.batch.rules import BatchCase, script_findings
-from imagefactory.submit.check.batch.starts import PYXIS, as_pyxis, find_starts
+from imagefactory.submit.check.batch.starts import PYXIS, as_pyxis, find_starts, misread_by_pyxis
 from imagefactory.submit.check.checked import (
     PREDICTED,
     REFUSED,
@@ -111,7 +112,10 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
             continue
         told.add(image.address)
         at = Spot(word.line, word.column)
-        if (
+        misread = misread_by_pyxis(word.text) if start.verb == PYXIS else None
+        if misread:
+            yield wrong(at.line, "pyxis", *misread, column=at.column)
+        elif (
             image.kind is not None
             and not image.hexes
             and not image.repository
@@ -125,8 +129,10 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
             yield advice(at.line, "reference", text, hint, column=at.column)
         elif image.kind is None:
             text = f"'{image.address[:60]}' is a file or folder of which nothing tells what is in it"
-            hint = "a .sif with digits of its sha256 in its name stays what it is"
-            yield advice(at.line, "sandbox", text, hint, column=at.column)
+            suffix = ".sqsh" if start.verb == PYXIS else ".sif"
+            hint = f"a {suffix} with digits of its sha256 in its name stays what it is"
+            if suffix not in image.address or not re.search(r"[0-9a-f]{12}", image.address):
+                yield advice(at.line, "sandbox", text, hint, column=at.column)
         elif image.pinned:
             known = find_known(image, images)
             yield from catalogue_findings(image, known, around.catalogue, at, SITE)

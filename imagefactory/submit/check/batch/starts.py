@@ -12,7 +12,7 @@ from imagefactory.pools.model import ImageKind
 from imagefactory.submit.check.batch.reader import BatchScript
 from imagefactory.submit.check.batch.shell import Shell, ShellCommand, Word
 from imagefactory.submit.check.findings import Spot
-from imagefactory.submit.check.image import JobImage, addressed, referred
+from imagefactory.submit.check.image import JobImage, addressed, has_host, referred
 
 APPTAINER, DOCKER, PYXIS = ("apptainer", "singularity"), ("docker", "podman"), "container-image"
 _SAYS = ("echo", "printf", "which", "type", "module", "ml", "alias", "man", "hash", "test", "[", "[[")
@@ -144,12 +144,15 @@ def _pyxis_image(words: Sequence[Word]) -> Word | None:
 def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
     """Its images are `[USER@][HOST#]NAME[:TAG]`, or a path of a file; it brings GPUs by itself."""
     named = None
-    if word.known and word.text.startswith(("/", "./")):
+    if word.known and _is_path(word.text):
         named = JobImage(key=PYXIS, address=word.text, kind=None, needs="")
     elif word.known:
         text = word.text.removeprefix("docker://")
         host, mark, name = text.partition("#")
-        named = referred(PYXIS, f"{host.rpartition('@')[2]}/{name}" if mark else text, ImageKind.DOCKER, "")
+        name = f"{host.rpartition('@')[2]}/{name}" if mark else text
+        named = referred(
+            PYXIS, name if mark or not has_host(name) else f"docker.io/{name}", ImageKind.DOCKER, ""
+        )
     return Start(
         program=program,
         verb=PYXIS,
@@ -159,6 +162,35 @@ def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
         given=(),
         command=command,
     )
+
+
+def _is_path(text: str) -> bool:
+    """Whether pyxis takes it for a file: only with / or ./ in front."""
+    return text.startswith(("/", "./"))
+
+
+def misread_by_pyxis(text: str) -> tuple[str, str] | None:
+    """What pyxis does with an image that was meant otherwise, and what to write; None where all is well."""
+    plain = text.removeprefix("docker://")
+    if _is_path(text):
+        if text.endswith(".sif"):
+            squash = f"{text.removesuffix('.sif')}.sqsh"
+            return (
+                f"pyxis cannot start '{text[:60]}', a .sif",
+                f"write {squash[:80]}, as enroot import makes it",
+            )
+    elif "://" in plain:
+        return f"pyxis takes no '{plain[:60]}'", "write HOST#NAME:TAG, or ./FILE.sqsh"
+    elif plain.lower().endswith((".sqsh", ".sqfs", ".squashfs", ".sif")) and "#" not in plain:
+        path = plain.replace("~/", "$HOME/", 1) if plain.startswith("~/") else plain
+        path = f"$PWD/{path}" if path.startswith("../") else path if path.startswith("$") else f"./{path}"
+        return (
+            f"pyxis looks for '{plain[:60]}' on Docker Hub: a file's path begins with / or ./",
+            f"write {path[:80]}",
+        )
+    elif "#" not in plain and has_host(plain):
+        return f"pyxis looks for '{plain[:60]}' on Docker Hub", f"write {as_pyxis(plain)[:200]}"
+    return None
 
 
 def as_pyxis(reference: str) -> str:
