@@ -11,7 +11,8 @@ import click
 from imagefactory.cli.output import json_option, say, say_json, say_next
 from imagefactory.errors import EXIT_OK, EXIT_TOOL
 
-PURPOSES = ("build", "submit", "verify")
+PURPOSES = ("build", "submit", "verify", "site")
+SITE_WORDS = {"missing": "not set up", "denied": "broken"}
 
 
 @click.command()
@@ -32,6 +33,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
     imagefactory doctor                   for building images here
     imagefactory doctor --for submit      for jobs: catalogue, trust, site, pool
     imagefactory doctor --for verify      for proving images, here or on the pool
+    imagefactory doctor --for site        for running a site: registry, keys, catalogue, nights
 
     Exit code 6 where something that is needed is missing or denied.
     """
@@ -43,10 +45,13 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
         value: dict[str, object] = {"for": purpose, "good": good, "findings": rows}
         say_json("doctor", {"can_build": good, **value} if purpose == "build" else value)
     else:
+        words = SITE_WORDS if purpose == "site" else {}
+        width = 10 if words else 8
         for finding in findings:
-            say(f"{finding.state.value:8}  {finding.name}: {finding.detail}")
+            word = words.get(finding.state.value, finding.state.value)
+            say(f"{word:{width}}  {finding.name}: {finding.detail}")
             if finding.remedy:
-                say(f"          mend it: {finding.remedy}")
+                say(f"{'':{width}}  mend it: {finding.remedy}")
     if good:
         say_next("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)

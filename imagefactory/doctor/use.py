@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from imagefactory.doctor.facts import Diagnosis, Health, Probe
 
 SOON = timedelta(days=14)
+NEW_KEY = "imagefactory keys new NAME && imagefactory keys trust NAME"
 JOIN = "ask your centre for its invitation, then: imagefactory join ADDRESS|FILE"
 
 
@@ -33,6 +34,7 @@ class UseFacts:
     `site` is the setting and where it was written. `reader` says whether HTCondor's own reader is installed,
     and `mend` is what installs it. `signers` are this user's keys that are trusted here. Where several
     centers are joined `centers` has the catalogue, keys and site of each, `center` its name.
+    `own`: the images are of a factory that this person works in.
     """
 
     now: datetime
@@ -48,6 +50,7 @@ class UseFacts:
     mend: str = ""
     factory: Probe | None = None
     signers: tuple[str, ...] = ()
+    own: bool = False
     center: str = ""
     centers: tuple[UseFacts, ...] = ()
 
@@ -55,7 +58,7 @@ class UseFacts:
 def judge_submit(facts: UseFacts) -> tuple[Diagnosis, ...]:
     """For who writes submit files, with a factory or without."""
     centers = (line for one in facts.centers for line in _center(one))
-    own = () if facts.centers else (*_catalogue(facts), *_trust(facts), _site(facts))
+    own = () if facts.centers else (*_catalogue(facts), *_trust(facts, own=facts.own), _site(facts))
     return (*own, *centers, _pool(facts), *_reader(facts))
 
 
@@ -72,7 +75,7 @@ def judge_verify(facts: UseFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagn
     """
     pooled = facts.pool is not None and not facts.pool.refusal
     found = tuple(one for one in machine if not (pooled and one.needed_for in ("run", "gpu")))
-    return (*_factory(facts), *_trust(facts), _signer(facts), _pool(facts, needed=False), *found)
+    return (*_factory(facts), *_trust(facts, own=True), _signer(facts), _pool(facts, needed=False), *found)
 
 
 def works(findings: tuple[Diagnosis, ...]) -> bool:
@@ -97,21 +100,24 @@ def _catalogue(facts: UseFacts) -> Iterator[Diagnosis]:
             yield _line("images", Health.WARNING, said, "imagefactory find shows what is predicted of them")
 
 
-def _trust(facts: UseFacts) -> Iterator[Diagnosis]:
+def _trust(facts: UseFacts, *, own: bool = False) -> Iterator[Diagnosis]:
+    """`own`: who verifies signs with a key of his own, and needs no center's invitation."""
     if not facts.keys:
-        yield _line("trust", Health.MISSING, "no key is trusted, so no verdict counts", JOIN)
+        yield _line(
+            "trust", Health.MISSING, "no key is trusted, so no verdict counts", NEW_KEY if own else JOIN
+        )
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
         if key.until <= facts.now and any(one.since <= facts.now < one.until for one in facts.keys):
             yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
         elif key.until <= facts.now:
-            yield _line(name, Health.WARNING, f"its time ended on {until}", "join anew, or leave its row out")
+            remedy = NEW_KEY if own else "join anew, or leave its row out"
+            yield _line(name, Health.WARNING, f"its time ended on {until}", remedy)
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
-            yield _line(
-                name, Health.WARNING, f"trusted until {until}, which is soon", "imagefactory join again"
-            )
+            remedy = "imagefactory keys rotate, if it is yours" if own else "imagefactory join again"
+            yield _line(name, Health.WARNING, f"trusted until {until}, which is soon", remedy)
         else:
             yield _line(name, Health.OK, f"trusted until {until}")
 
@@ -150,9 +156,7 @@ def _signer(facts: UseFacts) -> Diagnosis:
     if facts.signers:
         return _line("signing", Health.OK, f"with {', '.join(facts.signers)}")
     said = "you have no key that is trusted here: what is verified stays unsigned"
-    return _line(
-        "signing", Health.WARNING, said, "imagefactory keys new NAME && imagefactory keys trust NAME"
-    )
+    return _line("signing", Health.WARNING, said, NEW_KEY)
 
 
 def _line(name: str, state: Health, detail: str, remedy: str = "") -> Diagnosis:

@@ -1,4 +1,4 @@
-"""What this machine and these settings have and lack for building, for submitting, for verifying."""
+"""What this machine and these settings have and lack for building, submitting, verifying, running a site."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
 from imagefactory.settings.trusted import trust_command
 from imagefactory.stages.centers import Center, centers_of
+from imagefactory.stages.doctor_site import examine_site
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.proven import proven_grounds
 from imagefactory.verdicts.keys import keys_folder, own_keys
 from imagefactory.verdicts.trust import read_trust
 
-PURPOSES = ("build", "submit", "verify")
+PURPOSES = ("build", "submit", "verify", "site")
 """What `doctor --for` takes, the default first."""
 _MACHINE = (
     "python",
@@ -49,7 +50,9 @@ def examine_for(
     if purpose == "build":
         findings = (*project, *examine(settings, environ=environ))
         return findings, can_build(findings)
-    if purpose == "submit":
+    if purpose == "site":
+        findings = (*project, *examine_site(settings, environ, now))
+    elif purpose == "submit":
         findings = (*project, *judge_submit(_look(settings, environ, now, catalogue=True)))
     else:
         asked = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
@@ -110,6 +113,7 @@ def _look_at(
         verified=found.verified,
         site=settings.site.value,
         site_origin=settings.site.origin,
+        own=is_factory(settings),
         center=center.name if center else "",
     )
 

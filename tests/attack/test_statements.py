@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from imagefactory.errors import FactoryError, StatementError, StoreError
 from imagefactory.oci.manifests import MALFORMED, parse_config
 from imagefactory.stages.kits import format_signed, parse_signed
-from imagefactory.verdicts.approval import Approvable, judge_approvals, sign_approval
 from imagefactory.sweeps.claimed import FORM, StoreClaims, claim_of, open_claims, sign_claims
+from imagefactory.verdicts.approval import Approvable, judge_approvals, sign_approval
 from imagefactory.verdicts.attached import parse_row
 from imagefactory.verdicts.envelope import parse_envelope, seal
 from imagefactory.verdicts.judgement import judge_verdict

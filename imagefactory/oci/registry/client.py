@@ -76,6 +76,10 @@ class Registry:
         with self.session.told("v2", "asking whether a registry is there"):
             self.session.retry(go)
 
+    def check_push(self, repository: str) -> None:
+        """Ask whether this account may send blobs there. The upload that this begins is ended at once."""
+        self._upload.check(repository)
+
     # --- blobs -----------------------------------------------------------------------------------
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:

@@ -77,6 +77,18 @@ class Upload:
         with self.session.told(repository, f"mounting blob {short_of(descriptor)} from {origin}"):
             return self.session.retry(ask)
 
+    def check(self, repository: str) -> None:
+        """Begin an upload and end it: nothing else tells whether this account may send."""
+        scope = self.session.scope(repository, "pull,push")
+        url = self.session.place(repository, "blobs/uploads/")
+
+        def begin() -> str:
+            with self.session.answer(Ask(method="POST", url=url, scope=scope)) as response:
+                return self.session.location(response)
+
+        with self.session.told(repository, "asking whether images may be sent"):
+            self.forget(repository, self.session.retry(begin))
+
     def forget(self, repository: str, upload: str) -> None:
         """Tells the registry that an upload ends here. A kindness: it sweeps what it is not told of."""
         if upload:
