@@ -101,7 +101,7 @@ def survey(
     Raises as `read_tables`.
     """
     court = read_court(factory, asked.now)
-    asking = Asking(now=asked.now, registry=asked.registry)
+    asking = Asking(now=asked.now, registry=asked.registry, renew=False)
     stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
     surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
     on_gpus = [one for one in surveyed if one.stage.target.gpu]
