@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -68,7 +69,7 @@ class Lanes(LoadFileScheduling):
     """Files are dealt to the lanes in order. Those of HTCondor's pool go to one, which starts it once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "pool" if "/test_pool" in nodeid else super()._split_scope(nodeid)
+        return "pool" if re.search("/test_(pool|year)", nodeid) else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes | WorkStealingScheduling:

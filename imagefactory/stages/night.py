@@ -18,13 +18,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from imagefactory.access import open_answering, registry_place
 from imagefactory.catalogue.model import SOON
 from imagefactory.errors import (
     EXIT_CHECK,
     EXIT_NOTHING_SELECTED,
+    EXIT_REGISTRY,
     EXIT_USAGE,
     FactoryError,
     NoGpuError,
+    RegistryError,
     UsageError,
 )
 from imagefactory.factory import Factory
@@ -152,17 +155,20 @@ class _Night:
             with self.steps.telling("collect"):
                 collect_sweeps(self.factory.settings, self.ask.wait, self.steps)
         release_reserve(self.factory.settings)
-        promotable = [one.name for one in self.targets]
-        _, said = self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
-        self.steps.notes += waiting_tags(said)
-        self.steps.do("reconcile", "reconcile")
+        lost = any((row.what, row.code) == ("plan", EXIT_REGISTRY) for row in self.steps.failures)
+        away = lost and self._is_away()
+        if not away:
+            promotable = [one.name for one in self.targets]
+            _, said = self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+            self.steps.notes += waiting_tags(said)
+            self.steps.do("reconcile", "reconcile")
         _, catalogue = self.steps.do("catalogue", "catalogue")
         self.ages = _ages_in(catalogue.get("proofs"))
         self._warn_of_expiry()
         self.steps.do("store", "store", "gc")
         after = before
         with self.steps.telling("plan"):
-            after = keep_plan(self._plan(devices), self._asked(devices))
+            after = after if away else keep_plan(self._plan(devices), self._asked(devices))
         report = self._report(started, before, after)
         if self.ask.html:
             done = len(self.steps.failures)
@@ -170,6 +176,17 @@ class _Night:
             if len(self.steps.failures) > done:
                 report = self._report(started, before, after)
         return report
+
+    def _is_away(self) -> bool:
+        """Whether the registry still does not answer. Then each step would wait in vain and report the same;
+        the catalog is tried all the same."""
+        host, _ = registry_place(self.factory)
+        try:
+            open_answering(self.factory, host, hurried=True)
+        except RegistryError:
+            self.steps.notes.append(f"{host} does not answer: the next night moves the tags")
+            return True
+        return False
 
     def _report(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
         report = self._compare(started, before, after)

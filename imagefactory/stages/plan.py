@@ -39,7 +39,8 @@ from imagefactory.stages.build import find_built
 from imagefactory.stages.locked import base_state, require_lock
 from imagefactory.stages.push import find_candidate
 from imagefactory.stages.verdicts import Judge
-from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.claims import to_renew
+from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.versions import natural
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -49,12 +50,17 @@ MAX_BYTES = 4 * 1024 * 1024
 class Asking:
     """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store.
 
-    `also` is a registry that is asked beside the store, empty for none.
+    `also` is a registry that is asked beside the store, empty for none. `renew`: verdicts that expire soon
+    count as expired.
     """
 
     now: datetime
     registry: str = ""
     also: str = ""
+    renew: bool = True
+
+    def counted(self, judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+        return to_renew(judged, self.now) if self.renew else judged
 
 
 def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[TargetStatus, ...]:
@@ -113,7 +119,7 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
             missing="",
             image=built.digest,
             evidence=CellEvidence(contents=scanned),
-            verdicts=judge.stored(built),
+            verdicts=asking.counted(judge.stored(built)),
         )
 
     return look
@@ -159,7 +165,7 @@ def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False
             missing="",
             image=candidate.digest,
             reference=str(where),
-            verdicts=judge.there(place, candidate.digest),
+            verdicts=asking.counted(judge.there(place, candidate.digest)),
         )
 
     return look

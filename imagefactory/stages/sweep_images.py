@@ -32,6 +32,7 @@ from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 from imagefactory.stages.verdicts import Judge, place_of
+from imagefactory.verdicts.claims import to_renew
 from imagefactory.verdicts.subject import read_subject
 
 OSDF = "osdf://"
@@ -83,7 +84,7 @@ def read_pool_stages(
 
     def of_sif(stage: TargetStatus) -> TargetStatus:
         sif = None if stage.missing else kept_sif(factory, stage.target)
-        return replace(stage, verdicts=judge.stored(sif) if sif else ())
+        return replace(stage, verdicts=to_renew(judge.stored(sif), place.now) if sif else ())
 
     return tuple(of_sif(stage) for stage in stages)
 

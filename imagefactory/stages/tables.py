@@ -102,7 +102,7 @@ def survey(
     """
     court = read_court(factory, asked.now)
     also = "" if asked.registry else factory.settings.registry.value
-    asking = Asking(now=asked.now, registry=asked.registry, also=also)
+    asking = Asking(now=asked.now, registry=asked.registry, also=also, renew=False)
     stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
     surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
     on_gpus = [one for one in surveyed if one.stage.target.gpu]

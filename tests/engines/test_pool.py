@@ -9,9 +9,12 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,16 +48,41 @@ WORDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def words(ground: PoolGround) -> SweepRun:
-    """All that ends by itself, on the machine whose device the images' libcuda plays."""
-    return submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeps:
+    """All that need nobody, at once, as each waits for its machine alone.
+
+    `words`: all that ends by itself, on the machine whose device the images' libcuda plays. `simulated`:
+    images on a GPU that HTCondor simulates. `waiting`: another's job has its GPU. `full`: its machine's disk
+    is full. `hanging`: over its run limit. `failing`: to be gone on with.
+    """
+
+    words: SweepRun
+    simulated: SweepRun
+    waiting: SweepRun
+    full: SweepRun
+    hanging: SweepRun
+    failing: SweepRun
 
 
 @pytest.fixture(scope="module")
-def simulated(ground: PoolGround, words: SweepRun) -> SweepRun:
-    """Beside `words`: an image without any libcuda, on the GPUs that HTCondor simulates."""
-    return submit(ground, ("plain", "good"), "--capability", "8.0")
+def sweeps(ground: PoolGround) -> Iterator[Sweeps]:
+    a100 = ("--capability", "8.0")
+    with somebody_else(ground.pool) as leaves:
+        yield Sweeps(
+            words=submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1"),
+            simulated=submit(ground, ("plain", "good"), *a100),
+            waiting=submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s"),
+            full=submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s"),
+            hanging=submit(ground, ("hang",), *a100, "--run-limit", "5s"),
+            failing=submit(ground, ("plain", "garbage"), *a100, "--retries", "0", "--allow", "queued"),
+        )
+        leaves()
+
+
+@pytest.fixture(scope="module")
+def words(sweeps: Sweeps) -> SweepRun:
+    return sweeps.words
 
 
 def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
@@ -114,59 +142,36 @@ def test_collected_once_and_believed_by_nobody(words: SweepRun) -> None:
         assert standing == ([(Standing.WRONG_KEY, False)] if one.name in signed else [])
 
 
-def test_a_simulated_gpu_proves_nothing(simulated: SweepRun) -> None:
-    """Two sweeps at once, and neither takes the other's results."""
-    ground, found = simulated.ground, simulated.ends()
+def test_a_simulated_gpu_proves_nothing(sweeps: Sweeps) -> None:
+    """Several sweeps at once, and none takes another's results."""
+    ground, found = sweeps.simulated.ground, sweeps.simulated.ends()
     plain, good = node(ground, "plain", "8.0"), node(ground, "good", "8.0")
     assert {name: row["outcome"] for name, row in found.items()} == {
         plain: "no-gpu",
         good: "infrastructure",  # its libcuda speaks of another GPU than the startd
     }
-    rows = simulated.collect(code=BAD)
+    rows = sweeps.simulated.collect(code=BAD)
     assert [row["keyid"] for row in rows.values()] == ["", ""]
     assert found[plain]["attempts"][-1]["machine"] == "a100.pool.test"
 
 
-def test_one_that_hangs_is_ended_by_the_run_limit(ground: PoolGround) -> None:
-    sweep = submit(ground, ("hang",), "--capability", "9.0", "--run-limit", "5s")
-    (found,) = sweep.ends().values()
+def test_one_that_hangs_is_ended_by_the_run_limit(sweeps: Sweeps) -> None:
+    (found,) = sweeps.hanging.ends().values()
     assert (found["outcome"], found["reason"]) == ("timeout", "stopped after 5s, its limit on the pool")
     assert len(found["attempts"]) == 1
 
 
-def test_waiting_in_vain_ends_as_no_match(ground: PoolGround) -> None:
-    with somebody_else(ground.pool):
-        sweep = submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s")
-        (found,) = sweep.ends().values()
+def test_waiting_in_vain_ends_as_no_match(sweeps: Sweeps) -> None:
+    (found,) = sweeps.waiting.ends().values()
     assert found["outcome"] == "no-match", found
     assert len(found["attempts"]) == 1
 
 
-def test_a_full_disk_on_the_slot_is_no_word_on_the_image(ground: PoolGround) -> None:
-    sweep = submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s")
-    (found,) = sweep.ends().values()
+def test_a_full_disk_on_the_slot_is_no_word_on_the_image(sweeps: Sweeps) -> None:
+    (found,) = sweeps.full.ends().values()
     assert found["outcome"] in ("infrastructure", "held"), found
     assert len(found["attempts"]) == 2
     assert "No space left" in found["reason"] or "space" in found["reason"], found
-
-
-def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> None:
-    """It takes both jobs while the other machine is busy, and fails them."""
-    tricks = ("no-kernel", "wrong-numbers")
-    with somebody_else(ground.pool, "9.0") as leaves, ground.pool.black_hole() as hole:
-        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected")
-        wait_for(
-            "both to fail there", lambda: [len(one["faults"]) for one in sweep.status()["machines"]] == [2]
-        )
-        leaves()
-        found = sweep.ends()
-    assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {one: one for one in tricks}
-    machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
-    assert machines == {(hole, "standin.pool.test")}
-    (told,) = sweep.status()["machines"]
-    assert (told["machine"], told["left_out"]) == (hole, True)
-    assert {one["node"] for one in told["faults"]} == set(found)
-    assert all("No space left" in one["why"] for one in told["faults"])
 
 
 def test_held_by_a_person(ground: PoolGround) -> None:
@@ -209,9 +214,9 @@ def dagmans(pool: CondorPool) -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_one(path)]
 
 
-def test_what_failed_is_taken_up_again_and_nothing_else(ground: PoolGround) -> None:
+def test_what_failed_is_taken_up_again_and_nothing_else(sweeps: Sweeps) -> None:
     """A rescue DAG: what has its outcome is not run a second time."""
-    sweep = submit(ground, ("plain", "garbage"), "--capability", "8.0", "--retries", "0")
+    sweep, ground = sweeps.failing, sweeps.failing.ground
     plain, garbage = node(ground, "plain", "8.0"), node(ground, "garbage", "8.0")
     found = sweep.ends()
     assert {name: row["outcome"] for name, row in found.items()} == {
@@ -230,11 +235,27 @@ def test_what_failed_is_taken_up_again_and_nothing_else(ground: PoolGround) -> N
     }
 
 
+def planned(ground: PoolGround) -> dict[str, Any]:
+    asked = ("verify", ground.name("hang"), "--pool", "htcondor", "--image", "sif", "--capability", "9.0")
+    found = json.loads(ground.run(*asked, "--dry-run", "--json", err=False))
+    assert isinstance(found, dict)
+    return found
+
+
 def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
+    """What a sweep has queued is not queued again until it is cancelled."""
     sweep = submit(ground, ("hang",), "--capability", "9.0")
     sweep.job(node(ground, "hang"))
+    made = planned(ground)
+    (left,) = (row for row in made["left_out"] if row["capability"] == "9.0")
+    assert left["rule"] == "queued"
+    assert left["reason"].startswith(f"queued in sweep {sweep.id}, since ")
+    assert made["queued"] == []
     ground.run("cancel", sweep.id)
     wait_for("the end of dagman", sweep.is_left_alone)
+    made = planned(ground)
+    assert [row["capability"] for row in made["queued"]] == ["9.0"]
+    assert any(f"sweep {sweep.id} stopped without an answer" in note for note in made["notes"])
     jobs = ["condor_q", "-af", "ClusterId"]
     wait_for("an empty queue", lambda: not ground.pool.run(jobs).stdout.split())
     (found,) = sweep.nodes().values()

@@ -17,7 +17,6 @@ import pytest
 
 from imagefactory.pools.htcondor.classify import CUT
 from imagefactory.settings.choices import SLURM
-from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.sweeps.sweep_file import read_sweep
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit
@@ -26,7 +25,7 @@ from tests.services.authority import Certificate, make_authority
 from tests.services.condor import BUNDLE, REGISTRY, CondorPool
 from tests.services.registry import RegistryOptions, RegistryServer, registry_server
 
-TRICKS = ("plain", "good", "wrong-numbers", "no-kernel", "load-failed")
+TRICKS = ("plain", "good", "wrong-numbers", "no-kernel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +104,9 @@ def centre(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeps:
     """All at once, as each waits for its machine alone. `gone` and `down` found their GPU busy for so long
-    that the registry has changed meanwhile. `fresh` is of a store that it makes itself, of an image that is
-    in the registry only.
+    that the registry has changed meanwhile.
     """
 
-    fresh: SweepRun
     docker: SweepRun
     spoken: SweepRun
     oras: SweepRun
@@ -122,13 +119,9 @@ class Sweeps:
 def sweeps(centre: Centre) -> Sweeps:
     stranger, ending = (f"{one.host}/gpu" for one in (centre.stranger, centre.ending))
     late = ("--capability", "7.0", "--retries", "0")
-    shared = {**centre.ground.environ, LEDGER_KEY: "k" * 64}  # with it another store knows the push as ours
-    replace(centre.ground, environ=shared).run("push", centre.ground.name("load-failed"))
-    other = replace(centre.ground, environ={**shared, "IMAGEFACTORY_STORE": f"{shared['HOME']}/fresh"})
     with somebody_else(centre.ground.pool):
         gone = submit(centre.ground, ("good",), *late)
         down = submit(centre.ground, ("plain",), *late, "--registry", ending)
-        fresh = submit(other, ("load-failed",), "--capability", "9.0")
         docker = submit(centre.ground, ("plain",), "--capability", "8.0", "--capability", "9.0")
         spoken = submit(centre.ground, ("wrong-numbers",), "--capability", "9.0")
         oras = submit(centre.ground, ("good", "no-kernel"), "--capability", "9.0", "--image", "oras")
@@ -137,7 +130,6 @@ def sweeps(centre: Centre) -> Sweeps:
         centre.delete(image_of(gone).removeprefix("docker://"))
         centre.stop.close()
     return Sweeps(
-        fresh=fresh,
         docker=docker,
         spoken=spoken,
         oras=oras,
@@ -180,15 +172,6 @@ def test_a_verdict_lies_with_the_image_that_was_pulled(centre: Centre, sweeps: S
     (verdict,) = centre.verdicts(reference)
     assert (verdict["standing"], verdict["proves"]) == ("wrong-key", False)
     assert verdict["keyid"] == row["keyid"] != ""
-
-
-def test_a_first_sweep_makes_the_store_that_collects_it(centre: Centre, sweeps: Sweeps) -> None:
-    (found,) = sweeps.fresh.ends().values()
-    assert found["outcome"] == "load-failed", found
-    (row,) = sweeps.fresh.collect(code=BAD).values()
-    assert row["keyid"] != ""
-    assert any(place.startswith(centre.registry.host) for place in row["attached"])
-    sweeps.fresh.ground.run("pull", image_of(sweeps.fresh).removeprefix("docker://"))
 
 
 def test_the_same_by_oras(centre: Centre, sweeps: Sweeps) -> None:

@@ -94,27 +94,6 @@ def test_a_node_without_a_driver_is_no_word_on_the_image(ground: PoolGround) -> 
     assert {row["attempts"][-1]["machine"] for row in found.values()} == {"a1"}
 
 
-def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> None:
-    """h2 has no driver: it takes both jobs while h1 is busy, and says that there is no GPU."""
-    tricks = ("good", "no-kernel")
-    holds = ("sbatch", "--parsable", "--nodelist=h1", "--gres=gpu:h100:1", "--mem=100M", "--wrap=sleep 1800")
-    other = ground.pool.run([*holds], folder=ground.pool.home, **slurm.environ()).stdout.strip()
-    with slurm.awake(ground.pool):
-        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected", to=SLURM)
-        wait_for(
-            "both to fail there", lambda: [len(one["faults"]) for one in sweep.status()["machines"]] == [2]
-        )
-        ground.pool.run(["scancel", other], folder=ground.pool.home, **slurm.environ())
-        found = sweep.ends()
-    assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {
-        trick: TRICKS[trick] for trick in tricks
-    }
-    machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
-    assert machines == {("h2", "h1")}
-    (told,) = sweep.status()["machines"]
-    assert (told["machine"], told["left_out"]) == ("h2", True)
-
-
 def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(ground: PoolGround) -> None:
     sweep = submit(ground, ("hang",), "--capability", "9.0", "--retries", "1", to=SLURM)
     ground.run("cancel", sweep.id)

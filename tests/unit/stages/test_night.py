@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from imagefactory.catalogue.document import LIFE, sign_catalogue
-from imagefactory.errors import NoGpuError, ToolError, UsageError
+from imagefactory.errors import NoGpuError, RegistryError, ToolError, UsageError
 from imagefactory.factory import read_sound
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.changes import KeptPlan, NightReport, is_news
@@ -417,6 +417,20 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
     assert [(row.what, row.why, row.code) for row in done.broken] == [("pool", "no collector", 6)]
     assert nights.commands[-2:] == ["catalogue", "store"]
     assert (done.built, done.proven) == ((), ())
+
+
+def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, hurried: bool = False) -> None:
+        raise RegistryError("no answer", hint="is it running?")
+
+    for module in ("plan", "night"):
+        monkeypatch.setattr(f"imagefactory.stages.{module}.open_answering", away)
+    done = nights.run()
+    assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalogue", 3)]
+    assert nights.commands == ["catalogue", "store"]
+    assert len(done.notes) == 1
 
 
 def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(

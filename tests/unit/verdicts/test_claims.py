@@ -13,7 +13,7 @@ from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, cover, s
 from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome
 from imagefactory.report.compat import letters
-from imagefactory.verdicts.claims import REFUSALS, last_proofs, verified_claims
+from imagefactory.verdicts.claims import REFUSALS, last_proofs, to_renew, verified_claims
 from imagefactory.verdicts.model import Judged, Standing
 from tests.made.claims import BUILT, NOW, TARGET, judged
 
@@ -44,6 +44,21 @@ def test_the_last_proof_is_the_newest_one_that_holds_or_has_expired() -> None:
     there = TargetStatus(target=TARGET, missing="", image=BUILT, verdicts=(expired,))
     (cell,) = make_plan(PlanInput(stages=(there,), devices=(PlanGpu(capability=AMPERE),))).cells
     assert (cell.state, cell.proven) == (CellState.VERIFY, NOW - timedelta(days=100))
+
+
+@pytest.mark.parametrize(("outcome", "left", "standing"), [
+    (Outcome.VERIFIED, timedelta(days=10), Standing.GOOD),
+    (Outcome.VERIFIED, timedelta(days=8), Standing.EXPIRED),
+    (Outcome.WRONG_NUMBERS, timedelta(days=8), Standing.GOOD),  # tried again only when it has expired
+])  # fmt: skip
+def test_a_verdict_is_renewed_in_the_last_tenth_of_its_time(
+    outcome: Outcome, left: timedelta, standing: Standing
+) -> None:
+    one = judged(outcome)
+    assert one.verdict is not None
+    verdict = replace(one.verdict, expires=one.verdict.issued + timedelta(days=90))
+    (found,) = to_renew([replace(one, verdict=verdict)], verdict.expires - left)
+    assert found.standing is standing
 
 
 @pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])

@@ -1,0 +1,489 @@
+"""A facilitator's year in minutes, by the commands of docs/facilitators.md, on a real HTCondor and Slurm.
+
+Ada keeps the site, Ben is a second facilitator, Cleo and Dora submit jobs. Each season begins where the one
+before it ended: a test asks for its season, so any of them can be run alone. On both pools the GPU of
+capability 9.0 is made up, and this project alone trusts who signs here.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.oci.manifests import MANIFEST_TYPE, digest_of
+from imagefactory.settings.choices import HTCONDOR, SLURM
+from imagefactory.settings.load import LEDGER_KEY
+from tests.engines.pool_ground import PoolGround, make_ground
+from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit, wait_for
+from tests.services import slurm
+from tests.services.authority import make_authority
+from tests.services.clock import build_clock, later
+from tests.services.condor import REGISTRY, CondorPool, free_port
+from tests.services.registry import RegistryOptions, RegistryServer, registry_server
+
+ON_SLURM = {"good": "verified", "driver-too-old": "driver-too-old"}
+ON_CONDOR = {"wrong-numbers": "wrong-numbers", "no-kernel": "no-kernel"}
+BENS = "load-failed"
+NIGHTLY = ("good", "wrong-numbers")
+NO_REGISTRY = 8
+
+
+@dataclass(kw_only=True)
+class Center:
+    """The registry, which can be lost for a while, and `clock`, the library of another time."""
+
+    pool: CondorPool
+    folder: Path
+    options: RegistryOptions
+    clock: str = ""
+    starts: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> RegistryServer:
+        return self.starts.enter_context(registry_server(self.folder, self.options))
+
+    def catalog(self) -> str:
+        """The digest of the one that researchers read."""
+        context = ssl.create_default_context(
+            cafile=self.options.certificate and self.options.certificate.authority
+        )
+        address = f"https://127.0.0.1:{self.options.port}/v2/gpu/catalogue/manifests/current"
+        request = urllib.request.Request(address, headers={"Accept": MANIFEST_TYPE})
+        with urllib.request.urlopen(request, context=context) as answer:
+            return digest_of(answer.read())
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.starts.close()
+        try:
+            yield
+        finally:
+            self.start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """Somebody at the access point with a home of their own."""
+
+    center: Center
+    ground: PoolGround
+    light: bool = False
+
+    def run(self, *words: str, code: int | None = 0, days: float = 0) -> tuple[str, str]:
+        """What a command prints and says, by default today."""
+        environ = dict(self.ground.environ) | (later(self.center.clock, days) if days else {})
+        command = self.center.pool.imagefactory if self.light else self.center.pool.factory
+        folder = self.ground.pool.here(environ["HOME"]) if self.light else self.ground.root
+        done = command(*words, folder=folder, code=code, **environ)
+        return done.stdout, done.stderr
+
+    def ask(self, *words: str, code: int | None = 0, days: float = 0) -> Any:
+        return json.loads(self.run(*words, "--json", code=code, days=days)[0])
+
+
+@pytest.fixture(scope="module")
+def center(cluster: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Center]:
+    folder = tmp_path_factory.mktemp("year")
+    known = make_authority(folder / "known", "CA of the year")
+    cluster.trust(known.path)
+    home = cluster.home / "year"
+    home.mkdir()
+    shutil.copy(known.path, home / "ca.pem")
+    clock = cluster.there(build_clock(home))
+    storage = folder / "storage"
+    options = RegistryOptions(certificate=known.sign(REGISTRY), port=free_port(), storage=storage)
+    made = Center(pool=cluster, folder=folder / "registry", options=options, clock=clock)
+    made.start()
+    with made.starts:
+        yield made
+    shutil.rmtree(storage)
+
+
+@pytest.fixture(scope="module")
+def ada(center: Center) -> Iterator[Person]:
+    """Her store is empty and its disk small; the images are in the registry only, from another machine."""
+    pool, home = center.pool, center.pool.home / "year"
+    tricks = (*ON_SLURM, *ON_CONDOR, BENS)
+    built = make_ground(pool, home / "build", tricks)
+    registry = f"{REGISTRY}:{center.options.port}/gpu"
+    text = f'registry = "{registry}"\ncertificates = "{pool.there(home / "ca.pem")}"\n'
+    (built.root / "imagefactory.toml").write_text(text)
+    shared = {**built.environ, **slurm.environ(), LEDGER_KEY: "k" * 64}
+    built = replace(built, environ=shared)
+    built.run("settings", "--trust")
+    built.run("push", *(built.name(trick) for trick in tricks))
+    store = pool.there(home / "store")
+    mount = (
+        f"mkdir {store} && mount -t tmpfs -o size=256m tmpfs {store} && chown --reference={store}/.. {store}"
+    )
+    pool.own(home)
+    pool.run(["sh", "-ec", mount], user="root", folder=pool.homes)
+    made = Person(center=center, ground=replace(built, environ={**shared, "IMAGEFACTORY_STORE": store}))
+    for words in (("new", "ada"), ("trust", "ada")):
+        made.run("keys", *words)
+    yield made
+    pool.run(["scancel", "--me"], folder=home, **slurm.environ())
+    slurm.wait_for_jobs(pool, home)
+    pool.run(["umount", "--lazy", store], user="root", folder=pool.homes)
+
+
+def reader(center: Center, ada: Person, name: str) -> Person:
+    """A researcher with the light install and nothing else."""
+    home = center.pool.home / "year" / name
+    home.mkdir()
+    (home / "train.sh").write_text("#!/bin/sh\n")
+    center.pool.own(home)
+    environ = {
+        "HOME": center.pool.there(home),
+        "IMAGEFACTORY_CERTIFICATES": center.pool.there(center.pool.home / "year/ca.pem"),
+    }
+    return Person(center=center, ground=replace(ada.ground, environ=environ), light=True)
+
+
+# --- the first sweep ------------------------------------------------------------------------------
+
+Sweep = dict[str, Any]
+"""What `status --json` has of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """The first sweeps by pool, and what `collect` has of them; on HTCondor the sweep of the night after.
+
+    `holes` are the machines that fail every job.
+    """
+
+    first: dict[str, Sweep]
+    second: Sweep
+    collected: dict[str, dict[str, Any]]
+    holes: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def swept(ada: Person) -> Swept:
+    """On each pool a machine fails every job at once, while another job has the good one."""
+    pool, ground = ada.center.pool, ada.ground
+    here = ("--capability", "9.0")
+    hold = ("sbatch", "--parsable", "--nodelist=h1", "--gres=gpu:h100:1", "--mem=100M", "--wrap=sleep 1800")
+    other = pool.run([*hold], folder=pool.home, **slurm.environ()).stdout.strip()
+    with slurm.awake(pool), somebody_else(pool, "9.0") as leaves, pool.black_hole() as hole:
+        first = {
+            SLURM: submit(ground, tuple(ON_SLURM), *here, to=SLURM),
+            HTCONDOR: submit(ground, tuple(ON_CONDOR), *here),
+        }
+        for name, sweep in first.items():
+            wait_for(f"both to fail on {name}", lambda one=sweep: faults_of(one) == [2])  # type: ignore[misc]
+        leaves()
+        pool.run(["scancel", other], folder=pool.home, **slurm.environ())
+        first[HTCONDOR].ends()
+        second = submit(ground, tuple(ON_CONDOR), *here, "--allow", "uncollected")
+        second.ends()
+        first[SLURM].ends()
+        told = {name: sweep.status() for name, sweep in first.items()}
+        after = second.status()
+    collected: dict[str, Any] = {}
+    for sweep in first.values():
+        collected |= sweep.collect(code=BAD)
+    return Swept(first=told, second=after, collected=collected, holes={SLURM: "h2", HTCONDOR: hole})
+
+
+def faults_of(sweep: SweepRun) -> list[int]:
+    return [len(one["faults"]) for one in sweep.status()["machines"]]
+
+
+def outcomes(sweep: Sweep) -> dict[str, str]:
+    return {row["node"]: row["outcome"] for row in sweep["nodes"]}
+
+
+def machines(sweep: Sweep) -> set[tuple[str, ...]]:
+    return {tuple(one["machine"] for one in row["attempts"]) for row in sweep["nodes"]}
+
+
+def expected(ada: Person, words: dict[str, str]) -> dict[str, str]:
+    return {node(ada.ground, trick): word for trick, word in words.items()}
+
+
+@pytest.mark.parametrize(
+    ("on", "words", "good"), [(SLURM, ON_SLURM, "h1"), (HTCONDOR, ON_CONDOR, "standin.pool.test")]
+)
+def test_a_black_hole_decides_no_cell(
+    ada: Person, swept: Swept, on: str, words: dict[str, str], good: str
+) -> None:
+    sweep, hole = swept.first[on], swept.holes[on]
+    assert outcomes(sweep) == expected(ada, words)
+    assert machines(sweep) == {(hole, good)}
+    (told,) = sweep["machines"]
+    assert (told["machine"], told["left_out"]) == (hole, True)
+    assert {one["node"] for one in told["faults"]} == set(expected(ada, words))
+
+
+def test_a_black_hole_gets_no_job_the_night_after(ada: Person, swept: Swept) -> None:
+    assert outcomes(swept.second) == expected(ada, ON_CONDOR)
+    assert machines(swept.second) == {("standin.pool.test",)}
+    assert [one["machine"] for one in swept.second["machines"] if one["left_out"]] == [swept.holes[HTCONDOR]]
+
+
+def test_a_first_sweep_makes_the_store_that_collects_it(ada: Person, swept: Swept) -> None:
+    rows = swept.collected
+    assert {name: row["outcome"] for name, row in rows.items()} == expected(ada, ON_SLURM | ON_CONDOR)
+    unsigned = node(ada.ground, "driver-too-old")  # no GPU was met
+    assert {name for name, row in rows.items() if not row["keyid"]} == {unsigned}
+    place = f"{registry(ada.center)}/tiny"
+    assert {name for name, row in rows.items() if place not in row["attached"]} == {unsigned}
+
+
+# --- published ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cleo(center: Center, ada: Person, swept: Swept) -> Person:
+    """She joins when the first catalog is there, and writes a job file."""
+    name = ada.ground.name("good")
+    ada.run("promote", name)
+    ada.run("catalogue")
+    ada.run("invite", "--push")
+    made = reader(center, ada, "cleo")
+    made.run("join", registry(center), "--yes")
+    made.run("submit", name, "--executable", "train.sh", "-o", "good.sub")
+    return made
+
+
+def registry(center: Center) -> str:
+    return f"{REGISTRY}:{center.options.port}/gpu"
+
+
+def known(person: Person, **options: Any) -> dict[str, str]:
+    """What `find` says of the good image, by capability."""
+    name = person.ground.name("good")
+    (image,) = person.ask("find", name, **options)["images"]
+    return {row["capability"]: row["known"] for row in image["gpus"]}
+
+
+def test_researchers_see_what_was_verified(cleo: Person) -> None:
+    assert known(cleo)["9.0"] == "verified"
+    assert cleo.ask("submit", "--check", "good.sub")["wrong"] == 0
+
+
+# --- a new key ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rotated(ada: Person, cleo: Person) -> dict[str, Any]:
+    told = ada.ask("keys", "rotate")
+    assert isinstance(told, dict)
+    return told
+
+
+def test_who_joins_after_a_rotation_takes_the_old_verdicts(
+    center: Center, ada: Person, cleo: Person, rotated: dict[str, Any]
+) -> None:
+    dora = reader(center, ada, "dora")
+    dora.run("join", registry(center), "--yes")
+    assert known(dora)["9.0"] == "verified"
+    cleo.run("find", code=BAD)
+    cleo.run("join", registry(center), "--yes", code=BAD)  # the key has changed: her center must say so
+    (cleo.ground.pool.here(cleo.ground.environ["HOME"]) / ".config/imagefactory/imagefactory.toml").unlink()
+    cleo.run("join", registry(center), "--yes")
+    assert known(cleo)["9.0"] == "verified"
+    told = ada.ask("verify", ada.ground.name("good"), "--pool", SLURM, "--dry-run", "--capability", "9.0")
+    assert [row["rule"] for row in told["left_out"]] == ["verified"]
+
+
+# --- what expires, what is taken back, a registry that is away ------------------------------------
+
+
+def test_what_expires_is_verified_again_and_readers_are_warned(
+    ada: Person, cleo: Person, rotated: dict[str, Any]
+) -> None:
+    again = ("verify", ada.ground.name("good"), "--pool", SLURM, "--dry-run", "--capability", "9.0")
+    told = ada.ask(*again, days=95)
+    assert [row["capability"] for row in told["queued"]] == ["9.0"]
+    assert "this catalog expires on" in cleo.run("find", days=25)[1]
+    cleo.run("find", days=31, code=BAD)
+
+
+@pytest.fixture(scope="module")
+def revoked(ada: Person, cleo: Person, rotated: dict[str, Any]) -> dict[str, Any]:
+    why = ("--why", "wrong sums on long rows")
+    # Docker's registry removes no tag by its name: that alone is an error.
+    told = ada.ask("revoke", ada.ground.name("good"), "--capability", "9.0", *why, code=NO_REGISTRY)
+    assert isinstance(told, dict)
+    return told
+
+
+def test_a_revocation_reaches_everybody(cleo: Person, rotated: Any, revoked: dict[str, Any]) -> None:
+    assert len(revoked["revoked"]) == 1
+    name = cleo.ground.name("good")
+    (image,) = cleo.ask("find", name, code=BAD)["images"]
+    (row,) = image["revoked"]
+    assert (row["capability"], row["keyid"], row["why"]) == (
+        "9.0", rotated["keyid"], "wrong sums on long rows"
+    )  # fmt: skip
+    assert image["gpus"] == []
+    cleo.run("submit", name, "--executable", "train.sh", "-o", "again.sub", code=BAD)
+    checked = cleo.ask("submit", "--check", "good.sub", code=BAD)
+    assert [one["rule"] for one in checked["findings"] if one["severity"] == "wrong"] == ["revoked"]
+
+
+def test_a_night_without_the_registry(center: Center, ada: Person, cleo: Person, revoked: Any) -> None:
+    """It cannot sign, and the catalog expires soon. Researchers use the one that they have."""
+    mail = ada.ground.root / "mail"
+    with center.outage():
+        assert cleo.ask("find", "tiny")["catalogue_source"] == "kept"
+        assert cleo.ask("submit", "--check", "good.sub", code=BAD)["catalogue_source"] == "kept"
+        night = ("night", ada.ground.name("good"), "--mail", "cat >mail")
+        told = ada.ask(*night, code=NO_REGISTRY, days=25)
+    assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
+    assert told["folder"] in mail.read_text()
+
+
+# --- a second facilitator -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ben(center: Center, ada: Person, revoked: Any) -> Person:
+    """He has a copy of the project, which trusts both keys, and a store of his own."""
+    home = center.pool.home / "year/ben"
+    place = center.pool.there(home)
+    made = Person(
+        center=center,
+        ground=replace(
+            ada.ground, environ={**ada.ground.environ, "HOME": place, "IMAGEFACTORY_STORE": f"{place}/store"}
+        ),
+    )
+    home.mkdir()
+    center.pool.own(home)
+    made.run("keys", "new", "ben")
+    ada.run("keys", "trust", f"{place}/.config/imagefactory/keys/ben.pub")
+    made.run("settings", "--trust")
+    return made
+
+
+def test_two_facilitators_see_what_the_other_signed(ada: Person, ben: Person) -> None:
+    plan = ("verify", "--pool", SLURM, "--dry-run", "--capability", "9.0", "--image", "docker")
+    told = ben.ask(*plan, ada.ground.name("wrong-numbers"))
+    assert [row["rule"] for row in told["left_out"]] == ["wrong-numbers"]
+    sweep = submit(ben.ground, (BENS,), "--capability", "9.0", to=SLURM)
+    sweep.ends()
+    (row,) = sweep.collect(code=BAD).values()
+    keys = {one["keyid"]: one["name"] for one in ben.ask("keys", "show")["keys"]}
+    assert (row["outcome"], keys[row["keyid"]]) == ("load-failed", "ben")
+    told = ada.ask(*plan, ada.ground.name(BENS))
+    assert [row["rule"] for row in told["left_out"]] == ["load-failed"]
+    ben.run("catalogue", code=BAD)  # the one that readers trust is Ada's
+
+
+# --- nights ---------------------------------------------------------------------------------------
+
+
+def night(person: Person, *words: str) -> tuple[str, ...]:
+    return ("night", *(person.ground.name(trick) for trick in NIGHTLY), *words)
+
+
+def rows(person: Person, told: dict[str, Any], kind: str) -> dict[tuple[str, str], str]:
+    """What a night says of the images, by trick and GPU: a row of several names of each."""
+    tricks = {person.ground.name(trick): trick for trick in NIGHTLY}
+    return {
+        (tricks[name], row["on"]): row["why"]
+        for row in told[kind]
+        for name in row["what"].split(", ")
+        if name in tricks
+    }
+
+
+@pytest.fixture(scope="module")
+def nights(ada: Person, cleo: Person, ben: Person) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """After the outage: one on Slurm, killed while it waits for a GPU that another has, gone on with and
+    ended; then one on HTCondor. The black hole of Slurm is awake.
+    """
+    pool, ground = ada.center.pool, ada.ground
+    hold = ["sbatch", "--parsable", "--gres=gpu:v100:1", "--mem=100M", "--time=300", "--wrap=sleep 18000"]
+    with somebody_else(pool), slurm.awake(pool):
+        other = pool.run(hold, folder=pool.home, **slurm.environ()).stdout.strip()
+        command = shlex.join(("imagefactory", *night(ada, "--pool", SLURM)))
+        path = {"PATH": f"{slurm.BIN}:/opt/imagefactory/builds/bin:{ground.environ['PATH']}"}
+        script = ["sh", "-c", f"echo $$ >pid && exec {command}"]
+        killed = pool.start(script, folder=ground.root, **{**ground.environ, **path})
+
+        def left() -> set[str]:
+            *_, last = ada.ask("status")["sweeps"]
+            open_ones = {one["node"].rpartition("-")[2] for one in last["nodes"] if one["outcome"] is None}
+            return open_ones if last["pool"] == SLURM and len(last["nodes"]) > 2 else {"none"}
+
+        wait_for("all but the busy GPU's", lambda: left() == {"sm70"})
+        pool.run(["sh", "-c", "kill -9 $(cat pid)"], folder=ground.root)
+        killed.communicate(timeout=60)
+        on_slurm = ada.ask(*night(ada, "--pool", SLURM, "--wait-limit", "1s"), code=BAD)
+        on_condor = ada.ask(*night(ada, "--pool", HTCONDOR, "--wait-limit", "1s"), code=BAD)
+        yield on_slurm, on_condor
+        pool.run(["scancel", other], folder=pool.home, **slurm.environ())
+
+
+def test_the_night_after_the_outage_catches_up(
+    ada: Person, cleo: Person, nights: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    told, _ = nights
+    assert set(rows(ada, told, "proven")) == {("good", "9.0")}
+    broken = rows(ada, told, "broken")
+    assert broken["wrong-numbers", "9.0"].startswith("wrong-numbers: ")
+    assert {on for (trick, on), why in broken.items() if trick == "good" and why.startswith("no-gpu: ")} == {
+        "8.0"
+    }, told["broken"]
+    assert ("good", "7.0, 8.0") in rows(ada, told, "due")
+    assert any("still on the pool" in note for note in told["notes"])
+    assert known(cleo)["9.0"] == "verified"
+
+
+def test_a_night_knows_the_bad_machine_and_the_next_pool_gets_what_is_not_known(
+    ada: Person, nights: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    _, told = nights
+    assert rows(ada, told, "proven") == {}
+    *_, on_slurm, on_condor = ada.ask("status")["sweeps"]
+    at = {
+        row["node"].rpartition("-")[2]: row
+        for row in on_slurm["nodes"]
+        if row["target"] == ada.ground.name("good")
+    }
+    assert [one["machine"] for one in at["sm90"]["attempts"]] == ["h1"]
+    assert [one["machine"] for one in on_slurm["machines"] if one["left_out"]] == ["h2"]
+    # 7.0 is in hand on Slurm, 9.0 is known
+    assert {row["node"].rpartition("-")[2] for row in on_condor["nodes"]} == {"sm75", "sm80"}
+    ada.run("report", "--html", "site")
+    assert "due" in (ada.ground.root / "site/night.html").read_text()
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+def test_nights_on_a_full_disk_sign_the_catalog_and_send_mail(
+    ada: Person, nights: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    """stdout is on that disk too. The first full night has the reserve for its log, the second nothing."""
+    pool, ground = ada.center.pool, ada.ground
+    store = ground.environ["IMAGEFACTORY_STORE"]
+    mail = ground.root / "mail"
+    fill = f"dd if=/dev/zero of={store}/filled bs=1 seek=$(stat -c %s {store}/filled) 2>/dev/null"
+    signed = {ada.center.catalog()}
+    for number in range(2):
+        pool.run(["sh", "-c", f"cat /dev/zero >>{store}/filled; {fill}"], folder=ground.root, code=None)
+        mail.unlink(missing_ok=True)
+        command = shlex.join(("imagefactory", *night(ada, "--json", "--mail", "cat >mail")))
+        path = {"PATH": f"/opt/imagefactory/builds/bin:{ground.environ['PATH']}"}
+        done = pool.run(
+            ["sh", "-c", f"{command} >{store}/out-{number}"],
+            folder=ground.root, code=7, **{**ground.environ, **path},
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        assert "no space left" in mail.read_text()
+        assert ada.center.catalog() not in signed
+        signed.add(ada.center.catalog())
