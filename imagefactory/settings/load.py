@@ -256,7 +256,8 @@ OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-co
 def center_settings(settings: Settings, path: Path) -> Settings:
     """Return the settings for the images of a center that was joined beside the first; `path` is its file.
 
-    Its keys are those of that file alone. Raises UsageError for a file that cannot be used.
+    Its keys are those of that file alone; the environment goes before it, but for the catalogue. Raises
+    UsageError for a file that cannot be used.
     """
     document, values = read_document(path), {}
     if not CENTER.fullmatch(path.stem):
@@ -273,9 +274,13 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             raise UsageError(f"{path}: {_toml_name(key)}: not an absolute path", hint="write /...")
     unset = {key.replace("-", "_"): Setting(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = Setting(value=SITES[0], origin="default")
-    kept = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
+    own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
+    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *own)}
+    named = {key: one for key, one in named.items() if one.origin.startswith("$")}
     center = Setting(value=path.stem, origin=str(path))
-    found = replace(settings, **{**unset, **kept, **values, "center": center}, files=(path,), centers=())
+    found = replace(
+        settings, **{**unset, **own, **values, **named, "center": center}, files=(path,), centers=()
+    )
     check_values({name: getattr(found, name) for name in _names()})
     return found
 

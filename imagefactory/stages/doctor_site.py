@@ -249,7 +249,10 @@ class _Site:
             login = find_credentials(self.access.environ)(host)
             store.check()
             said = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
-            answers = (_ok("registry", f"{place} answers {said}"), _push(store, repository, host))
+            answers = (
+                _ok("registry", f"{place} answers {said}"),
+                _push(store, repository, login=login is not None),
+            )
             return self._published(Place(store=store, repository=repository), answers)
         except FactoryError as error:
             line = _broken("registry", error.message, error.hint)
@@ -451,12 +454,15 @@ class _Site:
                     yield Nightly(where=f"cron: {where}", words=_words(line))
 
 
-def _push(store: Registry, repository: str, host: str) -> Diagnosis:
+def _push(store: Registry, repository: str, *, login: bool) -> Diagnosis:
+    place = f"{store.host}/{repository}"
     try:
         store.check_push(repository)
     except FactoryError as error:
-        return _broken("push", error.message, f"docker login {host}, with an account that may push")
-    return _ok("push", f"allowed to {host}/{repository}")
+        return _broken("push", error.message, f"docker login {store.host}, with an account that may push")
+    if login:
+        return _ok("push", f"allowed to {place}")
+    return _soon("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
 
 
 def _unasked(why: str) -> Iterator[Diagnosis]:

@@ -362,6 +362,10 @@ def test_each_center_has_settings_of_its_own(joined: Call, tmp_path: Path) -> No
     second = center_settings(settings, path)
     assert (second.sif_folder.value, second.sbatch_options.value) == ("/sif", "--account=two")
     assert settings.sbatch_options.value == ""
+    asked = {**environ, "IMAGEFACTORY_SITE": "chtc"}
+    settings = load_settings(directory=None, start=Path(), environ=asked)
+    assert center_settings(settings, path).site.value == "chtc"
+    settings = load_settings(directory=None, start=Path(), environ=environ)
     assert [(one.name, one.settings.site.value) for one in centers_of(settings)] == [
         (FIRST, "generic"),
         ("second", "slurm"),
