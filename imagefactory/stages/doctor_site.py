@@ -115,15 +115,14 @@ class _Site:
     # --- this machine ----------------------------------------------------------------------------
 
     def project(self) -> Iterator[Diagnosis]:
+        if self.settings.shipped:
+            said = "none here or above: these are the recipes that come with imagefactory"
+            yield _missing("project", said, "imagefactory init DIR")
+            return
         try:
             yield _ok("project", str(recipes_folder(self.settings).parent))
         except FactoryError as error:
             yield _missing("project", error.message, error.hint)
-            return
-        if self.settings.shipped:
-            yield _missing(
-                "project", "these are the recipes that come with imagefactory", "imagefactory init DIR"
-            )
 
     def store(self) -> Iterator[Diagnosis]:
         path = self.settings.store_path

@@ -81,8 +81,8 @@ class Upload:
     def check(self, repository: str) -> None:
         """Ask whether this account may send blobs there, by ending an upload that nobody began.
 
-        A registry looks at the account first. If its answer does not tell, an upload is begun and ended at once,
-        of which docker-registry 2.8 keeps an empty file for a week.
+        A registry looks at the account first. If its answer does not tell, an upload is begun and ended, of
+        which docker-registry 2.8 keeps an empty file for a week.
         """
         scope = self.session.scope(repository, "pull,push")
         uploads = self.session.place(repository, "blobs/uploads/")
