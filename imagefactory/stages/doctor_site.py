@@ -13,7 +13,7 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -145,7 +145,9 @@ class _Site:
             yield _broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
             return
         said = (
-            f"{len(rows)} entries, the last of {rows[-1].get('time', '')}" if rows else "nothing is in it yet"
+            f"{len(rows)} entr{'y' if len(rows) == 1 else 'ies'}, the last of {rows[-1].get('time', '')}"
+            if rows
+            else "nothing is in it yet"
         )
         yield _ok("log", said)
 
@@ -239,7 +241,7 @@ class _Site:
             none = (_missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
             if settings.catalogue.value.startswith("/"):
                 return self._published(Path(settings.catalogue.value), none)
-            return _InRegistry(lines=none, published=tuple(_unasked("no registry is set")))
+            return _InRegistry(lines=none, published=tuple(_unasked(_missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
         store = open_registry(self.access, host, patience=HURRY)
@@ -255,7 +257,9 @@ class _Site:
             return self._published(Place(store=store, repository=repository), answers)
         except FactoryError as error:
             line = _broken("registry", error.message, error.hint)
-            return _InRegistry(lines=(line,), published=tuple(_unasked("the registry does not answer")))
+            return _InRegistry(
+                lines=(line,), published=tuple(_unasked(_soon, "the registry does not answer"))
+            )
         finally:
             store.close()
 
@@ -464,9 +468,9 @@ def _push(store: Registry, repository: str, *, login: bool) -> Diagnosis:
     return _soon("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
 
 
-def _unasked(why: str) -> Iterator[Diagnosis]:
+def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
     for name in ("catalogue", "invitation"):
-        yield _missing(name, f"not known: {why}", "see registry")
+        yield say(name, f"not known: {why}", "see registry")
 
 
 def _halted(one: Nightly, lacking: str, remedy: str) -> Nightly:
