@@ -67,6 +67,8 @@ class Settings:
 
     `files` are those whose keys and policy count, the nearest first: without that of a project that the user
     does not trust. `untrusted` is what such a project sets in vain.
+    `limits` are files whose policy counts too, and in which keys may end earlier: the user's own, of the
+    settings of a center.
     """
 
     root: Setting
@@ -97,6 +99,7 @@ class Settings:
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
     centers: tuple[Path, ...] = ()
+    limits: tuple[Path, ...] = ()
 
     @property
     def root_path(self) -> Path:
@@ -246,7 +249,7 @@ def load_settings(
     named = values["catalogue"] if values["catalogue"].value else values["registry"]
     theirs = named.origin in own or named.origin == "default"
     centers = center_files(environ) if theirs else ()
-    return Settings(**values, files=believed, untrusted=restricted, centers=centers)
+    return Settings(**values, files=believed, untrusted=restricted, centers=centers, limits=())
 
 
 OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
@@ -279,7 +282,11 @@ def center_settings(settings: Settings, path: Path) -> Settings:
     named = {key: one for key, one in named.items() if one.origin.startswith("$")}
     center = Setting(value=path.stem, origin=str(path))
     found = replace(
-        settings, **{**unset, **own, **values, **named, "center": center}, files=(path,), centers=()
+        settings,
+        **{**unset, **own, **values, **named, "center": center},
+        files=(path,),
+        limits=settings.files,
+        centers=(),
     )
     check_values({name: getattr(found, name) for name in _names()})
     return found
@@ -288,7 +295,9 @@ def center_settings(settings: Settings, path: Path) -> Settings:
 def _names() -> tuple[str, ...]:
     """The settings' names as attributes, in the order they are told."""
     return tuple(
-        field.name for field in fields(Settings) if field.name not in ("files", "untrusted", "centers")
+        field.name
+        for field in fields(Settings)
+        if field.name not in ("files", "untrusted", "centers", "limits")
     )
 
 

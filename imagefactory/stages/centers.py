@@ -128,7 +128,7 @@ def centers_of(settings: Settings) -> tuple[Center, ...]:
         found.append((name, settings, read_trust(settings.files)))
     for path in files:
         one = center_settings(settings, path)
-        found.append((path.stem, one, read_trust(one.files, settings.files)))
+        found.append((path.stem, one, read_trust(one.files, one.limits)))
     names = [name for name, _, _ in found]
     for name in names:
         if names.count(name) > 1:

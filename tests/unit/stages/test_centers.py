@@ -316,6 +316,7 @@ def test_a_key_that_the_person_retires_counts_for_no_center(joined: Call, tmp_pa
     trust = read_trust((center,), (path,))
     assert [(key.name, key.until > NOW) for key in trust.keys] == [("stranger", False)]
     assert trust.policy.days == 3
+    joined("list", "second/*", code=9)  # its catalogue is signed by that key
 
 
 def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) -> None:
