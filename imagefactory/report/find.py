@@ -88,7 +88,7 @@ def _sources(finding: Finding) -> Iterator[str]:
         yield f"images of the factory {finding.place}"
     else:
         for one in finding.open:
-            yield f"images of the catalogue {one.center.place}, made {one.catalogue.made:%Y-%m-%d %H:%M} UTC"
+            yield one.center.answers(one.catalogue.made)
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.ask.inventory

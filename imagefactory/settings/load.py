@@ -67,6 +67,8 @@ class Settings:
 
     `files` are those whose keys and policy count, the nearest first: without that of a project that the user
     does not trust. `untrusted` is what such a project sets in vain.
+    `limits` are files whose policy counts too, and in which keys may end earlier: the user's own, of the
+    settings of a center.
     """
 
     root: Setting
@@ -97,6 +99,7 @@ class Settings:
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
     centers: tuple[Path, ...] = ()
+    limits: tuple[Path, ...] = ()
 
     @property
     def root_path(self) -> Path:
@@ -246,7 +249,7 @@ def load_settings(
     named = values["catalogue"] if values["catalogue"].value else values["registry"]
     theirs = named.origin in own or named.origin == "default"
     centers = center_files(environ) if theirs else ()
-    return Settings(**values, files=believed, untrusted=restricted, centers=centers)
+    return Settings(**values, files=believed, untrusted=restricted, centers=centers, limits=())
 
 
 OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
@@ -256,7 +259,8 @@ OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-co
 def center_settings(settings: Settings, path: Path) -> Settings:
     """Return the settings for the images of a center that was joined beside the first; `path` is its file.
 
-    Its keys are those of that file alone. Raises UsageError for a file that cannot be used.
+    Its keys are those of that file alone; the environment goes before it, but for the catalogue. Raises
+    UsageError for a file that cannot be used.
     """
     document, values = read_document(path), {}
     if not CENTER.fullmatch(path.stem):
@@ -273,9 +277,17 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             raise UsageError(f"{path}: {_toml_name(key)}: not an absolute path", hint="write /...")
     unset = {key.replace("-", "_"): Setting(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = Setting(value=SITES[0], origin="default")
-    kept = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
+    own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
+    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *own)}
+    named = {key: one for key, one in named.items() if one.origin.startswith("$")}
     center = Setting(value=path.stem, origin=str(path))
-    found = replace(settings, **{**unset, **kept, **values, "center": center}, files=(path,), centers=())
+    found = replace(
+        settings,
+        **{**unset, **own, **values, **named, "center": center},
+        files=(path,),
+        limits=settings.files,
+        centers=(),
+    )
     check_values({name: getattr(found, name) for name in _names()})
     return found
 
@@ -283,7 +295,9 @@ def center_settings(settings: Settings, path: Path) -> Settings:
 def _names() -> tuple[str, ...]:
     """The settings' names as attributes, in the order they are told."""
     return tuple(
-        field.name for field in fields(Settings) if field.name not in ("files", "untrusted", "centers")
+        field.name
+        for field in fields(Settings)
+        if field.name not in ("files", "untrusted", "centers", "limits")
     )
 
 

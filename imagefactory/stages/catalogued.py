@@ -34,7 +34,7 @@ class Shelf:
     @property
     def said(self) -> str:
         """Who answers."""
-        return f"images of the catalogue {self.place}, made {self.catalogue.made:%Y-%m-%d %H:%M} UTC"
+        return self.center.answers(self.catalogue.made)
 
     def name_of(self, image: CataloguedImage) -> str:
         """What the image is called here: with its center, where there are several."""

@@ -52,6 +52,11 @@ class Center:
         """What its images' names begin with, empty where there is no other center."""
         return f"{self.name}/" if self.several else ""
 
+    def answers(self, made: datetime) -> str:
+        """Who answers, by a catalogue of that time."""
+        of = f"of {self.name}: " if self.several else "of "
+        return f"images {of}the catalogue {self.place}, made {made:%Y-%m-%d %H:%M} UTC"
+
     def json_of(self, target: str) -> dict[str, str]:
         """What JSON says of an image besides its target, where it is of one center of several."""
         return {"center": self.name, "name": f"{self.prefix}{target}"} if self.several else {}
@@ -123,7 +128,7 @@ def centers_of(settings: Settings) -> tuple[Center, ...]:
         found.append((name, settings, read_trust(settings.files)))
     for path in files:
         one = center_settings(settings, path)
-        found.append((path.stem, one, read_trust(one.files, settings.files)))
+        found.append((path.stem, one, read_trust(one.files, one.limits)))
     names = [name for name, _, _ in found]
     for name in names:
         if names.count(name) > 1:

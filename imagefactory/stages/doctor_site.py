@@ -13,7 +13,7 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -115,15 +115,14 @@ class _Site:
     # --- this machine ----------------------------------------------------------------------------
 
     def project(self) -> Iterator[Diagnosis]:
+        if self.settings.shipped:
+            said = "none here or above: these are the recipes that come with imagefactory"
+            yield _missing("project", said, "imagefactory init DIR")
+            return
         try:
             yield _ok("project", str(recipes_folder(self.settings).parent))
         except FactoryError as error:
             yield _missing("project", error.message, error.hint)
-            return
-        if self.settings.shipped:
-            yield _missing(
-                "project", "these are the recipes that come with imagefactory", "imagefactory init DIR"
-            )
 
     def store(self) -> Iterator[Diagnosis]:
         path = self.settings.store_path
@@ -146,7 +145,9 @@ class _Site:
             yield _broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
             return
         said = (
-            f"{len(rows)} entries, the last of {rows[-1].get('time', '')}" if rows else "nothing is in it yet"
+            f"{len(rows)} entr{'y' if len(rows) == 1 else 'ies'}, the last of {rows[-1].get('time', '')}"
+            if rows
+            else "nothing is in it yet"
         )
         yield _ok("log", said)
 
@@ -240,7 +241,7 @@ class _Site:
             none = (_missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
             if settings.catalogue.value.startswith("/"):
                 return self._published(Path(settings.catalogue.value), none)
-            return _InRegistry(lines=none, published=tuple(_unasked("no registry is set")))
+            return _InRegistry(lines=none, published=tuple(_unasked(_missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
         store = open_registry(self.access, host, patience=HURRY)
@@ -249,11 +250,16 @@ class _Site:
             login = find_credentials(self.access.environ)(host)
             store.check()
             said = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
-            answers = (_ok("registry", f"{place} answers {said}"), _push(store, repository, host))
+            answers = (
+                _ok("registry", f"{place} answers {said}"),
+                _push(store, repository, login=login is not None),
+            )
             return self._published(Place(store=store, repository=repository), answers)
         except FactoryError as error:
             line = _broken("registry", error.message, error.hint)
-            return _InRegistry(lines=(line,), published=tuple(_unasked("the registry does not answer")))
+            return _InRegistry(
+                lines=(line,), published=tuple(_unasked(_soon, "the registry does not answer"))
+            )
         finally:
             store.close()
 
@@ -451,17 +457,20 @@ class _Site:
                     yield Nightly(where=f"cron: {where}", words=_words(line))
 
 
-def _push(store: Registry, repository: str, host: str) -> Diagnosis:
+def _push(store: Registry, repository: str, *, login: bool) -> Diagnosis:
+    place = f"{store.host}/{repository}"
     try:
         store.check_push(repository)
     except FactoryError as error:
-        return _broken("push", error.message, f"docker login {host}, with an account that may push")
-    return _ok("push", f"allowed to {host}/{repository}")
+        return _broken("push", error.message, f"docker login {store.host}, with an account that may push")
+    if login:
+        return _ok("push", f"allowed to {place}")
+    return _soon("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
 
 
-def _unasked(why: str) -> Iterator[Diagnosis]:
+def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
     for name in ("catalogue", "invitation"):
-        yield _missing(name, f"not known: {why}", "see registry")
+        yield say(name, f"not known: {why}", "see registry")
 
 
 def _halted(one: Nightly, lacking: str, remedy: str) -> Nightly:

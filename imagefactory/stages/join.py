@@ -139,12 +139,20 @@ def find_joining(
     sites = settings.files[settings.files.index(path) + 1 :]
     main, files = _joined(path, sites, environ)
     documents = {one: main if file == path else read_document(file) for one, file in files.items()}
-    new = name or _joined_as(documents, invitation) or _new_name(documents, invitation)
+    known = _joined_as(documents, invitation)
+    new = name or known or _new_name(documents, invitation)
     if not CENTER.fullmatch(new):
         raise UsageError(
             f"--name: '{new[:40]}' cannot be a center's name",
             hint="write 1 to 32 small letters, digits, '_' and '-', such as chtc",
         )
+    if known and known != new:
+        if new in files or files[known] != path:
+            raise UsageError(
+                f"{invitation.catalogue} is the catalogue of '{known}', which you joined",
+                hint=f"imagefactory site remove {known}; then join it under another name",
+            )
+        files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one gets another name
     file = files.get(new) or (center_folder(environ) / f"{new}.toml" if path in files.values() else path)
     for one in dict.fromkeys((path, *sites, *files.values())):
         if one != file:

@@ -52,7 +52,8 @@ def read_catalogue(
     cannot be had.
     """
     place = settings.catalogue.value
-    reader = _Reader(settings=settings, environ=environ, trust=read_trust(settings.files), now=now)
+    trust = read_trust(settings.files, settings.limits)
+    reader = _Reader(settings=settings, environ=environ, trust=trust, now=now)
     if hurried:
         reader = replace(reader, patience=HURRIED)
     if is_factory(settings) and not (place and _near(settings)):

@@ -166,6 +166,13 @@ def test_who_is_not_known_may_not_push_and_is_told_how(guarded: RegistryServer, 
     assert repository in caught.value.message
 
 
+def test_asking_who_may_push_leaves_nothing(guarded: RegistryServer, repository: str) -> None:
+    with pytest.raises(RegistryError):
+        client(guarded.host, known=False).check_push(repository)
+    client(guarded.host).check_push(repository)
+    assert not [path for path in guarded.storage.rglob("*") if repository in str(path)]
+
+
 def test_a_wrong_password_is_told_without_it(guarded: RegistryServer, repository: str) -> None:
     wrong = Credential(user="builder", secret="hunter2-hunter2", origin="a file")
     registry = Registry(guarded.host, RegistryOptions(credentials=lambda host: wrong, patience=QUICK))

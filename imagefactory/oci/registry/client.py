@@ -77,7 +77,7 @@ class Registry:
             self.session.retry(go)
 
     def check_push(self, repository: str) -> None:
-        """Ask whether this account may send blobs there. The upload that this begins is ended at once."""
+        """Ask whether this account may send blobs there. Nothing is sent."""
         self._upload.check(repository)
 
     # --- blobs -----------------------------------------------------------------------------------

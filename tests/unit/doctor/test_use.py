@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.doctor.facts import Diagnosis, Health, Probe
-from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
+from imagefactory.doctor.use import JOIN, NEW_KEY, Believed, UseFacts, judge_submit, judge_verify, works
 from tests.made.verdicts import NOW
 
 DAY = timedelta(days=1)
@@ -31,6 +31,13 @@ SANDBOX = Diagnosis(name="overlay", state=Health.DENIED, detail="no", needed_for
 
 def told(found: tuple[Diagnosis, ...], name: str) -> Diagnosis:
     return next(one for one in found if one.name == name)
+
+
+def test_who_has_a_factory_is_sent_to_a_key_and_not_to_an_invitation() -> None:
+    bare = replace(WELL, keys=())
+    assert told(judge_verify(bare, ()), "trust").remedy == NEW_KEY
+    assert told(judge_submit(replace(bare, own=True)), "trust").remedy == NEW_KEY
+    assert told(judge_submit(bare), "trust").remedy == JOIN
 
 
 def test_all_is_well() -> None:

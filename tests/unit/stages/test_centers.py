@@ -282,6 +282,20 @@ def test_a_center_that_moved_takes_the_place_of_itself(person: Call, tmp_path: P
     person("join", invitation(tmp_path, catalogue="/other.json"), "--name", FIRST, "--yes", code=9)
 
 
+def test_the_first_gets_a_name_and_no_catalogue_is_joined_twice(joined: Call, tmp_path: Path) -> None:
+    own = tmp_path / "config/imagefactory"
+    again = ("join", invitation(tmp_path), "--yes")
+    joined(*again, "--name", "third", code=2)
+    joined(*again, "--name", FIRST, code=2)
+    first = invitation(tmp_path, catalogue=str(tmp_path / "catalogue"), keys=(grant(LAB),), site="generic")
+    joined("join", first, "--name", "ours", "--yes")
+    assert tomllib.loads((own / "imagefactory.toml").read_text())["center"] == "ours"
+    assert [path.name for path in (own / "centers").iterdir()] == ["second.toml"]
+    assert set(verified(joined, "jax")) == {"ours/jax-0.4.30-cu12"}
+    joined("join", first, "--yes")  # the name stays
+    assert tomllib.loads((own / "imagefactory.toml").read_text())["center"] == "ours"
+
+
 def test_a_key_that_was_retired_anywhere_comes_back_by_no_invitation(joined: Call, tmp_path: Path) -> None:
     path = tmp_path / "config/imagefactory/imagefactory.toml"
     row = tomllib.loads(path.read_text())["trust"][0]
@@ -302,6 +316,7 @@ def test_a_key_that_the_person_retires_counts_for_no_center(joined: Call, tmp_pa
     trust = read_trust((center,), (path,))
     assert [(key.name, key.until > NOW) for key in trust.keys] == [("stranger", False)]
     assert trust.policy.days == 3
+    joined("list", "second/*", code=9)  # its catalogue is signed by that key
 
 
 def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) -> None:
@@ -362,6 +377,10 @@ def test_each_center_has_settings_of_its_own(joined: Call, tmp_path: Path) -> No
     second = center_settings(settings, path)
     assert (second.sif_folder.value, second.sbatch_options.value) == ("/sif", "--account=two")
     assert settings.sbatch_options.value == ""
+    asked = {**environ, "IMAGEFACTORY_SITE": "chtc"}
+    settings = load_settings(directory=None, start=Path(), environ=asked)
+    assert center_settings(settings, path).site.value == "chtc"
+    settings = load_settings(directory=None, start=Path(), environ=environ)
     assert [(one.name, one.settings.site.value) for one in centers_of(settings)] == [
         (FIRST, "generic"),
         ("second", "slurm"),

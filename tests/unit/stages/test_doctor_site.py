@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import pwd
 from dataclasses import dataclass, replace
@@ -31,7 +33,7 @@ from imagefactory.web import Patience
 from tests.made.catalogue import make_catalogue
 from tests.made.command import json_of, say
 from tests.made.night import night_report
-from tests.made.registry import Asked, RegistryMadeHere, Ways, registry_made_here
+from tests.made.registry import PASSWORD, USER, Asked, RegistryMadeHere, Ways, registry_made_here
 from tests.made.trusted import write_settings
 from tests.made.verdicts import STRANGER
 
@@ -147,13 +149,19 @@ def center(bare: Center) -> Center:
 
 
 def test_a_site_with_all_of_it(center: Center) -> None:
+    begun = center.registry.count["POST upload"]
     found = center.look()
     states = {one.name: one.state.value for one in found}
     assert tuple(states) == NAMES
-    assert {name for name, state in states.items() if state != "ok"} <= {"pool", "store"}  # of this machine
+    assert {name for name, state in states.items() if state != "ok"} <= {
+        "pool",
+        "store",
+        "push",
+    }  # of this machine
+    assert states["push"] == "warning"  # anyone may
     assert works(found)
     assert not center.registry.shelves.uploads  # nothing is left there
-    assert center.registry.count["POST upload"] > 0
+    assert center.registry.count["POST upload"] == begun
 
 
 def test_a_fresh_project(bare: Center) -> None:
@@ -188,7 +196,7 @@ def test_a_registry_that_hangs_is_given_up_and_asked_nothing_more(
 
     center.registry.fault = hang
     states = center.states()
-    assert (states["registry"], states["catalogue"], states["invitation"]) == ("denied", "missing", "missing")
+    assert (states["registry"], states["catalogue"], states["invitation"]) == ("denied", "warning", "warning")
     assert {one.kind for one in asked} == {"ping"}
     assert states["nightly run"] == "ok"
 
@@ -386,3 +394,10 @@ def test_a_registry_with_a_login(factory: Factory, tmp_path: Path) -> None:
         center = Center(factory, registry, tmp_path)
         center.write()
         assert center.states()["registry"] == "denied"
+        folder = tmp_path / "home/.docker"
+        folder.mkdir(parents=True)
+        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        (folder / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
+        states = center.states()
+        assert (states["registry"], states["push"]) == ("ok", "ok")
+        assert PASSWORD not in "".join(one.detail for one in center.look())

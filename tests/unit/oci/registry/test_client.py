@@ -178,6 +178,24 @@ def test_what_is_refused_is_asked_once(server: RegistryMadeHere, kind: str, stat
     assert server.shelves.uploads == {}  # the registry was told that nothing more comes
 
 
+@pytest.mark.parametrize(
+    ("put", "post", "begun"), [("", "", 0), ("405", "", 1), ("403", "", None), ("405", "403", None)]
+)
+def test_who_may_push_is_asked_without_a_trace(
+    server: RegistryMadeHere, put: str, post: str, begun: int | None
+) -> None:
+    """Where the answer to the end of no upload does not tell, one is begun and ended."""
+    server.fault = Script({"PUT upload": [put], "POST upload": [post]})
+    if begun is None:
+        with pytest.raises(RegistryError):
+            client(server).check_push("a/b")
+    else:
+        client(server).check_push("a/b")
+        assert (server.count["POST upload"], server.count["DELETE upload"]) == (begun, begun)
+    assert not server.shelves.uploads
+    assert not server.shelves.blobs
+
+
 def test_a_fault_that_stays_is_given_up(server: RegistryMadeHere) -> None:
     server.fault = lambda asked: "503" if asked.kind == "manifest" else None
     slept: list[float] = []
