@@ -113,6 +113,11 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
             asked = replace(asked, rollback=back.why)
         made = back.made if back else make_catalogue(factory, asked, call.progress)
         if not made.catalogue.images:
+            if made.waiting:
+                raise NothingSelectedError(
+                    f"{', '.join(made.waiting)}: too few keys approved the images there",
+                    hint=f"by the owner of another trusted key: imagefactory promote {made.waiting[0]}",
+                )
             raise NothingSelectedError(
                 "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
             )
@@ -207,4 +212,5 @@ def _as_json(
         "images": [row(image) for image in made.catalogue.images],
         "left_out": [{"target": name, "why": why} for name, why in made.left_out],
         "kept": list(made.kept),
+        "waiting": list(made.waiting),
     }

@@ -75,11 +75,13 @@ class CatalogueMaking:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCatalogue:
     """A catalogue, and why targets are not in it: pairs of name and one line. `kept` are targets that stand
-    there as the last catalogue has them. `revoked` is what this store remembers of that, by target."""
+    there as the last catalogue has them. `revoked` is what this store remembers of that, by target.
+    `waiting` are the targets whose images too few keys approved."""
 
     catalogue: Catalogue
     left_out: tuple[tuple[str, str], ...]
     kept: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
     revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
 
 
@@ -90,7 +92,7 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
     """
     court = read_court(factory, making.now)
     shelves = replace(_shelves(factory, making), revoked=stored_revocations(factory, court))
-    images, left_out = [], []
+    images, left_out, waiting = [], [], []
     with (
         progress.stage(f"catalogue of {shelves.name}"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="catalogue") as pool,
@@ -101,16 +103,21 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
                 images.append(image)
                 continue
             if making.named:
+                build = f"build --push {target.name}" if shelves.host else f"build {target.name}"
                 raise NothingSelectedError(
-                    f"{target.name}: {image}",
-                    hint=f"imagefactory build --push {target.name}"
-                    if shelves.host
-                    else f"imagefactory build {target.name}",
+                    f"{target.name}: {image.why}",
+                    hint=f"imagefactory {f'promote {target.name}' if image.waits else build}",
                 )
-            left_out.append((target.name, image))
+            left_out.append((target.name, image.why))
+            waiting += [target.name] if image.waits else []
     made = making.now.replace(microsecond=0)
     catalogue = Catalogue(made=made, expires=made + LIFE, images=tuple(images), suites=court.suites)
-    return MadeCatalogue(catalogue=catalogue, left_out=tuple(left_out), revoked=shelves.revoked)
+    return MadeCatalogue(
+        catalogue=catalogue,
+        left_out=tuple(left_out),
+        waiting=tuple(waiting),
+        revoked=shelves.revoked,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +168,17 @@ class CatalogueRoot:
     revoked: tuple[RevokedCell, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LeftOut:
+    """Why a target has no image in the catalogue; `waits`: too few keys approved those that it has."""
+
+    why: str
+    waits: bool = False
+
+
 def _catalogue_one(
     factory: Factory, target: Target, shelves: _Shelves, court: Court
-) -> CataloguedImage | str:
+) -> CataloguedImage | _LeftOut:
     """The image of a target, or why there is none."""
     place, why, roots = shelves.places[target.family], "", []
     try:
@@ -188,12 +203,13 @@ def _catalogue_one(
     offered = []
     for one in roots:
         if _waits(target, (place, shelves.host), one, court):
-            why = f"{one.digest} waits for approvals: imagefactory promote {target.name}"
+            why = f"{one.digest} waits, too few keys approved it: imagefactory promote {target.name}"
             factory.tell(f"{target.name}: {why}")
         else:
             offered.append(one)
     if not offered:
-        return why or f"{place} has no image of what the lock gives"
+        why = why or f"{place} has no image of what the lock gives"
+        return _LeftOut(why=why, waits=bool(roots))
     root = next((root for root in offered if any(judged.proves for judged in root.judged)), offered[0])
     image = _describe(factory, target, (place, shelves.host, root), court)
     revoked = (image.revoked, *(one.revoked for one in roots), shelves.revoked.get(target.name, ()))
@@ -210,7 +226,8 @@ def _waits(target: Target, where: tuple[Place, str], root: CatalogueRoot, court:
         return False
     found = read_statements(place, root.subject.manifest, APPROVAL_TYPE)
     tags: dict[str, list[Approval]] = {}
-    for wanted, approval in read_approvals((one.envelope for one in found), court.trust, court.now):
+    envelopes = [one.envelope for one in found]
+    for wanted, approval in read_approvals(envelopes, court.trust, court.now, root.revoked):
         known = (wanted.place, wanted.subject.index, wanted.subject.manifest)
         if known == (str(place), root.digest, root.subject.manifest) and belongs(
             wanted.tag, plain_tag(target)

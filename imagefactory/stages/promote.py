@@ -21,12 +21,12 @@ from imagefactory.stages.candidates import Promoting, read_candidates
 from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import writing
 from imagefactory.stages.verdicts import called, read_court
-from imagefactory.verdicts.approval import Approvable, judge_approvals, others, sign_approval
+from imagefactory.verdicts.approval import Approvable, Approvals, judge_approvals, others, sign_approval
 from imagefactory.verdicts.attached import Journal, Statement, attach, read_statements
 from imagefactory.verdicts.audit import PROMOTE, AuditEntry
+from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.judgement import Court, out_of_period
 from imagefactory.verdicts.tags import PromotionRule, TagFate, approve_tag, decide_tags
-from imagefactory.verify.model import Subject
 
 TRIES = 3
 """How often tags are decided anew when another promoter moved one meanwhile."""
@@ -68,9 +68,9 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
             read, tags = read_candidates(access, promoting, court, progress)
             fates = decide_tags(rule, [one.candidate for one in read], tags)
             if court.trust.policy.signatures and journal:
-                subjects = {one.candidate.digest: one.found.subject for one in read}
+                images = {one.candidate.digest: one.found for one in read}
                 approver = _Approver(
-                    access=access, promoting=promoting, court=court, journal=journal, subjects=subjects
+                    access=access, promoting=promoting, court=court, journal=journal, images=images
                 )
                 fates = tuple(map(approver.approve, fates))
             faults = () if promoting.dry_run else _move_all(place, fates)
@@ -91,50 +91,64 @@ class _Approver:
     promoting: Promoting
     court: Court
     journal: Journal
-    subjects: Mapping[str, Subject]
+    images: Mapping[str, Found]
     read: dict[str, list[bytes]] = field(default_factory=dict)
 
     def approve(self, fate: TagFate) -> TagFate:
         """The fate of a tag by the approvals that there are, with one of our own where a key signs here."""
-        subject = self.subjects.get(fate.after)
-        if subject is None:  # it goes away, or stays where nobody put it by promotion
+        if fate.after not in self.images:  # it goes away, or stays where nobody put it by promotion
             return fate
-        place, now, trust = self.promoting.place, self.promoting.now, self.court.trust
-        subject = replace(subject, target=self.promoting.target.name)
-        wanted = Approvable(subject=subject, place=str(place), tag=fate.tag)
-        if subject.manifest not in self.read:
-            found = read_statements(place, subject.manifest, APPROVAL_TYPE)
-            self.read[subject.manifest] = [one.envelope for one in found if one.envelope]
-        envelopes = self.read[subject.manifest]
-        needed = trust.policy.signatures
-        counted = judge_approvals(envelopes, wanted, trust, now)
-        approved = counted.by(now) if fate.moved else counted.best()
+        now, trust = self.promoting.now, self.court.trust
+        needed, counted = trust.policy.signatures, self._approvals(fate.tag, fate.after)
+        approved = counted.best()
+        if fate.moved and not self._may_go_back(fate, needed):
+            approved = counted.by(now)
         if not fate.proven:  # it stays, and nobody approves what no verdict verifies now
             lacks = f"; {len(approved)} of {needed} keys approved it" if len(approved) < needed else ""
             return replace(fate, why=f"{fate.why}{lacks}")
         may_sign = self.promoting.approve and not self.promoting.dry_run
-        if len(approved) < needed and may_sign and (own := self._sign(wanted, counted.by(now))):
-            envelopes.append(own)
-            approved = judge_approvals(envelopes, wanted, trust, now).by(now)
+        if len(approved) < needed and may_sign and self._sign(fate, counted.by(now)):
+            approved = self._approvals(fate.tag, fate.after).by(now)
         return approve_tag(fate, needed, approved, others(trust, approved, now))
 
-    def _sign(self, wanted: Approvable, approved: Sequence[str]) -> bytes | None:
-        """Our own approval, attached; None where no trusted key signs here, or it has approved already."""
-        place, now = self.promoting.place, self.promoting.now
+    def _may_go_back(self, fate: TagFate, needed: int) -> bool:
+        """Whether approvals that have ended serve to move a tag: where what it points to must not keep it."""
+        if not fate.before:
+            return False
+        known = fate.before in self.images
+        return fate.withdrawn or not known or len(self._approvals(fate.tag, fate.before).best()) < needed
+
+    def _wanted(self, tag: str, digest: str) -> Approvable:
+        subject = replace(self.images[digest].subject, target=self.promoting.target.name)
+        return Approvable(subject=subject, place=str(self.promoting.place), tag=tag)
+
+    def _approvals(self, tag: str, digest: str) -> Approvals:
+        wanted, trust = self._wanted(tag, digest), self.court.trust
+        manifest = wanted.subject.manifest
+        if manifest not in self.read:
+            found = read_statements(self.promoting.place, manifest, APPROVAL_TYPE)
+            self.read[manifest] = [one.envelope for one in found if one.envelope]
+        revoked = self.images[digest].revoked
+        return judge_approvals(self.read[manifest], wanted, trust, self.promoting.now, revoked)
+
+    def _sign(self, fate: TagFate, approved: Sequence[str]) -> bool:
+        """Attach our own approval; return whether one was added: by a trusted key that had not approved."""
+        place, now, wanted = self.promoting.place, self.promoting.now, self._wanted(fate.tag, fate.after)
         key = signing_key(self.access, now)
         trusted = self.court.trust.key(key.keyid) if key else None
         if key is None or trusted is None or out_of_period(trusted, now):
             who = f"the key '{key.name}' is not trusted here" if key else "no key signs here"
             self.access.tell(f"{wanted.tag} is not approved by you: {who}")
-            return None
+            return False
         if trusted.name in approved:
-            return None
+            return False
         envelope = sign_approval(wanted, key, now)
         there = read_manifest(place, wanted.subject.manifest).descriptor
         statement = Statement(kind=APPROVAL_TYPE, subject=there, envelope=envelope)
         attach(place, statement, self.journal)
         log_statements(self.access, called(place), (statement,))
-        return envelope
+        self.read[wanted.subject.manifest].append(envelope)
+        return True
 
 
 def _log(

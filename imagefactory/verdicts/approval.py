@@ -4,7 +4,8 @@
 
 An approval names the image by the digest that the tag would point to, the tag and its repository, so it is
 worth nothing for another of them. It is an in-toto statement like a verdict, attached to the same manifest,
-and read as strictly. Keys are counted, not statements: what one key signs twice counts once.
+and read as strictly. Keys are counted, not statements: what one key signs twice counts once. A revocation of
+verdicts of the image ends the approvals that were signed until then.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from imagefactory.oci.store import TAG
 from imagefactory.verdicts.envelope import seal
 from imagefactory.verdicts.judgement import not_witnessed, open_signed, out_of_period
 from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.model import RevokedCell, Standing
 from imagefactory.verdicts.statement import SKEW, format_statement, parse_predicate
 from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
@@ -108,7 +109,13 @@ class Approvals:
         return max((self.by(one.issued) for one in self.valid), key=len, default=())
 
 
-def judge_approvals(envelopes: Iterable[bytes], wanted: Approvable, trust: Trust, now: datetime) -> Approvals:
+def judge_approvals(
+    envelopes: Iterable[bytes],
+    wanted: Approvable,
+    trust: Trust,
+    now: datetime,
+    revoked: Iterable[RevokedCell] = (),
+) -> Approvals:
     """Of these envelopes the approvals of `wanted` by keys that are trusted for the time they were issued.
 
     What a retired key signed counts if it was recorded on that day, as a verdict does.
@@ -116,7 +123,7 @@ def judge_approvals(envelopes: Iterable[bytes], wanted: Approvable, trust: Trust
     return Approvals(
         valid=tuple(
             approval
-            for one, approval in read_approvals(envelopes, trust, now)
+            for one, approval in read_approvals(envelopes, trust, now, revoked)
             if (one.subject.index, one.subject.manifest) == (wanted.subject.index, wanted.subject.manifest)
             and (one.place, one.tag) == (wanted.place, wanted.tag)
         )
@@ -124,10 +131,10 @@ def judge_approvals(envelopes: Iterable[bytes], wanted: Approvable, trust: Trust
 
 
 def read_approvals(
-    envelopes: Iterable[bytes], trust: Trust, now: datetime
+    envelopes: Iterable[bytes], trust: Trust, now: datetime, revoked: Iterable[RevokedCell] = ()
 ) -> tuple[tuple[Approvable, Approval], ...]:
     """The approvals that count, whatever they are for, each with what it approves."""
-    found = []
+    found, ended = [], max((row.when for row in revoked), default=None)
     for data in envelopes:
         opened = open_signed(data, trust)
         if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
@@ -138,6 +145,8 @@ def read_approvals(
             continue
         key, digest = opened.key, digest_of(opened.envelope.payload)
         if out_of_period(key, issued, digest) or not_witnessed(key, digest, now) or issued - now > SKEW:
+            continue
+        if ended and issued <= ended:
             continue
         approval = Approval(name=key.name, keyid=key.keyid, issued=issued, expires=issued + LIFE)
         found.append((wanted, approval))

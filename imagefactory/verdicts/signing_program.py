@@ -23,6 +23,7 @@ import selectors
 import shlex
 import shutil
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,15 +135,15 @@ class SigningProgram:
 
     def _run(self, data: bytes, end: float, seconds: float) -> tuple[int, bytes, bytes]:
         """Start the program; return its exit code, what it printed, and the beginning of its stderr."""
-        with os.fdopen(os.memfd_create("to-sign"), "w+b") as given:  # no pipe that it may leave unread
-            given.write(data)
-            given.seek(0)
-            try:
+        try:
+            with tempfile.TemporaryFile() as given:  # no pipe that it may leave unread
+                given.write(data)
+                given.seek(0)
                 process = subprocess.Popen(
                     self._command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
                 )
-            except OSError as error:
-                raise self._fault_of(f"cannot be started: {error.strerror}") from error
+        except OSError as error:
+            raise self._fault_of(f"cannot be started: {error.strerror}") from error
         try:
             output, told = self._read(process, end, seconds)
             code = process.wait(max(0.0, end - monotonic()))

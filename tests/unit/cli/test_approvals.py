@@ -176,6 +176,51 @@ def test_a_revoked_image_keeps_no_tag_while_approvals_are_awaited(team: Team) ->
     assert team.bench.tags[PLAIN] == old
 
 
+def test_a_tag_goes_back_to_what_was_approved_long_ago(team: Team) -> None:
+    """From a revoked image, and from where somebody without approvals put it; else fresh ones are needed."""
+    other, old, image = team.bench.push(b"c", 1), verified(team, b"a", 2), verified(team, b"b", 3)
+    later = datetime.now(UTC) + timedelta(days=30)
+
+    def promoted() -> str:
+        wanted = Promoting(target=team.bench.factory.targets[0], place=team.place, now=later, approve=False)
+        promote(team.bench.factory, wanted, QUIET)
+        return team.bench.tags.get(PLAIN, "")
+
+    def put(digest: str) -> None:
+        there = team.place.store.manifest("one", digest)
+        assert there
+        team.place.store.put_manifest("one", there[1], there[0].media_type, PLAIN)
+
+    for one in (old, image):
+        for who in ("lab", "mia"):
+            attach(team, one, who=who, tag=PLAIN)
+    assert promoted() == ""
+    put(old)
+    assert promoted() == old  # it was approved, so what is newer needs approvals that count now
+    put(other)
+    assert promoted() == image
+    team.call("lab", "revoke", TARGET, "--why", "wrong sums")
+    put(image)
+    assert promoted() == old
+
+
+def test_a_revocation_ends_approvals(team: Team) -> None:
+    image = verified(team)
+    team.promote("lab", code=EXIT_CHECK)
+    team.promote("mia")
+    team.call("lab", "revoke", TARGET, "--why", "wrong sums")
+    assert team.bench.tags == {}
+    after = datetime.now(UTC) + timedelta(seconds=2)
+    team.bench.verify(image, now=after)
+    wanted = Promoting(target=team.bench.factory.targets[0], place=team.place, now=after, approve=False)
+    fates = {fate.tag: fate for fate in promote(team.bench.factory, wanted, QUIET).fates}
+    assert (fates[PLAIN].approved, fates[PLAIN].missing, fates[PLAIN].wanted) == ((), 2, image)
+    for who in ("lab", "mia"):
+        attach(team, image, who=who, tag=PLAIN, now=after)
+    promote(team.bench.factory, wanted, QUIET)
+    assert team.bench.tags == {PLAIN: image}
+
+
 def test_a_tag_that_nobody_approved_is_told(team: Team) -> None:
     """Moved before there was a policy, or by who may push; who promotes approves it."""
     image = verified(team)

@@ -159,6 +159,22 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert last_night(nights.site.factory.settings) == second
 
 
+def test_a_night_approves_by_its_one_key_and_says_what_waits(nights: Nights) -> None:
+    path = nights.site.factory.settings.root_path / "imagefactory.toml"
+    write_settings(path.parent, path.read_text() + "\n[policy]\npromotion-signatures = 2\n")
+    for _ in range(2):
+        report = nights.run()
+        (result,) = json.loads(nights.said["promote"])["results"]
+        waiting = [row["tag"] for row in result["tags"] if row["missing"]]
+        assert waiting
+        assert {(row["missing"], row["moved"]) for row in result["tags"] if row["tag"] in waiting} == {
+            (1, False)
+        }
+        assert sorted(note.split()[1] for note in report.notes if NAME in note) == sorted(waiting)
+        assert [row.what for row in report.broken] == ["catalogue"]  # there is nothing yet that may be in it
+        assert NAME in report.broken[0].why
+
+
 def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights: Nights) -> None:
     settings, now = nights.site.factory.settings, datetime.now(UTC).replace(microsecond=0)
     nights.crashes = ("catalogue",)
