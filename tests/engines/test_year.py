@@ -320,6 +320,7 @@ def test_a_night_without_the_registry(center: Center, ada: Person, cleo: Person,
         told = ada.ask("night", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
     assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
     assert told["folder"] in mail.read_text()
+    center.pool.run(["rm", "-r", told["folder"]], folder=ada.ground.root)  # it is today again
 
 
 @pytest.fixture(scope="module")
