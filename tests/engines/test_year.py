@@ -311,6 +311,18 @@ def test_what_expires_is_verified_again_and_readers_are_warned(
     cleo.run("find", days=31, code=BAD)
 
 
+def test_a_night_without_the_registry(center: Center, ada: Person, cleo: Person, rotated: Any) -> None:
+    """It cannot sign, and the catalog expires soon. Researchers use the one that they have."""
+    mail, name = ada.ground.root / "mail", ada.ground.name("good")
+    with center.outage():
+        assert cleo.ask("find", name)["catalogue_source"] == "kept"
+        cleo.run("submit", name, "--executable", "train.sh", "-o", "kept.sub")
+        told = ada.ask("night", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
+    assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
+    assert told["folder"] in mail.read_text()
+    center.pool.run(["rm", "-r", told["folder"]], folder=ada.ground.root)  # it is today again
+
+
 @pytest.fixture(scope="module")
 def revoked(ada: Person, cleo: Person, rotated: dict[str, Any]) -> dict[str, Any]:
     why = ("--why", "wrong sums on long rows")
@@ -332,18 +344,6 @@ def test_a_revocation_reaches_everybody(cleo: Person, rotated: Any, revoked: dic
     cleo.run("submit", name, "--executable", "train.sh", "-o", "again.sub", code=BAD)
     checked = cleo.ask("submit", "--check", "good.sub", code=BAD)
     assert [one["rule"] for one in checked["findings"] if one["severity"] == "wrong"] == ["revoked"]
-
-
-def test_a_night_without_the_registry(center: Center, ada: Person, cleo: Person, revoked: Any) -> None:
-    """It cannot sign, and the catalog expires soon. Researchers use the one that they have."""
-    mail = ada.ground.root / "mail"
-    with center.outage():
-        assert cleo.ask("find", "tiny")["catalogue_source"] == "kept"
-        assert cleo.ask("submit", "--check", "good.sub", code=BAD)["catalogue_source"] == "kept"
-        night = ("night", ada.ground.name("good"), "--mail", "cat >mail")
-        told = ada.ask(*night, code=NO_REGISTRY, days=25)
-    assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
-    assert told["folder"] in mail.read_text()
 
 
 # --- a second facilitator -------------------------------------------------------------------------
@@ -403,8 +403,9 @@ def rows(person: Person, told: dict[str, Any], kind: str) -> dict[tuple[str, str
 @pytest.fixture(scope="module")
 def nights(ada: Person, cleo: Person, ben: Person) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """After the outage: one on Slurm, killed while it waits for a GPU that another has, gone on with and
-    ended; then one on HTCondor. The black hole of Slurm is awake.
+    ended; then one on HTCondor. The black hole of Slurm is awake. Each signs the catalog.
     """
+    signed = [ada.center.catalog()]
     pool, ground = ada.center.pool, ada.ground
     hold = ["sbatch", "--parsable", "--gres=gpu:v100:1", "--mem=100M", "--time=300", "--wrap=sleep 18000"]
     with somebody_else(pool), slurm.awake(pool):
@@ -423,7 +424,10 @@ def nights(ada: Person, cleo: Person, ben: Person) -> Iterator[tuple[dict[str, A
         pool.run(["sh", "-c", "kill -9 $(cat pid)"], folder=ground.root)
         killed.communicate(timeout=60)
         on_slurm = ada.ask(*night(ada, "--pool", SLURM, "--wait-limit", "1s"), code=BAD)
+        signed.append(ada.center.catalog())
         on_condor = ada.ask(*night(ada, "--pool", HTCONDOR, "--wait-limit", "1s"), code=BAD)
+        signed.append(ada.center.catalog())
+        assert len(set(signed)) == 3
         yield on_slurm, on_condor
         pool.run(["scancel", other], folder=pool.home, **slurm.environ())
 
@@ -449,12 +453,8 @@ def test_a_night_knows_the_bad_machine_and_the_next_pool_gets_what_is_not_known(
     _, told = nights
     assert rows(ada, told, "proven") == {}
     *_, on_slurm, on_condor = ada.ask("status")["sweeps"]
-    at = {
-        row["node"].rpartition("-")[2]: row
-        for row in on_slurm["nodes"]
-        if row["target"] == ada.ground.name("good")
-    }
-    assert [one["machine"] for one in at["sm90"]["attempts"]] == ["h1"]
+    (good,) = (row for row in on_slurm["nodes"] if row["node"] == node(ada.ground, "good"))
+    assert [one["machine"] for one in good["attempts"]] == ["h1"]
     assert [one["machine"] for one in on_slurm["machines"] if one["left_out"]] == ["h2"]
     # 7.0 is in hand on Slurm, 9.0 is known
     assert {row["node"].rpartition("-")[2] for row in on_condor["nodes"]} == {"sm75", "sm80"}
@@ -487,3 +487,8 @@ def test_nights_on_a_full_disk_sign_the_catalog_and_send_mail(
         assert "no space left" in mail.read_text()
         assert ada.center.catalog() not in signed
         signed.add(ada.center.catalog())
+        if number == 0:
+            kept = f"cd {store}/nights && cd $(ls -d */ | tail -n 1) && cat night.json && cat log.txt >&2"
+            read = pool.run(["sh", "-ec", kept], folder=ground.root)
+            assert [row["what"] for row in json.loads(read.stdout)["broken"]] == ["nights"]
+            assert "imagefactory catalogue" in read.stderr

@@ -145,6 +145,8 @@ DAGMAN_QUEUE_UPDATE_INTERVAL = 1
 DAGMAN_PENDING_REPORT_INTERVAL = 5
 MASTER_BACKOFF_CONSTANT = 1
 SHUTDOWN_FAST_TIMEOUT = 5
+# A job that was removed while its result came back would wait for its shadow as long as its lease is.
+MachineMaxVacateTime = 5
 
 DAEMON_LIST = MASTER COLLECTOR NEGOTIATOR SCHEDD {daemons}
 DC_DAEMON_LIST = + {daemons}

@@ -136,7 +136,10 @@ def unverified(
     for word, severity in words:
         found = [one for one in reached if one.word == word]
         if found:
-            where = "; ".join(f"{one.gpus} of {one.capability} ({word}: {one.why})" for one in found[:_FEW])
+            said = [one.why if one.why.startswith(word) else f"{word}: {one.why}" for one in found[:_FEW]]
+            where = "; ".join(
+                f"{one.gpus} of {one.capability} ({why})" for one, why in zip(found, said, strict=False)
+            )
             count = sum(one.gpus for one in found)
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
             text = f"{target} {severity} on {gpus}: {where}"
