@@ -176,8 +176,8 @@ def show(call: Call, name: str, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Take over an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, "
-    "Dockerfile, apptainer's definition, list of addresses (@EXPLICIT), or a lock of conda-lock, pixi, uv or "
-    "Poetry.",
+    "Dockerfile, apptainer's definition, list of addresses (@EXPLICIT), a pylock.toml, or a lock of "
+    "conda-lock, pixi, uv or Poetry.",
 )
 @click.option(
     "--context",

@@ -11,6 +11,7 @@ import configparser
 import csv
 import hashlib
 import posixpath
+import re
 import stat
 import struct
 import warnings
@@ -25,11 +26,11 @@ from typing import IO, BinaryIO, Protocol, cast
 
 from installer import install
 from installer.destinations import WheelDestination
-from installer.exceptions import InstallerError
+from installer.exceptions import InstallerError, InvalidWheelSource
 from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
-from installer.utils import Scheme, construct_record_file, fix_shebang
+from installer.utils import SCHEME_NAMES, Scheme, construct_record_file, fix_shebang
 from isal import isal_zlib
 
 from imagefactory.errors import BuildError
@@ -172,7 +173,15 @@ class WheelSource(WheelFile):
         self._raw = raw
         check_members(raw.file, archive)
         seen: set[str] = set()
+        data = f"{self.data_dir}/"
         for info in archive.infolist():
+            scheme, slash, _ = info.filename.removeprefix(data).partition("/")
+            if (
+                info.filename.startswith(data)
+                and info.filename != data
+                and (not slash or scheme not in SCHEME_NAMES)
+            ):
+                raise _UnsoundError(f"{info.filename!r} is in no folder of {data} that installers know")
             _refuse_bad_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
             if info.filename in seen:
                 raise BuildError(f"{info.filename} stands in it twice")
@@ -180,15 +189,44 @@ class WheelSource(WheelFile):
 
     def read_dist_info(self, filename: str) -> str:
         # zipfile would inflate the member whole, whatever size the list gives it.
-        info = self._zipfile.getinfo(posixpath.join(self.dist_info_dir, filename))
+        name = posixpath.join(self.dist_info_dir, filename)
+        try:
+            info = self._zipfile.getinfo(name)
+        except KeyError:
+            raise _UnsoundError(f"it has no {name}") from None
         limit = TEXT if filename == "RECORD" else SHORT_TEXT
-        return Member(self._raw, info, (info.filename, "", "")).bytes(limit).decode()
+        data = Member(self._raw, info, (info.filename, "", "")).bytes(limit)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise _UnsoundError(f"{name}, line {line}: is not UTF-8") from None
+
+    def check_scripts(self) -> None:
+        """Raises _UnsoundError, with its line, for a program that installers cannot make."""
+        name = f"{self.dist_info_dir}/entry_points.txt"
+        if name not in self._zipfile.namelist():
+            return
+        section = ""
+        for number, line in enumerate(self.read_dist_info("entry_points.txt").splitlines(), 1):
+            if found := re.match(r"\[([^]]*)\]", line.strip()):
+                section = found[1].strip()
+            elif (
+                section in ("console_scripts", "gui_scripts")
+                and _PROGRAM.match(line)
+                and not _ENTRY.fullmatch(line.partition("=")[2].strip())
+            ):
+                what = f"{line.strip()[:200]!a} is not NAME = MODULE:FUNCTION, in letters and digits"
+                raise _UnsoundError(f"{name}, line {number}: {what}")
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         archive: zipfile.ZipFile = self._zipfile
         names = set(archive.namelist())
         rows = parse_record_file(StringIO(self.read_dist_info("RECORD")))
-        records = {row[0]: row for row in rows if row[0] in names}
+        try:
+            records = {row[0]: row for row in rows if row[0] in names}
+        except InvalidRecordEntry as error:
+            raise _UnsoundError(f"{self.dist_info_dir}/RECORD: {error}") from error
         for info in sorted(archive.infolist(), key=lambda item: item.filename):
             if info.is_dir():
                 continue
@@ -215,6 +253,15 @@ def _refuse_bad_path(path: str) -> None:
         raise BuildError(f"{path!r} is a name that no image can hold")
 
 
+class _UnsoundError(ValueError):
+    """What is wrong with a wheel: its member, and why."""
+
+
+_PROGRAM = re.compile(r"[^\s#;=][^=]*=")
+_ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
+"""A module and what to call in it, as installer takes it: `re`'s letters lack the marks that join them."""
+
+
 class LayerDestination(WheelDestination):
     """Writes what pypa/installer hands out as tar entries below `place`."""
 
@@ -237,7 +284,10 @@ class LayerDestination(WheelDestination):
         if scheme == "scripts":
             # pip marks every script as a program, whatever the wheel's own mode says.
             return self._put(scheme, path, self._started(stream), executable=True)
-        entry = RecordEntry.from_elements(path, *stream.record[1:])
+        try:
+            entry = RecordEntry.from_elements(path, *stream.record[1:])
+        except (InvalidRecordEntry, ValueError) as error:
+            raise _UnsoundError(f"RECORD, {stream.info.filename}: {error}") from error
         if entry.hash_ is None:
             return self._put(scheme, path, stream, executable=is_executable)
         target = self._target(scheme, path)
@@ -394,7 +444,14 @@ def _told_of(wheel: Path) -> Iterator[None]:
     except BuildError as error:
         raise BuildError(f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)) from error
     except _UNSOUND as error:
-        raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_mend(wheel)) from error
+        text = f"{wheel.name}: not a sound wheel: {_reason(error)}"
+        raise BuildError(text, hint=_mend(wheel)) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error of the libraries below says, in one line; some say it behind an object, some nothing."""
+    text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__
 
 
 def _altered(wheel: Path, what: str) -> AlteredError:
@@ -408,6 +465,7 @@ def _lay(wheel: OpenWheel, place: Prefix, segment: Segment, compiler: Compiler) 
     with zipfile.ZipFile(wheel.file) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
         source = WheelSource(archive, wheel)
+        source.check_scripts()
         destination = LayerDestination(segment, place, source.distribution)
         install(source, destination, {"INSTALLER": b"imagefactory\n"})
         _compile(destination, compiler, place)

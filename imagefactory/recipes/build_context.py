@@ -6,6 +6,7 @@ Sources: Docker's "Build context" (.dockerignore, where patterns are matched as 
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import shlex
@@ -20,6 +21,17 @@ from imagefactory.errors import UsageError
 from imagefactory.recipes.yaml_tree import show
 
 MOST_BYTES = 32 * 1024 * 1024
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # which begins with the mark of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),  # as PowerShell's > writes
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
+_PLAIN_ENCODING = re.compile(
+    rb"utf|latin|iso|cp|windows|ascii|us-ascii|koi8|mac|big5|gb|euc|shift|sjis", re.IGNORECASE
+)
 """Of one file; locks of several platforms are large."""
 _MOST_RULES = 1_000
 _MOST_STARS = 3
@@ -313,8 +325,8 @@ def _read(path: Path) -> str | None:
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
-        return data.decode("utf-8-sig") if len(data) <= MOST_BYTES else None
-    except (OSError, UnicodeDecodeError):
+        return decode_text(data) if len(data) <= MOST_BYTES else None
+    except (OSError, ValueError):
         return None
 
 
@@ -322,3 +334,27 @@ def told_context(context: BuildContext) -> str:
     """What a person should know of the directory that was taken."""
     what = f"the build context is {show(str(context.root), limit=200)}"
     return what if context.named else f"{what} ({context_option(context.own)} takes another)"
+
+
+def decode_text(data: bytes) -> str:
+    """The text of a file that a person brings, as pip decodes it: by its byte order mark, else by a comment
+    `coding: NAME` in its first two lines, else UTF-8. Raises ValueError, whose message ends a sentence.
+    """
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return _decode(data, encoding)
+    if b"\x00" in data:
+        zeros = data[:1000].count(0) * 5 > len(data[:1000])
+        raise ValueError("is UTF-16 without a byte order mark" if zeros else "holds bytes that no text has")
+    for line in data.split(b"\n", 2)[:2]:
+        found = _CODING.search(line) if line.startswith(b"#") else None
+        if found and _PLAIN_ENCODING.match(found[1]):
+            return _decode(data, found[1].decode())
+    return _decode(data, "utf-8")
+
+
+def _decode(data: bytes, encoding: str) -> str:
+    try:
+        return data.decode(encoding).removeprefix("\ufeff")
+    except (LookupError, UnicodeDecodeError):
+        raise ValueError(f"is not {encoding.upper()[:40]}") from None

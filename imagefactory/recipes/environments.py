@@ -8,7 +8,6 @@ caps and through the same allow-lists as recipes.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,14 +16,14 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.recipes.build_context import BuildContext, git_root, open_context, told_context
+from imagefactory.recipes.build_context import BuildContext, decode_text, git_root, open_context, told_context
 from imagefactory.recipes.container import Around, Selection
 from imagefactory.recipes.definitions import DEFINITION, read_definition
 from imagefactory.recipes.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
 from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
 from imagefactory.recipes.manifests import ProjectAsk, read_folder_project, read_project
 from imagefactory.recipes.pip_lines import MOST_FILES, Beside, take_pip_line, take_requirements
-from imagefactory.recipes.python_locks import read_poetry_lock, read_uv_lock
+from imagefactory.recipes.python_locks import read_poetry_lock, read_pylock, read_uv_lock
 from imagefactory.recipes.toml_tree import parse_toml
 from imagefactory.recipes.wish import (
     PLATFORM,
@@ -44,7 +43,7 @@ LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "is no environment that can be taken over",
     "give an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, a Dockerfile, "
-    "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry",
+    "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry, or a pylock.toml",
 )
 _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
 
@@ -170,14 +169,13 @@ def _read(path: Path) -> str:
             data = stream.read(LIMITS.size + 1)
         if len(data) > LIMITS.size:
             raise too_large(show(path.name)[1:-1], LIMITS)
-        utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell's > writes
-        return data.decode("utf-16" if utf_16 else "utf-8-sig")
+        return decode_text(data)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", hint="name a file that is there"
         ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
+    except ValueError as error:
+        raise UsageError(f"{path} {error}", hint="save it as UTF-8") from error
 
 
 def parse_wish(text: str, file: str, reading: Reading) -> Wish:
@@ -263,6 +261,10 @@ def _refuse_choices(file: str, reading: Reading) -> None:
 
 
 def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
+    if root.get("lock-version"):
+        if reading.environment:
+            raise refused(root.where, *_NO_ENVIRONMENTS)
+        return read_pylock(root, file, reading.asked(text_of(root, "requires-python")))
     if not root.get("package") or root.get("project") or root.get("workspace"):
         return read_project(
             root, file, reading.asked(text_of(root.get("project") or root, "requires-python"))

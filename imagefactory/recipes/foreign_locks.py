@@ -24,6 +24,8 @@ _PIP_ROW = re.compile(
     r"#\s*pip\s+(\S+)\s*@\s*\S*?/[^/\s]+?-([0-9][^-/\s]*)(?:-[^/\s]+\.whl|\.tar\.gz|\.zip)(?:[#\s]|$)"
 )
 
+_VIRTUAL = "{} is a virtual package, which a machine has and no channel"
+
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) -> Wish:
     """One environment of a pixi.lock for linux-64, each package at its version."""
@@ -119,12 +121,13 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     packages = root.get("package")
     rows = packages.items if packages else []
     fitting = [row for row in rows if text_of(row, "platform") == PLATFORM]
+    real = [row for row in fitting if not text_of(row, "name").startswith("__")]
     if not fitting:
         there = ", ".join(sorted({text_of(row, "platform") for row in rows})) or "nothing"
         raise refused(
             root.where, f"has no packages for {PLATFORM}, only for {there}", f"lock for {PLATFORM} too"
         )
-    headed = _channels(wish, metadata.get("channels") if metadata else None, fitting)
+    headed = _channels(wish, metadata.get("channels") if metadata else None, real or fitting)
     others: dict[str, list[str]] = {}
     for row in fitting:
         name, version_, category = (
@@ -138,6 +141,9 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
             _locked_wheel(wish, (name, version_), row.where)
         else:
             address = text_of(row, "url")
+            if name.startswith("__"):
+                wish.note(row.where, _VIRTUAL.format(show(name)))
+                continue
             package = (name, version_, _parts(address)[2])
             _locked_spec(wish, package, row.where, channel=_headed(_channel(address), headed))
     _name_channels(wish)
@@ -162,6 +168,8 @@ def _channels(wish: Wish, heading: YamlNode | None, rows: list[YamlNode]) -> tup
     for row in rows:
         address = row.get("url") if text_of(row, "manager") != "pip" else None
         channel = _channel(address.text) if address else ""
+        if address and channel.startswith("file:"):
+            continue  # which each package tells
         if address and channel and _headed(channel, headed) == channel:
             if channel_name(channel) not in wish.channels:
                 take_channel(wish, channel, address.where)
@@ -203,7 +211,11 @@ def read_explicit(text: str, file: str) -> Wish:
                 wish.leave(where, f"{show(line)} is no address of a package", do)
                 continue
             platforms[platform] = None
-            if (channel := _channel(address)) and channel_name(channel) not in wish.channels:
+            if parts[0].startswith("__"):
+                wish.note(where, _VIRTUAL.format(show(parts[0])))
+                continue
+            channel = _channel(address)
+            if channel and not channel.startswith("file:") and channel_name(channel) not in wish.channels:
                 take_channel(wish, channel, where)
             _locked_spec(wish, parts, where, channel=channel)
     _name_channels(wish)
@@ -240,7 +252,10 @@ def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where, *, cha
     name, version, build = package
     variant = build_variant(build) if name != "python" else ""
     spec = f"{name} =={version} {variant}".strip()
-    if not RULES["match spec"].allows(spec):
+    if channel.startswith("file:") and channel not in wish.channels:
+        do = f'where that folder is a channel, write "{channel}::{name} =={version}" under packages'
+        wish.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
+    elif not RULES["match spec"].allows(spec):
         wish.leave(
             where, f"{show(name)} {show(version)} cannot be taken over", "add it by hand, if it must be there"
         )

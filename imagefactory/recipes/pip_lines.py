@@ -69,6 +69,7 @@ _MIRROR = re.compile(
 # Build tags that say for what a wheel was built, not what is in it: cu118, cpu, rocm6.0, pt21cu118.
 _BUILT_FOR = re.compile(r"(pt[0-9.]+)?((cu|cuda|rocm)[0-9.]+|cpu)?([.]?(cudnn|torch)[0-9.]+.*)?", re.ASCII)
 _OTHER_BUILD = "put that wheel into the project, and write its path under packages: ./wheels/..."
+_COMMENT = re.compile(r"\s*#")
 _ARCHIVE = r"\.(?:whl|zip|tar(?:\.[a-z0-9]+)?|tgz)$"
 # `NAME[EXTRA] @ ADDRESS`, an address alone, or the path of an archive.
 _ELSEWHERE = re.compile(
@@ -76,7 +77,9 @@ _ELSEWHERE = re.compile(
     r"((?:\w+\+)?\w+://\S+|file:\S+|\S+\.(?:whl|zip|tgz|tar\.gz|tar\.bz2))"
 )
 # Folders in which conda builds packages.
-_OF_CONDA = re.compile(r"file:/.*/(build_artifacts|croot|conda-bld|80754af9)/")
+_OF_CONDA = re.compile(
+    r"file:/.*/(build_artifacts|feedstock_root|croot|conda-bld|80754af9|bld|ci_py[0-9]+|abs_\w+)/"
+)
 # What a marker may ask of the machine that the image is for; Python's version is added.
 _MARKERS = {
     "implementation_name": "cpython",
@@ -115,6 +118,7 @@ class Beside:
 
         Empty for absolute ones and addresses."""
         above = PurePosixPath(self.above[-1]).parent if self.above else PurePosixPath()
+        name = name if name.startswith("file://") else name.removeprefix("file:")
         return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
@@ -123,16 +127,19 @@ def take_requirements(wish: Wish, text: str, file: str, beside: Beside) -> None:
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
         _conda_export(wish, text, file, beside)
         return
-    lines = text.split("\n")
+    lines = re.split(r"\r\n|\r|\n", text)
     number = 0
     while number < len(lines):
         first, line = number, lines[number].rstrip()
-        while line.endswith("\\") and number + 1 < len(lines):
+        while line.endswith("\\") and not _COMMENT.match(line) and number + 1 < len(lines):
             number += 1
-            line = f"{line[:-1]} {lines[number].strip()}"
+            if _COMMENT.match(lines[number]):  # which ends what is continued, as pip reads it
+                line = line.rstrip("\\")
+                break
+            line = line.rstrip("\\") + lines[number].rstrip()
         number += 1
         column = len(line) - len(line.lstrip()) + 1
-        take_pip_line(wish, line, Where(file=file, line=first + 1, column=column), beside)
+        take_pip_line(wish, line.rstrip("\\"), Where(file=file, line=first + 1, column=column), beside)
 
 
 def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:

@@ -1,6 +1,6 @@
-"""Locks of Python's own tools, read into a wish: `uv.lock` (version 1) and `poetry.lock`.
+"""Locks of Python's own tools, read into a wish: `uv.lock` (version 1), `poetry.lock` and `pylock.toml`.
 
-Both hold what every platform and Python needs. What is meant for an image is found as the tools find it:
+They hold what every platform and Python needs. What is meant for an image is found as the tools find it:
 along dependencies whose markers hold.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.model import Where
 from imagefactory.recipes.manifests import (
@@ -23,7 +25,7 @@ from imagefactory.recipes.manifests import (
 from imagefactory.recipes.own_code import take_folder, take_git
 from imagefactory.recipes.pip_lines import Beside, is_mirror, take_index, take_pip_line
 from imagefactory.recipes.values import canonical
-from imagefactory.recipes.wish import Wish, poetry_bounds, text_of
+from imagefactory.recipes.wish import PLATFORM, Wish, poetry_bounds, text_of
 from imagefactory.recipes.yaml_tree import YamlNode, refused, show
 
 Key = tuple[str, str, str]
@@ -254,6 +256,127 @@ def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
             for one in value.items or [value]:
                 found[name] = found.get(name, False) or marker_holds(text_of(one, "markers"), python)
     return found
+
+
+# --- pylock.toml ---------------------------------------------------------------------------------
+
+_IN_LIST = re.compile(r"""["']([^"']+)["']\s+(not\s+)?in\s+(extras|dependency_groups)\b""")
+
+
+def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+    """The packages of a pylock.toml that its markers choose for this Python, each at its version.
+
+    Source: PyPA's specification "pylock.toml". Raises RecipeError for another format, and for a lock of other
+    environments.
+    """
+    version, python = text_of(root, "lock-version"), asked.beside.python
+    if version.partition(".")[0] != "1":
+        do = "make it with a tool that writes 1.0"
+        raise refused(root.where, f"has the format {show(version or 'none')}", do)
+    wish = Wish(file=file, locked=True)
+    wish.bound_python(text_of(root, "requires-python"), root.where)
+    environments = [item.text for item in _rows(root, "environments")]
+    if environments and not any(marker_holds(one, python) for one in environments):
+        what = f"is for other environments than {PLATFORM} with Python {python}"
+        raise refused(_map(root, "environments").where, what, "lock it for Linux too")
+    rows = _rows(root, "packages")
+    chosen = _chosen_of_pylock(wish, root, rows, asked)
+    taken: dict[str, YamlNode] = {}
+    for row in rows:
+        name, bounds = canonical(text_of(row, "name")), text_of(row, "requires-python")
+        if not _pylock_holds(row, python, *chosen):
+            optional = _pylock_holds(row, python, None, None)
+            if not optional:  # what an extra or group brings is told with these
+                wish.note(
+                    row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here"
+                )
+        elif bounds and not _python_within(python, bounds):
+            do = "lock it for that Python, or take another"
+            wish.leave(row.where, f"{show(name)} is for Python {show(bounds)}, not {python}", do)
+        elif name in taken:
+            what = f"the lock has two packages {show(name)} for one environment"
+            raise refused(row.where, what, f"lock it anew: the other is in line {taken[name].where.line}")
+        else:
+            taken[name] = row
+    main = _main_index(taken.values())
+    if main and not is_mirror(main):
+        what = f"the index {show(main, limit=120)}"
+        wish.note(root.where, f"{what}: packages come from the index of this machine's settings")
+    for row in taken.values():
+        _take_of_pylock(wish, row, asked.beside, main)
+    return wish
+
+
+def _chosen_of_pylock(
+    wish: Wish, root: YamlNode, rows: list[YamlNode], asked: ProjectAsk
+) -> tuple[set[str], set[str]]:
+    """The extras and groups that are asked for, the groups of a default install among them."""
+    default = {canonical(item.text) for item in _rows(root, "default-groups")}
+    extras, groups, optional = set[str](), set(default), OptionalPackages()
+    python = asked.beside.python
+
+    def needs(extras: set[str], groups: set[str]) -> list[str]:
+        fitting = (row for row in rows if _pylock_holds(row, python, extras, groups))
+        return [text_of(row, "name") for row in fitting if not _pylock_holds(row, python, set(), default)]
+
+    for item in _rows(root, "extras"):
+        name = canonical(item.text)
+        optional.add_extra(item.text, lambda name=name: extras.add(name), needs({name}, default))  # type: ignore[misc]
+    for item in _rows(root, "dependency-groups"):
+        name = canonical(item.text)
+        if name not in default:
+            optional.add_group(item.text, lambda name=name: groups.add(name), needs(set(), {*default, name}))  # type: ignore[misc]
+    optional.take(wish, asked, root.where)
+    return extras, groups
+
+
+def _pylock_holds(row: YamlNode, python: str, extras: set[str] | None, groups: set[str] | None) -> bool:
+    """Whether a package's marker holds with these extras and groups; None stands for any."""
+
+    def judged(found: re.Match[str]) -> str:
+        chosen = extras if found[3] == "extras" else groups
+        holds = chosen is None or (canonical(found[1]) in chosen) != bool(found[2])
+        return f"python_version {'>=' if holds else '<'} '0'"
+
+    return marker_holds(_IN_LIST.sub(judged, text_of(row, "marker")), python)
+
+
+def _python_within(python: str, bounds: str) -> bool:
+    try:
+        return SpecifierSet(bounds).contains(f"{python}.99")
+    except InvalidSpecifier:
+        return True
+
+
+def _main_index(rows: Iterable[YamlNode]) -> str:
+    found = [one for row in rows if (one := text_of(row, "index"))]
+    plain = [one for one in found if not re.search(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$", one)]
+    return max(plain, key=plain.count, default="")
+
+
+def _take_of_pylock(wish: Wish, row: YamlNode, beside: Beside, main: str) -> None:
+    name, version, index = text_of(row, "name"), text_of(row, "version"), text_of(row, "index")
+    vcs, archive = _map(row, "vcs"), _map(row, "archive")
+    if row.get("vcs"):
+        address, commit = text_of(vcs, "url"), text_of(vcs, "commit-id")
+        if text_of(vcs, "type") == "git" and address:
+            written = f"{address}@{commit}" if commit else address
+            take_git(wish, written, row.where, folder=text_of(vcs, "subdirectory"))
+        else:
+            do = "put its files into a folder of the project, and write ./FOLDER under packages"
+            wish.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
+    elif folder := row.get("directory"):
+        take_folder(wish, beside.place, text_of(folder, "path"), row.where)
+    elif row.get("archive"):
+        address = text_of(archive, "url") or text_of(archive, "path")
+        take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+    elif not version:
+        do = "lock it anew: what comes from an index has a version"
+        wish.leave(row.where, f"{show(name)} has no version and no source", do)
+    else:
+        if index and index != main and not is_mirror(index):
+            take_index(wish, index, row.where)
+        take_pip_line(wish, f"{name}=={version}", row.where, beside)
 
 
 # --- rows ----------------------------------------------------------------------------------------

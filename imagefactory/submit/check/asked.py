@@ -1,7 +1,9 @@
 """What a job of a submit file asks of machines and GPUs. Pure.
 
 What becomes of commands was seen with 23.9's `condor_submit -dry-run`: `gpus_minimum_runtime = 12.1` is
-`MaxSupportedVersion >= 12010`; a bound is dropped without a word where `require_gpus` names its attribute.
+`MaxSupportedVersion >= 12010`, and so is 12010; units count behind a plain number alone; any other bound is
+an expression, and compared as it is. A bound is dropped without a word where `require_gpus` names what it
+compares.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ BOUNDS = {
     "gpus_minimum_runtime": ("MaxSupportedVersion", ">="),
 }
 """Commands of condor_submit for GPUs, and what they compare."""
+_LEAST_VERSION = 1000
+"""As drivers tell CUDA 1.0."""
 GPU_ATTRIBUTES = (
     "Id", "Capability", "DeviceName", "DeviceUuid", "DriverVersion", "MaxSupportedVersion", "NvidiaDriver",
     "GlobalMemoryMb", "DevicePciBusId", "ECCEnabled", "ClockMhz", "ComputeUnits", "CoresPerCU",
@@ -57,11 +61,6 @@ def read_asked(jobs: Jobs, needs: tuple[str, ...]) -> JobAsk:
     cpus = reader.number("request_cpus") or 1
     gpu = reader.gpu_expression() if gpus else None
     requirements = reader.expression("requirements", reader.cuda_version())
-    own = {
-        key.removeprefix("my."): found
-        for key, setting in jobs.settings.items()
-        if key.startswith("my.") and (found := literal(jobs.value(setting.key))) is not None
-    }
     asked: dict[str, Plain] = {
         "JobUniverse": 5,
         "RequestGPUs": gpus,
@@ -77,7 +76,7 @@ def read_asked(jobs: Jobs, needs: tuple[str, ...]) -> JobAsk:
         gpu=gpu,
         requirements=requirements,
         needs=needs,
-        ad={**asked, **own},
+        ad={**asked, **reader.own()},
         faults=tuple(reader.faults),
     )
 
@@ -146,12 +145,25 @@ class _AskReader:
             text = self.value(key)
             if not text or key in dropped or (key == "gpus_minimum_memory" and text == "0"):
                 continue
-            number = _bound(key, text)
+            number = _bound(key, text, self.own())
             if number is None:
                 self.faults.append((key, f"'{text[:40]}' is no {'size' if 'memory' in key else 'version'}"))
+            elif key == "gpus_minimum_runtime" and number < _LEAST_VERSION:
+                what = f"'{text[:40]}' is compared as it is, and every GPU takes more"
+                self.faults.append((key, f"{what}: write the version alone, such as 12.4"))
             else:
                 parts.append(f"{name} {how} {number}")
         return parse_expression(" && ".join(parts)) if parts else None
+
+    def own(self) -> dict[str, Plain]:
+        """The job's own attributes, as far as the file alone tells them."""
+        settings = self.jobs.settings.items()
+        found = {
+            key.removeprefix("my."): literal(self.jobs.value(one.key))
+            for key, one in settings
+            if key[:3] == "my."
+        }
+        return {key: value for key, value in found.items() if value is not None}
 
     def cuda_version(self) -> str:
         """condor_submit compares it with an attribute of old machines, in an encoding of its own."""
@@ -162,24 +174,22 @@ class _AskReader:
         )
 
 
-def _at_first(text: str) -> Plain | None:
+def _at_first(text: str, own: Mapping[str, Plain] | None = None) -> Plain | None:
     """What an expression comes to before the job ran: of itself it knows no `MemoryUsage` then."""
     try:
-        return parse_expression(text).value(make_ad({}), make_ad({}))
+        return parse_expression(text).value(make_ad(own or {}), make_ad({}))
     except UsageError:
         return None
 
 
-def _bound(key: str, text: str) -> int | float | None:
+def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
     """The number that a bound compares with: capabilities as they are, MB, 12.1 as 12010."""
     if key == "gpus_minimum_memory":
-        try:
+        with contextlib.suppress(UsageError):
             return -(-parse_size(text) // MB)
-        except UsageError:
-            return None
-    if not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,2})?", text):
-        return None
-    if key != "gpus_minimum_runtime":
-        return float(text)
-    major, _, minor = text.partition(".")
-    return int(major) * 1000 + int(minor or 0) * 10
+    elif key == "gpus_minimum_runtime" and (
+        version := re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?", text)
+    ):
+        return int(version[1]) * 1000 + int(version[2] or 0) * 10
+    found = _at_first(text, own)
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else None

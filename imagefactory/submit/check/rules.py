@@ -230,6 +230,22 @@ def _units(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield wrong(jobs.settings[key].line, "unit", why, f"write the unit: {key} = {text}GB")
 
 
+def _retries(jobs: Jobs) -> Iterator[SubmitFinding]:
+    """A list of sizes and expressions, each for one more try. HTCondor's version history, 25.6.1."""
+    for key, unit in (("retry_request_memory", "MB"), ("retry_request_disk", "KB")):
+        text = jobs.value(key) if key in jobs.settings and not jobs.unknown(key) else ""
+        for one in map(str.strip, re.split(r",(?![^({\[]*[)}\]])", text)) if text else ():
+            line = jobs.settings[key].line
+            if one.isascii() and one.isdigit():
+                yield advice(line, "unit", f"{one} in {key} is {one} {unit}", f"write the unit: {one}{unit}")
+            elif re.fullmatch(r"[0-9.]+ ?[KMGT]", one, re.IGNORECASE):
+                why = f"{one} in {key}: pools before HTCondor 25.6.1 ignore it without a word"
+                yield advice(line, "unit", why, f"write {one}B")
+            elif not re.fullmatch(r"[0-9.]+ ?[KMGT]B", one, re.IGNORECASE) and not _is_expression(one):
+                what = f"{key}: '{one[:40]}' is no size and no expression"
+                yield wrong(line, "unreadable", what, "write 16GB, or RequestMemory * 2")
+
+
 def _backwards(jobs: Jobs) -> Iterator[SubmitFinding]:
     low, high = (literal(jobs.value(f"gpus_{word}_capability") or "0") for word in ("minimum", "maximum"))
     numbers = isinstance(low, int | float) and isinstance(high, int | float)
@@ -252,6 +268,7 @@ RULES: tuple[Callable[[Jobs], Iterator[SubmitFinding]], ...] = (
     _cuda_as_capability,
     _undefined,
     _units,
+    _retries,
     _backwards,
 )
 

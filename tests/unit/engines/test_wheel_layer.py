@@ -362,6 +362,42 @@ def test_entry_points_cannot_name_what_they_like(
         lay(wheel, compiler, tmp_path)
 
 
+RECORD, INFO = "demo-1.0.dist-info/RECORD", "demo-1.0.dist-info/WHEEL"
+POINTS = "demo-1.0.dist-info/entry_points.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (POINTS, "[console_scripts]\nok = a:b\np = मॉड्यूल:main\n", f"{POINTS}, line 3: "),
+        (POINTS, "[gui_scripts]\np = module\n", f"{POINTS}, line 2: "),
+        (POINTS, b"[console_scripts]\np\xfc = a:b\n", f"{POINTS}, line 2: is not UTF-8"),
+        (POINTS, "p = a:b\n", "no section headers"),
+        (RECORD, "demo/__init__.py,sha256=aa\n", f"{RECORD}: Row Index 0: "),
+        (RECORD, "demo/__init__.py,sha256,3\n", "RECORD, demo/__init__.py: "),
+        (RECORD, None, f"it has no {RECORD}"),
+        (INFO, None, f"it has no {INFO}"),
+        (INFO, "Wheel-Version: 9.0\n", "Wheel-Version 9.0"),
+        ("demo-1.0.data/scripts", "x", "'demo-1.0.data/scripts' is in no folder"),
+    ],
+)
+def test_what_is_wrong_with_a_wheel_is_told_with_its_member(
+    compiler: BaseCompiler, tmp_path: Path, name: str, data: bytes | str | None, said: str
+) -> None:
+    wheel = make_wheel(tmp_path, "demo", FILES)
+    with zipfile.ZipFile(wheel) as archive:
+        files = {one: archive.read(one) for one in archive.namelist()} | {name: data}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for one, text in files.items():
+            if text is not None:
+                archive.writestr(one, text)
+    with pytest.raises(BuildError) as raised:
+        lay(wheel, compiler, tmp_path)
+    assert raised.value.message.startswith(f"{wheel.name}: not a sound wheel: ")
+    assert said in raised.value.message
+    assert "object at" not in raised.value.message
+
+
 def test_a_wheel_that_could_not_be_unpacked_is_named(compiler: BaseCompiler, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "demo", {f"demo/{'a' * 300}": b""})
     with pytest.raises(BuildError, match=rf"^demo-1\.0.*\.whl: '{SITE}/demo/aaa.* 300 bytes") as told:

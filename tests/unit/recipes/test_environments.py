@@ -445,6 +445,30 @@ def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
     assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in wish.notes)
 
 
+GLIBC = """
+- {name: __glibc, version: "2.17", manager: conda, platform: linux-64, dependencies: {}, category: main,
+   url: "file:///tmp/tmpx/linux-64/__glibc-2.17-0.tar.bz2"}
+- {name: mylib, version: "1.0", manager: conda, platform: linux-64, dependencies: {}, category: main,
+   url: "file:///srv/pkgs/linux-64/mylib-1.0-0.tar.bz2"}
+"""
+
+
+def test_virtual_packages_and_files_of_one_machine_bring_no_channel() -> None:
+    wish = parse_wish(CONDA_LOCK.rstrip("\n") + GLIBC, "conda-lock.yml", READING)
+    before = parse_wish(CONDA_LOCK, "conda-lock.yml", READING)
+    assert (wish.channels, wish.conda) == (before.channels, before.conda)
+    told = set(wish.left) - set(before.left)
+    assert ["mylib" in one for one in told] == [True]
+    assert len(wish.notes) == len(before.notes) + 1
+    listed = (
+        "@EXPLICIT\nhttps://conda.anaconda.org/conda-forge/noarch/einops-0.8.0-pyhd8ed1ab_0.conda#sha256:00\n"
+        "file:///srv/pkgs/linux-64/mylib-1.0-0.tar.bz2\nfile:///x/linux-64/__glibc-2.17-0.tar.bz2\n"
+    )
+    wish = parse_wish(listed, "lock.txt", READING)
+    assert (wish.channels, wish.conda) == (["conda-forge"], ["einops ==0.8.0"])
+    assert (lines_of(wish.left), lines_of(wish.notes)) == ([3], [4])
+
+
 @pytest.mark.parametrize(
     ("build", "pattern"),
     [

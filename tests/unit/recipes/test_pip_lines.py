@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.errors import UsageError
 from imagefactory.recipes.environments import Reading, parse_wish, read_wish
 from imagefactory.recipes.wish import Wish
 
@@ -28,6 +29,11 @@ def read(text: str, *, file: str = "requirements.txt", **beside: str) -> Wish:
         ("x==v1.0", "x==1.0"),
         ("x==1.0; python_version >= '3.8'  # why", "x==1.0"),
         ("numpy @ file:///croot/numpy_1/work/dist/numpy-1.26.4-cp311-cp311-linux_x86_64.whl#sha256=00", "numpy==1.26.4"),
+        ("numpy @ file:///D:/bld/x/dist/numpy-1.26.4-cp311-cp311-win_amd64.whl", "numpy==1.26.4"),
+        ("x==1.0 \\\n  --hash=sha256:aa \\\n  --hash=sha256:bb  # why", "x==1.0"),
+        ("# ours \\\nx==1.0", "x==1.0"),
+        ("x \\\n# between \\", "x"),
+        ("num\\\npy==1.0\r", "numpy==1.0"),
         ("./wheels/lab-1.0-py3-none-any.whl", "./wheels/lab-1.0-py3-none-any.whl"),
         ("torch @ https://w.example.org/whl/cu121/torch-2.3.1%2Bcu121-cp311-cp311-linux_x86_64.whl", "torch==2.3.1"),
         ("torch==2.2.1+cu118", "torch==2.2.1"),
@@ -48,6 +54,8 @@ def test_what_is_kept(line: str, taken: str) -> None:
         "https://example.org/lab.tar.gz",
         "./lab.zip",
         "numpy @ file:///croot/numpy_1699/work",
+        "idna @ file:///C:/b/abs_bdhbebrioa/croot/idna_1666125572046/work",
+        "-r file:///etc/more.txt",
         "lab @ git+https://${TOKEN}@git.example.org/lab",
         "--pre",
         "h5py --no-binary h5py",
@@ -144,6 +152,48 @@ def test_encodings_of_other_systems(tmp_path: Path, mark: bytes) -> None:
     path = tmp_path / "requirements.txt"
     path.write_bytes(mark + "torch==2.5.1\r\nnumpy\r\n".encode(codec))
     assert read_wish(path, Reading(pythons=("3.11",))).pip == ["torch==2.5.1", "numpy"]
+
+
+def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
+    wish = read("a==1 \\\n# not this \\\nb==2\r# nor this \\\rc==3\n")
+    assert (wish.pip, wish.left) == (["a==1", "b==2", "c==3"], [])
+
+
+def test_files_are_named_by_file_too() -> None:
+    wish = read("-r file:more.txt\n-c file:bounds.txt\n", **{"more.txt": "a==1\n", "bounds.txt": "b<2\n"})
+    assert (wish.pip, wish.constraints, wish.left) == (["a==1"], ["b<2"], [])
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (codecs.BOM_UTF32_LE + "a==1\n".encode("utf-32-le"), ["a==1"]),
+        ("# -*- coding: latin-1 -*-\n# Gr\u00fc\u00dfe\na==1\n".encode("latin-1"), ["a==1"]),
+        ("#!/x\n# vim: set fileencoding=cp1252 :\n# \u20ac\na==1\n".encode("cp1252"), ["a==1"]),
+        (b"# coding: punycode\na==1\n", ["a==1"]),  # none that files are written in: UTF-8
+    ],
+)
+def test_a_file_may_say_its_encoding(tmp_path: Path, data: bytes, found: list[str]) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_bytes(data)
+    assert read_wish(path, Reading(pythons=("3.11",))).pip == found
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ("a==1\nb==2\n".encode("utf-16-le"), "is UTF-16"),
+        ("# Gr\u00fc\u00dfe\n".encode("latin-1"), "is not UTF-8"),
+        (b"# coding: utf-8\n# \xff\n", "is not UTF-8"),
+        (b"# coding: latin-none\na\n", "is not LATIN-NONE"),
+        (b"a==1\n" * 99 + b"\0", "holds bytes"),
+    ],
+)
+def test_an_encoding_that_cannot_be_read_is_named(tmp_path: Path, data: bytes, named: str) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=named):
+        read_wish(path, Reading(pythons=("3.11",)))
 
 
 def test_files_above_are_read_up_to_the_work_tree(tmp_path: Path) -> None:

@@ -191,3 +191,89 @@ def test_a_lock_without_groups_takes_what_the_project_beside_it_needs() -> None:
     wish = read(text, "poetry.lock", pyproject_toml=project)
     assert (wish.pip, wish.sources) == (["torch==2.5.1", "sympy==1.12"], ["."])
     assert read(text, "poetry.lock").pip == ["torch==2.5.1", "sympy==1.12", "pytest==8.0"]
+
+
+PYLOCK = """\
+lock-version = "1.0"
+environments = ["sys_platform == 'linux'", "sys_platform == 'darwin'"]
+requires-python = ">=3.11"
+extras = ["viz"]
+dependency-groups = ["dev", "base"]
+default-groups = ["base"]
+created-by = "uv"
+
+[[packages]]
+name = "numpy"
+version = "1.26.4"
+index = "https://pypi.org/simple"
+
+[[packages]]
+name = "torch"
+version = "2.5.1+cu124"
+index = "https://download.pytorch.org/whl/cu124"
+
+[[packages]]
+name = "colorama"
+version = "0.4.6"
+marker = "sys_platform == 'win32'"
+
+[[packages]]
+name = "bokeh"
+version = "3.4.0"
+marker = "'viz' in extras and python_version >= '3.11'"
+
+[[packages]]
+name = "pytest"
+version = "8.0.0"
+marker = "'dev' in dependency_groups"
+
+[[packages]]
+name = "rich"
+version = "13.7.1"
+marker = "'base' in dependency_groups and 'dev' not in dependency_groups"
+
+[[packages]]
+name = "ops"
+vcs = { type = "git", url = "https://git.example.org/ops", commit-id = "0123456789abcdef0123456789abcdef01234567" }
+
+[[packages]]
+name = "lab"
+directory = { path = "lab", editable = true }
+
+[[packages]]
+name = "own"
+archive = { url = "https://files.example.org/own-1.0.tar.gz" }
+
+[[packages]]
+name = "nothing"
+"""
+
+
+def test_a_pylock() -> None:
+    wish = read(PYLOCK, "pylock.toml")
+    assert wish.pip == ["numpy==1.26.4", "torch==2.5.1", "rich==13.7.1"]
+    assert (wish.python, wish.locked) == (">=3.11", True)
+    assert wish.sources == [f"git+https://git.example.org/ops@{COMMIT}", "./lab"]
+    assert [one.split(":")[1] for one in wish.left] == ["47", "51"]  # own, nothing
+    assert "cu124" in " ".join(wish.hints)
+    more = read(PYLOCK, "pylock.lab.toml", extras=("viz",), groups=("dev",))
+    assert more.pip == ["numpy==1.26.4", "torch==2.5.1", "bokeh==3.4.0", "pytest==8.0.0"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('"1.0"', '"2.0"', 1),
+        ("sys_platform == 'linux'\", \"sys_platform == 'darwin'", "sys_platform == 'win32'", 2),
+        ('name = "pytest"', 'name = "numpy"\nversion = "1"\n[[packages]]\nname = "pytest"', 29),
+    ],
+)
+def test_a_pylock_that_is_for_others_is_refused(old: str, new: str, line: int) -> None:
+    with pytest.raises(RecipeError) as raised:
+        read(PYLOCK.replace(old, new, 1), "pylock.toml")
+    assert raised.value.message.startswith(f"pylock.toml:{line}:")
+
+
+def test_an_extra_that_a_pylock_does_not_have_is_refused() -> None:
+    with pytest.raises(RecipeError):
+        read(PYLOCK, "pylock.toml", extras=("none",))

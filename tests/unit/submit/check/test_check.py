@@ -237,6 +237,18 @@ def test_the_site_asks_for_its_own_attributes() -> None:
         ("request_memory = some", "unreadable", 3),
         ("request_memory = 8 gigs", "unreadable", 3),
         ("request_memory = 4 * 1024 * 1024", "no-match", 4),
+        # what condor_submit of 23.9 refuses, or compares as it is
+        ("request_memory = (8GB)", "unreadable", 3),
+        ("gpus_minimum_memory = 11GiB", "unreadable", 3),
+        ('gpus_minimum_memory = "11GB"', "unreadable", 3),
+        ("gpus_minimum_memory = 4096 + 1024 MB", "unreadable", 3),
+        ("gpus_minimum_runtime = 12.4.1", "unreadable", 3),
+        ("gpus_minimum_runtime = (12.4)", "unreadable", 3),
+        ("gpus_minimum_runtime = NoSuchAttribute", "unreadable", 3),
+        ('gpus_minimum_capability = "8.0"', "unreadable", 3),
+        ("gpus_minimum_capability = sm_80", "unreadable", 3),
+        ("gpus_minimum_memory = 200 * 1024", "no-match", 4),
+        ("retry_request_memory = 16GB, 16XB", "unreadable", 3),
         ("requirements = NoSuchThing > 3", "unheard", 3),
         ("require_gpus = Capability > 10", "no-match", 4),
         ("request_gpus = 8", "no-match", 4),
@@ -335,6 +347,14 @@ def test_strange_values_are_findings_and_no_crash(lines: list[tuple[str, list[st
     json.dumps(check_json(checked))
 
 
+def test_each_size_of_a_list_of_retries_is_judged() -> None:
+    lines = "request_memory = 8 GB\nretry_request_memory = 16G, 32 GB, 64000, max({RequestMemory * 2, 9})\n"
+    checked = check(f"{RUNS}{lines}copy_to_spool = false\nqueue")
+    assert {one for one in found(checked, "advice") if one[0] == "unit"} == {("unit", 4)}
+    assert sum(one.rule == "unit" for one in checked.all_findings) == 2
+    assert not found(checked)
+
+
 # --- where jobs get ------------------------------------------------------------------------------
 
 
@@ -345,6 +365,13 @@ def test_strange_values_are_findings_and_no_crash(lines: list[tuple[str, list[st
         ("gpus_minimum_runtime = 12.4", {"8.0": 4, "9.0": 2}),
         ("require_gpus = DriverVersion >= 12.4", {"8.0": 4, "9.0": 2}),
         ("gpus_minimum_memory = 40GB", {"9.0": 3}),
+        ("gpus_minimum_runtime = 12040", {"8.0": 4, "9.0": 2}),
+        ("gpus_minimum_runtime = 12 * 1000 + 40", {"8.0": 4, "9.0": 2}),
+        ("gpus_minimum_memory = 40 * 1024", {"9.0": 3}),
+        ("+Least = 40960\ngpus_minimum_memory = Least", {"9.0": 3}),
+        ("gpus_minimum_memory = 41943040K", {"9.0": 3}),
+        ("gpus_minimum_capability = (8.0)", {"8.0": 4, "9.0": 3}),
+        ("gpus_minimum_capability = 8.0 + 0.5", {"9.0": 3}),
         ("request_gpus = 2", {"8.0": 4, "9.0": 2, "7.0": 1} | {"9.0": 3}),
         ("request_gpus = 2\nrequire_gpus = Capability == 9.0", {"9.0": 2}),
         ("require_gpus = member(Capability, {7.0, 9.0})", {"7.0": 2, "9.0": 3}),
