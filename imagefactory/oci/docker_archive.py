@@ -14,13 +14,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import IO
 
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.oci.blob_writer import BlobWriter
-from imagefactory.oci.inflate import GZIP, DamagedError, inflate, unzstd
+from imagefactory.oci.inflate import DamagedError, unpacked
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import canonical_json
@@ -176,22 +175,11 @@ def _take_layer(layout: Layout, file: IO[bytes], taking: Taking) -> Layer:
     plain = hashlib.sha256()
     with explain_full_disk(layout.path), BlobWriter(layout) as blob:
         compressor = taking.codec.compressor()
-        for data in _inflated(file):
+        # Daemons that keep images in containerd save their layers as they hold them.
+        for data in unpacked(iter(partial(file.read, CHUNK), b"")):
             plain.update(data)
             taking.report(len(data))
             blob.write(compressor.compress(data))
         blob.write(compressor.flush())
         descriptor = blob.commit(taking.codec.media_type)
     return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="")
-
-
-def _inflated(file: IO[bytes]) -> Iterator[bytes]:
-    """The plain tar: daemons that keep images in containerd save their layers as they hold them."""
-    first = file.read(CHUNK)
-    rest = chain([first], iter(partial(file.read, CHUNK), b""))
-    if first.startswith(b"\x1f\x8b"):
-        yield from inflate(rest, GZIP)
-    elif first.startswith(b"\x28\xb5\x2f\xfd"):
-        yield from unzstd(rest)
-    else:
-        yield from rest

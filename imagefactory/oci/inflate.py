@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import IO, Any, cast
 
 from imagefactory.errors import StoreError, ToolError, extra_hint
@@ -15,6 +16,9 @@ from imagefactory.oci.manifests import LAYER_CODECS
 
 PIECE = 1 << 18
 _WINDOW = 128 << 20  # bytes; the most that zstd itself uses without being told to (--long)
+_GZIP_MEMBER = b"\x1f\x8b"
+_ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = b"\x2a\x4d\x18"  # behind a first byte of 50 to 5f: what zstd:chunked may begin with
 RAW, GZIP = -zlib.MAX_WBITS, zlib.MAX_WBITS | 16
 
 
@@ -86,17 +90,28 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     A zstd stream that is cut ends early without a word: who needs to know compares sizes or digests.
     Raises DamagedError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
     """
-    codec = LAYER_CODECS.get(media_type)
-    if codec == "tar":
-        return chunks
-    if codec == "gzip":
-        return inflate(chunks, GZIP)
-    if codec == "zstd":
-        return unzstd(chunks)
-    raise StoreError(
-        f"layers of type '{media_type}' cannot be read",
-        hint=f"readable are {', '.join(sorted(LAYER_CODECS))}",
-    )
+    if media_type not in LAYER_CODECS:
+        raise StoreError(
+            f"layers of type '{media_type}' cannot be read",
+            hint=f"readable are {', '.join(sorted(LAYER_CODECS))}",
+        )
+    return unpacked(chunks)
+
+
+def unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The plain bytes of what its first bytes show to be gzip or zstd; all else as it came."""
+    first = b""
+    for chunk in chunks:
+        first += chunk
+        if len(first) >= len(_ZSTD_FRAME):
+            break
+    rest = chain((first,) if first else (), chunks)
+    if first.startswith(_GZIP_MEMBER):
+        yield from inflate(rest, GZIP)
+    elif first.startswith(_ZSTD_FRAME) or first[1:4] == _SKIPPABLE:
+        yield from unzstd(rest)
+    else:
+        yield from rest
 
 
 def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -196,12 +196,14 @@ def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
     raise StoreError(f"{name} has no image for {AMD64}, only for {', '.join(platforms) or 'nothing'}")
 
 
+# A layer's first bytes decide how it is packed: some tools and registries say gzip of what is not.
 LAYER_CODECS = {
     "application/vnd.oci.image.layer.v1.tar": "tar",
     "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
     "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
     "application/vnd.docker.image.rootfs.diff.tar": "tar",
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
+    "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
 }
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, codec
+from imagefactory.oci.inflate import DamagedError, plain_layer
+from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE
 from imagefactory.oci.layout import REBUILD, Layout
 from imagefactory.oci.model import Layer
 
@@ -25,16 +26,10 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 def layer_tar(layout: Layout, layer: Layer) -> Iterator[bytes]:
     """The layer's tar. A blob that was cut may end early (its diff id tells); garbled: StoreError."""
-    kind, path = layer.descriptor.media_type, layout.blob_path(layer.descriptor.digest)
-    if kind.endswith(".tar"):
-        yield from file_chunks(path)
-        return
-    name = kind.replace(".tar.", "+").rpartition("+")[2]
+    path = layout.blob_path(layer.descriptor.digest)
     try:
-        yield from codec(name).decompress(path)
-    except Exception as error:  # each codec has errors of its own; gzip's is an OSError without number
-        if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno):
-            raise
+        yield from plain_layer(layer.descriptor.media_type, file_chunks(path))
+    except DamagedError as error:
         raise layout.damaged(layer.descriptor.digest) from error
 
 

@@ -15,11 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from imagefactory.oci.squashfs import STORED, File, Folder, Link, Node, Owned, encode
-from imagefactory.oci.tree import OPAQUE, WHITEOUT, Data
+from imagefactory.oci.squashfs import STORED, File, Folder, Link, Node, Owned
+from imagefactory.oci.tree import OPAQUE, WHITEOUT, Data, Member
 
 PIECE = 1 << 20
-LONGEST_LINK = 4095  # bytes; what Linux takes
 _WAITING = 8  # pieces of a layer that are packed or wait for that: what bounds its memory
 
 Parts = tuple[str, ...]
@@ -123,10 +122,10 @@ class LayerPacker:
 
     # --- entries -----------------------------------------------------------------------------------
 
-    def folder(self, parts: Parts, member: tarfile.TarInfo) -> None:
+    def folder(self, parts: Parts, member: Member) -> None:
         self._folder(parts).owned = _owned(member)
 
-    def file(self, parts: Parts, member: tarfile.TarInfo, data: Data) -> None:
+    def file(self, parts: Parts, member: Member, data: Data) -> None:
         made = File(owned=_owned(member), size=member.size)
         left, small = member.size, member.size < self._block
         while left:
@@ -140,12 +139,10 @@ class LayerPacker:
                 self._send(piece, made)
         self._put(parts, made)
 
-    def symlink(self, parts: Parts, member: tarfile.TarInfo) -> None:
-        if not 0 < len(encode(member.linkname)) <= LONGEST_LINK or "\0" in member.linkname:
-            raise tarfile.TarError(f"'{member.name}' is a link to what is no path")
+    def symlink(self, parts: Parts, member: Member) -> None:
         self._put(parts, Link(owned=_owned(member), target=member.linkname))
 
-    def hard_link(self, parts: Parts, target: Parts, member: tarfile.TarInfo) -> None:
+    def hard_link(self, parts: Parts, target: Parts, member: Member) -> None:
         node = self._find(target)
         if node is None:
             raise tarfile.TarError(f"'{member.name}' links to '{member.linkname}', not in this layer")
@@ -158,11 +155,14 @@ class LayerPacker:
         hidden = name.removeprefix(WHITEOUT)
         if name == OPAQUE:
             self.index.opaque.append(above)
-        elif hidden in ("", ".", "..") or hidden.startswith(WHITEOUT):
-            raise tarfile.TarError(f"'{'/'.join(parts)}' is not a whiteout of the OCI image specification")
         else:
             self.index.hidden.append((*above, hidden))
         self._folder(above)
+
+    def remove(self, parts: Parts) -> None:
+        above = self._find(parts[:-1])
+        if isinstance(above, Folder):
+            above.entries.pop(parts[-1], None)
 
     def _folder(self, parts: Parts) -> Folder:
         here = self.index.root
@@ -224,9 +224,7 @@ def _blocks(piece: bytes, block: int) -> Iterator[bytes]:
         yield from (piece[at : at + block] for at in range(0, len(piece), block))
 
 
-def _owned(member: tarfile.TarInfo) -> Owned:
-    if not (0 <= member.uid < 1 << 32 and 0 <= member.gid < 1 << 32):
-        raise tarfile.TarError(f"'{member.name}' belongs to {member.uid}:{member.gid}, which nobody can be")
+def _owned(member: Member) -> Owned:
     mtime = min(max(int(member.mtime), 0), (1 << 32) - 1)
     return Owned(mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime=mtime)
 

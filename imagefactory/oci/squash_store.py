@@ -28,7 +28,7 @@ from imagefactory.oci.squash_layer import (
     format_index,
     parse_index,
 )
-from imagefactory.oci.unpack_layer import read_layer
+from imagefactory.oci.unpack_layer import read_layer, tell_skipped
 from imagefactory.progress import Progress, Task
 
 SQUASHED = "squashed"
@@ -83,17 +83,20 @@ class SquashStore:
                 Packers(self.squeeze, self.workers) as packers,
             ):
                 packing = {
-                    readers.submit(self._pack, layers[place], folder / f"row-{place}", packers, task): place
+                    readers.submit(
+                        self._pack, layers[place], folder / f"row-{place}", packers, task, progress
+                    ): place
                     for place in missing
                 }
                 for done in as_completed(packing):
                     found[packing[done]] = done.result()
         return [row for row in found if row is not None]
 
-    def _pack(self, layer: Layer, path: Path, packers: Packers, task: Task) -> Row:
+    def _pack(self, layer: Layer, path: Path, packers: Packers, task: Task, progress: Progress) -> Row:
         with path.open("wb") as out:
             packer = LayerPacker(out, packers)
-            read_layer(layer, self.layout.blob_path(layer.descriptor.digest), path.parent, packer, task)
+            blob = self.layout.blob_path(layer.descriptor.digest)
+            tell_skipped(layer, read_layer(layer, blob, path.parent, packer, task), progress)
         return Row(index=packer.index, path=path, offset=0, size=packer.size)
 
     # --- records -----------------------------------------------------------------------------------

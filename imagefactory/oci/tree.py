@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from imagefactory.errors import BuildError, StoreError
+from imagefactory.trees import remove_tree
 
 CHUNK = 1 << 20
 WHITEOUT = ".wh."
@@ -25,12 +26,22 @@ OPEN_FOLDERS = 2 * DEEPEST + 8  # an entry and the target of its hard link, both
 
 
 def entry_parts(name: str) -> tuple[str, ...]:
-    """The folders and last name of a tar entry; () is the root. Raises ValueError for what leaves it."""
-    if name.startswith("/"):
-        raise ValueError(f"'{name}' is an absolute path")
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if ".." in parts or "\0" in name:
-        raise ValueError(f"'{name}' leaves the layer")
+    """The folders and last name of a tar entry; () is the root. Raises ValueError for what leaves it.
+
+    An absolute name counts from the layer's root, and `..` takes back the name before it, as in Go's
+    filepath.Clean, by which docker and podman read names.
+    """
+    kept: list[str] = []
+    for part in name.split("/"):
+        if part == ".." and (kept or not name.startswith("/")):
+            if not kept:
+                raise ValueError(f"'{name}' leaves the layer")
+            kept.pop()
+        elif part not in ("", ".", ".."):
+            kept.append(part)
+    if "\0" in name:
+        raise ValueError(f"'{name}' is not a path")
+    parts = tuple(kept)
     if len(parts) > DEEPEST:
         raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} folders deep")
     for part in parts:
@@ -38,17 +49,40 @@ def entry_parts(name: str) -> tuple[str, ...]:
         if len(part) > LONGEST // 4:
             size = len(part.removeprefix(WHITEOUT).encode("utf-8", "surrogateescape"))
             if size > LONGEST:
-                raise ValueError(f"'{name[:200]}...' has a name of {size} bytes, and {LONGEST} can be")
+                raise ValueError(f"'{name[:80]}...' has a name of {size} bytes, and {LONGEST} can be")
     return parts
 
 
 def unpackable_parts(path: str) -> tuple[str, ...]:
     """Its `entry_parts`. Raises BuildError for an entry that a layer could hold and nobody could unpack."""
     try:
+        if path.startswith("/"):
+            raise ValueError(f"'{path}' is an absolute path")
+        if ".." in path.split("/"):
+            raise ValueError(f"'{path}' leaves the layer")
         return entry_parts(path)
     except ValueError as error:
         hint = "constrain the package that brings it to a version without such a file"
         raise BuildError(str(error), hint=hint) from error
+
+
+class Member(Protocol):
+    """What a tar says of an entry; a `tarfile.TarInfo` does too."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def linkname(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def gid(self) -> int: ...
+    @property
+    def mtime(self) -> float: ...
 
 
 class Data(Protocol):
@@ -67,7 +101,7 @@ class LayerTree:
         self.owners = owners
         self.root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.opened: OrderedDict[tuple[str, ...], int] = OrderedDict()
-        self.folders: dict[tuple[str, ...], tarfile.TarInfo] = {}
+        self.folders: dict[tuple[str, ...], Member] = {}
         self.digests: dict[int, str] = {}
 
     def __enter__(self) -> LayerTree:
@@ -82,19 +116,17 @@ class LayerTree:
                 os.close(fd)
             os.close(self.root)
 
-    def folder(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
+    def folder(self, parts: tuple[str, ...], member: Member) -> None:
         if parts:
             self._open(parts, make=True)
         # Modes and times last: a folder that its owner may not write could not be filled.
         self.folders[parts] = member
 
-    def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: Data) -> None:
+    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None:
         for _ in self.passing(parts, member, _pieces(member, data)):
             pass
 
-    def passing(
-        self, parts: tuple[str, ...], member: tarfile.TarInfo, chunks: Iterable[bytes]
-    ) -> Iterator[bytes]:
+    def passing(self, parts: tuple[str, ...], member: Member, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Writes a file's chunks and hands each on. The file is there when all were taken."""
         parent, name = self._parent(parts)
         self._clear(parent, name)
@@ -116,7 +148,7 @@ class LayerTree:
         finally:
             os.close(fd)
 
-    def symlink(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
+    def symlink(self, parts: tuple[str, ...], member: Member) -> None:
         parent, name = self._parent(parts)
         self._clear(parent, name)
         os.symlink(member.linkname, name, dir_fd=parent)
@@ -124,9 +156,9 @@ class LayerTree:
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         os.utime(name, ns=_times(member), dir_fd=parent, follow_symlinks=False)
 
-    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        if not target:
-            raise tarfile.TarError(f"'{member.name}' is a hard link to nothing")
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None:
+        parent, name = self._parent(parts)
+        self._clear(parent, name)
         try:
             source = self._open(target[:-1], make=False)
             kind = os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode
@@ -136,12 +168,19 @@ class LayerTree:
             ) from error
         if not stat.S_ISREG(kind):
             raise tarfile.TarError(f"'{member.name}' links to '{member.linkname}', which is not a file")
-        parent, name = self._parent(parts)
-        if target == parts:
-            return
-        self._clear(parent, name)
-        source = self._open(target[:-1], make=False)
         os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+
+    def remove(self, parts: tuple[str, ...]) -> None:
+        """What the layer has at `parts`, with all that is in it: something of another kind comes instead."""
+        for below in [one for one in self.opened if one[: len(parts)] == parts]:
+            os.close(self.opened.pop(below))
+        for below in [one for one in self.folders if one[: len(parts)] == parts]:
+            del self.folders[below]
+        try:
+            parent = self._open(parts[:-1], make=False)
+        except FileNotFoundError:
+            return  # the walk knows of it, and nothing was written there
+        remove_tree(f"/proc/self/fd/{parent}/{parts[-1]}")
 
     def whiteout(self, parts: tuple[str, ...]) -> None:
         """The OCI whiteout `.wh.NAME`, or the opaque mark, in overlay's words."""
@@ -149,8 +188,6 @@ class LayerTree:
         hidden = name.removeprefix(WHITEOUT)
         if name == OPAQUE:
             self._set_opaque(parent)
-        elif hidden in ("", ".", "..") or hidden.startswith(WHITEOUT):
-            raise tarfile.TarError(f"'{'/'.join(parts)}' is not a whiteout of the OCI image specification")
         else:
             try:
                 os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
@@ -230,12 +267,12 @@ class LayerTree:
             os.utime(fd, ns=_times(member))
 
 
-def _times(member: tarfile.TarInfo) -> tuple[int, int]:
+def _times(member: Member) -> tuple[int, int]:
     moment = round(member.mtime * 1_000_000_000)
     return moment, moment
 
 
-def _pieces(member: tarfile.TarInfo, data: Data) -> Iterator[bytes]:
+def _pieces(member: Member, data: Data) -> Iterator[bytes]:
     left = member.size
     while left:
         chunk = data.read(min(CHUNK, left))

@@ -68,7 +68,7 @@ class Unpacked:
             self._prepare()
             total = sum(layer.descriptor.size for layer in missing)
             with progress.task(f"unpack {len(missing)} layers", total=total) as task:
-                self._unpack_all(missing, blob_path, task, workers)
+                self._unpack_all(missing, blob_path, task, progress, workers)
         return tuple(self.path(layer.diff_id) for layer in layers)
 
     @contextmanager
@@ -173,19 +173,28 @@ class Unpacked:
             ) from error
 
     def _unpack_all(
-        self, layers: Sequence[Layer], blob_path: Callable[[str], Path], task: Task, workers: int
+        self,
+        layers: Sequence[Layer],
+        blob_path: Callable[[str], Path],
+        task: Task,
+        progress: Progress,
+        workers: int,
     ) -> None:
         # Threads are enough: decompression, hashing and writing all happen outside the interpreter's lock.
         pool = ThreadPoolExecutor(max_workers=max(1, min(workers, len(layers))))
         largest_first = sorted(layers, key=lambda layer: -layer.descriptor.size)
         try:
-            futures = [pool.submit(self._unpack_one, layer, blob_path, task) for layer in largest_first]
+            futures = [
+                pool.submit(self._unpack_one, layer, blob_path, task, progress) for layer in largest_first
+            ]
             for future in futures:
                 future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _unpack_one(self, layer: Layer, blob_path: Callable[[str], Path], task: Task) -> None:
+    def _unpack_one(
+        self, layer: Layer, blob_path: Callable[[str], Path], task: Task, progress: Progress
+    ) -> None:
         final = self.path(layer.diff_id)
         with self._lock(final.name, wait=True):
             if final.is_dir():
@@ -195,7 +204,7 @@ class Unpacked:
                 with suppress(OSError):  # what stays is in nobody's way, and `store gc` names it
                     remove_inside(self.folder.parent, left)
             with self._part(final.name) as part:
-                digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
+                digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task, progress)
                 self._keep(part, digests, final)
 
     def _keep(self, part: Path, digests: Mapping[int, str], final: Path) -> None:

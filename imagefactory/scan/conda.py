@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from imagefactory.oci.inflate import PIECE, DamagedError, plain_layer
+from imagefactory.oci.tar_stream import FILE, TarStream, entries
 from imagefactory.progress import QUIET, Progress, Task
 from imagefactory.scan.findings import FileFinding, read_name
 from imagefactory.scan.layers import scan_layer
 from imagefactory.scan.look import CHUNK, readable
-from imagefactory.scan.tar_stream import TarStream, entries
 from imagefactory.scan.zip import PLAIN, damaged, member_bytes, members_of
 
 _RECORD = 16 << 20  # bytes of a package's own record
@@ -39,9 +39,10 @@ def read_index(path: Path) -> bytes:
         try:
             stream = TarStream(_bounded(_tar(path, task, part="info")))
             for entry in entries(stream):
-                if entry.path == "info/index.json" and entry.regular:
-                    return stream.exactly(entry.size, limit=_RECORD)
-                stream.skip(entry.left)
+                if entry.path == "info/index.json" and entry.kind == FILE:
+                    if entry.size > _RECORD:
+                        raise DamagedError(f"its info/index.json has {entry.size} bytes")
+                    return entry.read(entry.size)
             raise DamagedError("it has no info/index.json")
         except DamagedError as error:
             raise damaged(path, str(error)) from error

@@ -10,21 +10,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-from imagefactory.errors import StoreError
 from imagefactory.gpu.model import Contents
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
+from imagefactory.oci.tar_stream import (
+    FILE,
+    FOLDER,
+    HARD_LINK,
+    HIDDEN,
+    REMOVED,
+    TarEntry,
+    TarStream,
+    entries,
+    layer_error,
+)
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress, Task
 from imagefactory.scan.findings import FileFinding, format_contents, is_text, read_name, readable_path
 from imagefactory.scan.look import CHUNK, Look, stopping_pool
 from imagefactory.scan.records import LayerScan, keep_scan, recall_scan
-from imagefactory.scan.tar_stream import TarEntry, TarStream, entries
 from imagefactory.scan.zip import PLAIN
-
-NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
 
 
 def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
@@ -82,28 +90,39 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     removed: list[str] = []
     opaque: list[str] = []
     links: dict[str, str] = {}
-    room = NAMES_LIMIT
+
+    def drop(path: str) -> None:
+        plain.discard(path)
+        links.pop(path, None)
+        finding = findings.pop(path, None)
+        if names := [name for name, first in links.items() if finding and first == path]:
+            del links[names[0]]  # the file lives on by its other names
+            findings[names[0]] = _renamed(cast("FileFinding", finding), findings.get(names[0]), names[0])
+            links.update(dict.fromkeys(names[1:], names[0]))
+
     for entry in entries(stream):
-        room -= len(entry.path) + len(entry.same) + 1
-        if room < 0:
-            raise DamagedError(f"the names of its files take more than {NAMES_LIMIT} characters")
-        folder, _, name = entry.path.rpartition("/")
-        if name == OPAQUE:
-            opaque.append(folder)
-        elif name.startswith(WHITEOUT):
-            removed.append(f"{folder}/{name[len(WHITEOUT) :]}".lstrip("/"))
-        elif entry.path and not entry.folder:
-            finding = _look(stream, entry)
-            findings.pop(entry.path, None)  # a path may stand there twice; the last one holds
-            links.pop(entry.path, None)
-            first = links.get(entry.same, entry.same)
-            if (whole := findings.get(first)) and (whole.library or whole.facts):
-                links[entry.path] = first
+        path = readable_path(entry.path)
+        if entry.kind == HIDDEN:
+            folder, _, name = path.rpartition("/")
+            if name == OPAQUE:
+                opaque.append(folder)
+            else:
+                removed.append(f"{folder}/{name[len(WHITEOUT) :]}".lstrip("/"))
+        elif entry.kind == REMOVED:
+            for below in [one for one in (*findings, *plain) if one == path or one.startswith(f"{path}/")]:
+                drop(below)
+        elif entry.kind != FOLDER:
+            finding = _look(entry, path)
+            drop(path)  # a path may stand there twice; the last one holds
+            if entry.kind == HARD_LINK:
+                same = readable_path("/".join(entry.target))
+                first = links.get(same, same)
+                if (whole := findings.get(first)) and (whole.library or whole.facts):
+                    links[path] = first
             if finding:
-                findings[entry.path] = finding
-            elif not is_text(entry.path):
-                plain.add(entry.path)
-        stream.skip(entry.left)
+                findings[path] = finding
+            elif not is_text(path):
+                plain.add(path)
     stream.drain()
     return LayerScan(
         found=tuple(findings[path] for path in sorted(findings)),
@@ -114,14 +133,12 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     )
 
 
-def _look(stream: TarStream, entry: TarEntry) -> FileFinding:
-    if not entry.regular:
-        return read_name(entry.path)
-    look = Look(entry.path, entry.size)
+def _look(entry: TarEntry, path: str) -> FileFinding:
+    if entry.kind != FILE:
+        return read_name(path)
+    look = Look(path, entry.size)
     while entry.left and not look.idle:
-        piece = stream.piece(entry.left)
-        entry.left -= len(piece)
-        look.feed(piece)
+        look.feed(entry.piece(entry.left))
     return look.close()
 
 
@@ -181,10 +198,7 @@ def _scan_one(layer: Layer, shelf: ScanShelf, task: Task) -> LayerScan:
         plain = plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task))
         scan = scan_layer(bounded(plain))
     except DamagedError as error:
-        raise StoreError(
-            f"layer {name} is not a proper archive: {error}",
-            hint="the blob is damaged: remove the image and build or pull it again",
-        ) from error
+        raise layer_error(name, error) from error
     keep_scan(shelf.layout, _digest(layer), scan)
     return scan
 

@@ -14,7 +14,7 @@ from imagefactory.gpu.model import Library, Modules, Package
 from imagefactory.oci.layout import Layout
 from imagefactory.scan.findings import FileFinding
 
-SCANNER = 4
+SCANNER = 5
 """The version of what a scan finds. Another number makes kept scans count for nothing."""
 RECORDS = "scans"
 

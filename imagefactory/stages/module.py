@@ -10,15 +10,15 @@ from imagefactory.errors import BuildError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import replacing
 from imagefactory.model import Target
-from imagefactory.oci.inflate import plain_layer
+from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image
+from imagefactory.oci.tar_stream import FILE, FOLDER, HIDDEN, REMOVED, TarStream, entries, layer_error
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress
 from imagefactory.render.define import PREFIX
 from imagefactory.render.module import HEAD, Module, format_modulefile, format_wrapper, is_program
 from imagefactory.scan.layers import bounded
-from imagefactory.scan.tar_stream import TarStream, entries
 from imagefactory.stages.export import SifExport, export_sif
 from imagefactory.stages.stored import stored_image
 from imagefactory.trees import remove_tree
@@ -79,7 +79,10 @@ def programs_of(access: Access, image: Image, *, scripts: bool, progress: Progre
     with progress.task("read layers", total=sum(one.descriptor.size for one in image.layers)) as task:
         for layer in image.layers:
             chunks: Iterator[bytes] = LayoutStore(access.layout).read("", layer.descriptor)
-            _add(found, bounded(plain_layer(layer.descriptor.media_type, chunks)), scripts=scripts)
+            try:
+                _add(found, bounded(plain_layer(layer.descriptor.media_type, chunks)), scripts=scripts)
+            except DamagedError as error:
+                raise layer_error(layer.descriptor.digest, error) from error
             task.advance(layer.descriptor.size)
     return tuple(sorted(found))
 
@@ -88,14 +91,12 @@ def _add(found: set[str], chunks: Iterator[bytes], *, scripts: bool) -> None:
     stream = TarStream(chunks)
     for entry in entries(stream):
         name = entry.path.removeprefix(BIN)
-        if entry.path.startswith(BIN) and "/" not in name and not entry.folder:
-            head = stream.exactly(min(entry.size, HEAD)) if entry.regular else b""
-            entry.left -= len(head)
-            if name == OPAQUE:
+        if entry.path.startswith(BIN) and "/" not in name and entry.kind != FOLDER:
+            head = entry.read(HEAD) if entry.kind == FILE else b""
+            if entry.kind == HIDDEN and name == OPAQUE:
                 found.clear()
-            elif name.startswith(WHITEOUT):
+            elif entry.kind in (HIDDEN, REMOVED):
                 found.discard(name.removeprefix(WHITEOUT))
             elif is_program(name, head, scripts=scripts):
                 found.add(name)
-        stream.skip(entry.left)
     stream.drain()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, package_index
-from imagefactory.errors import LockError, NothingSelectedError, StoreError, UsageError
+from imagefactory.errors import LockError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.lock.bill.look import Known, Layers, package_licences
 from imagefactory.lock.bill.make import lock_bill, told_by, untold, with_hashes
@@ -22,6 +22,7 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Layer
 from imagefactory.oci.store import DIGEST
+from imagefactory.oci.tar_stream import layer_error
 from imagefactory.progress import Progress
 from imagefactory.recipes.expand import select_one
 from imagefactory.scan.layers import bounded
@@ -141,10 +142,7 @@ def _add(layers: Layers, place: Place, layer: Layer) -> None:
     try:
         layers.add(bounded(plain_layer(layer.descriptor.media_type, chunks)))
     except DamagedError as error:
-        raise StoreError(
-            f"layer {layer.descriptor.digest} is not a proper archive: {error}",
-            hint="the blob is damaged: remove the image and build or pull it again",
-        ) from error
+        raise layer_error(layer.descriptor.digest, error) from error
 
 
 def _moment(created: str) -> int | None:

@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +34,16 @@ from imagefactory.scan.files import scan_path
 from imagefactory.scan.layers import scan_layer
 from tests.attack.ground import ground
 from tests.made.gpu_code import library
+from tests.made.layer_store import LayerStore
+from tests.made.layer_trees import (
+    Tree,
+    scanned_names,
+    squashed_tree,
+    tree_names,
+    unpacked_tree,
+    walked_tree,
+    without_texts,
+)
 from tests.made.mutants import HOSTILE, Shown, changed_bytes
 from tests.made.scanned import VERSION, sif, tar
 from tests.made.wheels import make_wheel
@@ -89,6 +101,76 @@ def tars(draw: st.DrawFn) -> bytes:
                 archive.addfile(info, io.BytesIO(content))
     data = out.getvalue()
     return draw(st.just(Shown(data)) | changed_bytes(data))
+
+
+FORM_NAMES = st.sampled_from(
+    (
+        *("a", "b", "a/b", "a/b/c", "b/c", "./a", "/a/b", "a/../b/c", "/../a", "b//c/", "dev/null", "d"),
+        *(".wh.a", "a/.wh.b", "b/.wh..wh..opq", "d/.wh.c", ".wh..wh.plnk/1", "/", ".", "é" * 70 + "/a"),
+    )
+)
+FORM_TARGETS = st.sampled_from(
+    ("a", "b", "/a", "a/b", "../..", "/", "b/..", "..", "d/c", "missing", "/etc/passwd")
+)
+FORM_TYPES = st.sampled_from(
+    (
+        *(tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE),
+        *(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE),
+    )
+)
+
+
+@st.composite
+def layer_forms(draw: st.DrawFn) -> bytes:
+    """A whole tar in one of the formats, of entries that engines meet."""
+    out = io.BytesIO()
+    form = draw(st.sampled_from((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)))
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for number in range(draw(st.integers(0, 9))):
+            info = tarfile.TarInfo(draw(FORM_NAMES))
+            info.type, info.linkname = draw(FORM_TYPES), draw(FORM_TARGETS)
+            content = b"%d" % number * draw(st.sampled_from((1, 1, 700)))
+            info.size = len(content) if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else 0
+            if info.name.endswith("/") and info.type == tarfile.AREGTYPE:
+                info.size = 0  # a folder, before POSIX
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue() if draw(st.booleans()) else out.getvalue().rstrip(b"\0") + bytes(1024)
+
+
+PACKINGS = {
+    "": bytes,
+    "gzip": gzip.compress,
+    "members": lambda plain: gzip.compress(plain[:600]) + gzip.compress(plain[600:]),
+    "zstd": zstandard.compress,
+}
+
+
+@given(st.lists(layer_forms(), min_size=1, max_size=2), st.data())
+def test_every_reader_gives_the_same_tree_or_refuses(plains: list[bytes], data: st.DataObject) -> None:
+    with ground() as folder:
+        store = LayerStore(folder)
+        layers = []
+        for plain in plains:
+            packed = PACKINGS[data.draw(st.sampled_from(sorted(PACKINGS)))](plain)
+            codec_name = data.draw(st.sampled_from(("", "+gzip", "+zstd")))
+            layers.append(store.add(plain, codec_name, packed=packed))
+        found = [
+            _tree_or_error(lambda read=read: read(store, layers))  # type: ignore[misc]
+            for read in (unpacked_tree, squashed_tree, walked_tree)
+        ]
+        assert found[0] == found[1] == found[2]
+        if len(layers) == 1 and found[0] is not None:
+            assert scanned_names(store, layers[0]) == without_texts(tree_names(found[0]))
+        if found[0] is None:
+            with pytest.raises(DamagedError):
+                [scanned_names(store, layer) for layer in layers]
+
+
+def _tree_or_error(read: Callable[[], Tree]) -> Tree | None:
+    try:
+        return read()
+    except (StoreError, DamagedError):
+        return None
 
 
 @given(tars(), st.sampled_from(("", "+gzip", "+zstd")), st.data())

@@ -61,6 +61,10 @@ class Ways:
     mount: bool = True
     redirect: bool = False
     ranges: bool = True
+    most_ranged: int = 0  # bytes of a PATCH with a Content-Range, as GHCR has it; 0 is no bound
+    most: int = 0  # of any PATCH
+    told_range: str = ""  # what every PATCH answers, whatever arrived, as ECR does
+    upload_page: bool = True  # GET of an upload
 
 
 @dataclass(slots=True)
@@ -445,6 +449,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.shelves.uploads.pop(self.word, None)
             self._reply(204)
             return
+        if self.command == "GET" and not self.ways.upload_page:
+            raise _Refused(404, "NOT_FOUND")
+        if self.command == "PATCH":
+            bounds = (self.ways.most_ranged if self.headers.get("Content-Range") else 0, self.ways.most)
+            if any(0 < bound < self.left for bound in bounds):
+                raise _Refused(416, "REQUESTED_RANGE_NOT_SATISFIABLE", "the request body is too large")
         if self.command in ("PATCH", "PUT"):
             self._store(data)
         if self.command == "PUT":
@@ -470,7 +480,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(
             status,
             Location=f"/v2/{self.name}/blobs/uploads/{self.word}?_state={secrets.token_hex(8)}",
-            Range=f"0-{max(len(data) - 1, 0)}",  # 0-0 for no byte and for one, as distribution has it
+            # 0-0 for no byte and for one, as distribution has it
+            Range=self.ways.told_range
+            if self.ways.told_range and status == 202
+            else f"0-{max(len(data) - 1, 0)}",
             Docker_Upload_UUID=self.word,
         )
 

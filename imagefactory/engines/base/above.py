@@ -17,7 +17,7 @@ from imagefactory.engines.base.tar import HashedLayer
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
-from imagefactory.oci.tree import WHITEOUT, Data
+from imagefactory.oci.tree import WHITEOUT, Data, Member
 from imagefactory.oci.unpack_layer import read_layer
 from imagefactory.progress import Progress
 
@@ -108,23 +108,26 @@ class _Facts:
     def __exit__(self, kind: object, /, *_: object) -> None:
         pass
 
-    def folder(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
+    def folder(self, parts: tuple[str, ...], member: Member) -> None:
         if parts:
             self.found["/".join(parts)] = ("folder", member.mode, member.uid, member.gid, "")
 
-    def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: Data) -> None:
+    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None:
         digest, left = hashlib.sha256(), member.size
         while left and (piece := data.read(min(CHUNK, left))):
             digest.update(piece)
             left -= len(piece)
         self.found["/".join(parts)] = ("file", member.mode, member.uid, member.gid, digest.hexdigest())
 
-    def symlink(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
+    def symlink(self, parts: tuple[str, ...], member: Member) -> None:
         self.found["/".join(parts)] = ("link", 0, member.uid, member.gid, member.linkname)
 
-    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: tarfile.TarInfo) -> None:  # noqa: ARG002
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None:  # noqa: ARG002
         self.found["/".join(parts)] = self.found["/".join(target)]
 
     def whiteout(self, parts: tuple[str, ...]) -> None:
-        gone = "/".join((*parts[:-1], parts[-1].removeprefix(WHITEOUT)))
+        self.remove((*parts[:-1], parts[-1].removeprefix(WHITEOUT)))
+
+    def remove(self, parts: tuple[str, ...]) -> None:
+        gone = "/".join(parts)
         self.found = {p: fact for p, fact in self.found.items() if p != gone and not p.startswith(f"{gone}/")}

@@ -30,9 +30,10 @@ from imagefactory.lock.bill.model import Component, Kind, Licence, sorted_compon
 from imagefactory.lock.debian.sources import parse_stanzas
 from imagefactory.model import LockedPackage, LockedWheel
 from imagefactory.oci.inflate import DamagedError
+from imagefactory.oci.tar_stream import FILE, FOLDER, HIDDEN, REMOVED, SYMLINK, TarStream, entries
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.scan.conda import read_index
-from imagefactory.scan.tar_stream import TarStream, entries
+from imagefactory.scan.findings import readable_path
 from imagefactory.scan.zip import damaged, member_bytes, members_of
 
 LARGEST = 64 << 20  # bytes of one record; conda's list every file of a package
@@ -112,28 +113,36 @@ class Layers:
         facts: dict[str, _Fact] = {}
         links: dict[str, str] = {}
         every: dict[str, _Fact] = {}  # a cache's files too: an environment may be hard links to them
+
+        def drop(path: str) -> None:
+            facts.pop(path, None)
+            links.pop(path, None)
+            every.pop(path, None)
+
         for entry in entries(stream):
-            path = entry.path
+            path = readable_path(entry.path)
             folder, _, name = path.rpartition("/")
-            if name == OPAQUE:
+            if entry.kind == HIDDEN and name == OPAQUE:
                 self._remove(folder, itself=False)
-            elif name.startswith(WHITEOUT):
+            elif entry.kind == HIDDEN:
                 self._remove(posixpath.join(folder, name[len(WHITEOUT) :]), itself=True)
-            elif not entry.folder and (_tells(path) or path.endswith(_METADATA)):
-                facts.pop(path, None)
-                links.pop(path, None)
-                if entry.link:
-                    links[path] = posixpath.normpath(posixpath.join("/", folder, entry.link))[1:]
-                elif entry.same in every:
-                    every[path] = every[entry.same]
-                elif entry.regular:
+            elif entry.kind == REMOVED:
+                for one in [one for one in (*every, *links) if one == path or one.startswith(f"{path}/")]:
+                    drop(one)
+            elif entry.kind != FOLDER and (_tells(path) or path.endswith(_METADATA)):
+                drop(path)
+                same = readable_path("/".join(entry.target))
+                if entry.kind == SYMLINK:
+                    target = readable_path(entry.linkname)
+                    links[path] = posixpath.normpath(posixpath.join("/", folder, target))[1:]
+                elif entry.kind == FILE:
                     if entry.size > LARGEST:
                         raise DamagedError(f"{path[:200]} has {entry.size} bytes")
-                    every[path] = _read(path, stream.exactly(entry.size, limit=LARGEST))
-                    entry.left = 0
-                if _tells(path) and path in every and not entry.link:
+                    every[path] = _read(path, entry.read(entry.size))
+                elif same in every:
+                    every[path] = every[same]
+                if _tells(path) and path in every:
                     facts[path] = every[path]
-            stream.skip(entry.left)
         stream.drain()
         for path in (*facts, *links):
             self._remove(path, itself=True)

@@ -49,8 +49,11 @@ class Referrers:
             found = self._listed(repository, digest, keep)
         if found is not None:  # the registry's own list leaves out what was deleted
             return tuple(found)
-        rows = [row for row in map(keep, self._rows(repository, digest)) if row is not None]
+        # Anyone may write the tag, and GHCR enters what cosign attaches with a type that is not its own.
+        rows = [row for row in map(_descriptor, self._rows(repository, digest)) if row is not None]
         there = self._present(repository, [row.digest for row in rows])
+        if artifact_type:
+            there = {one: kind for one, kind in there.items() if kind == artifact_type}
         return tuple(row for row in rows if row.digest in there)
 
     def attach(self, repository: str, value: Mapping[str, Any], descriptor: Descriptor) -> None:
@@ -76,7 +79,7 @@ class Referrers:
                     rows = self._rows(repository, subject)
                 # What was seen once is not asked for again: others write this list meanwhile.
                 listed = [str(row["digest"]) for row in rows]
-                there |= self._present(repository, [row for row in listed if row not in there])
+                there |= self._present(repository, [row for row in listed if row not in there]).keys()
                 kept = [row for row in rows if row["digest"] in there - {descriptor.digest}]
                 index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, entry]}
                 self.upload.put(repository, canonical_json(index), INDEX_TYPE, tag)
@@ -108,18 +111,28 @@ class Referrers:
             raise self.session.no_sense(repository, "a list of referrers") from error
         return [row for row in rows if _descriptor(row) is not None]
 
-    def _present(self, repository: str, digests: Sequence[str]) -> set[str]:
-        """Those of these manifests that are there. Anyone who may push can write the tag that lists them."""
+    def _present(self, repository: str, digests: Sequence[str]) -> dict[str, str]:
+        """Those of these manifests that are there, each with its own type.
+
+        Anyone who may push can write the tag that lists them.
+        """
         reading, wanted = ListReading(self.session.options.clock), dict.fromkeys(digests)
         with self.session.told(repository, "looking for what its list of referrers names"):
             if len(wanted) > MOST_IN_TAG:
                 raise RefusedError(f"{len(wanted):,} rows are more than the {MOST_IN_TAG:,} that are read")
-            there = set()
+            there = dict[str, str]()
             for digest in wanted:
                 reading.count()
-                if self.download.manifest(repository, digest) is not None:
-                    there.add(digest)
+                if (found := self.download.manifest(repository, digest)) is not None:
+                    there[digest] = _kind_of(found[1])
         return there
+
+
+def _kind_of(manifest: bytes) -> str:
+    try:
+        return artifact_type(json.loads(manifest))
+    except MALFORMED:
+        return ""
 
 
 def _type_of(row: Any) -> object:

@@ -28,6 +28,7 @@ from imagefactory.oci.registry.exchange import (
 from imagefactory.oci.registry.lists import ListReading, NoListError
 from imagefactory.oci.registry.tokens import Tokens, parse_challenge
 from imagefactory.oci.store import HOST, check_repository
+from imagefactory.progress import format_seconds
 from imagefactory.web import (
     CHUNK,
     PUBLIC,
@@ -49,6 +50,7 @@ T = TypeVar("T")
 Response = requests.Response
 
 _LONGEST_LINK = 8192
+_TOO_LONG = 43200.0  # seconds: a registry that asks to wait longer is not asked again
 _REFUSALS = 3  # in a row, each of a token made just before
 _TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
@@ -145,6 +147,10 @@ class RegistrySession:
             try:
                 return call()
             except TransientError as error:
+                if (error.after or 0.0) > max(_TOO_LONG, patience.longest_wait):
+                    raise RefusedError(
+                        f"{error}; it asks to wait {format_seconds(error.after or 0.0)}", status=error.status
+                    ) from error
                 failures = 1 if progress() > seen else failures + 1
                 refusals = min(refusals + 1, failures) if error.status == 401 else 0
                 seen = max(seen, progress())
@@ -313,8 +319,11 @@ class RegistrySession:
         header = response.headers.get("Link", "")
         if len(header) > _LONGEST_LINK:
             raise RefusedError(f"its Link header is longer than {_LONGEST_LINK} characters")
-        link = re.search(r'<([^<>]+)>\s*;[^,]*\brel="?next\b', header)
-        following = self.own(urljoin(response.url, link[1])) if link else ""
+        # An old Quay leaves out the < and > of RFC 8288.
+        link = re.search(r'(?:<([^<>]+)>|^\s*([^<>;,\s]+))\s*;[^,]*\brel="?next\b', header)
+        if link is None and re.search(r'\brel="?next\b', header):
+            raise RefusedError(f"its Link header names no address: {self._clean(header)[:200]}")
+        following = self.own(urljoin(response.url, link[1] or link[2])) if link else ""
         if following and not self.is_ours(following):
             raise RefusedError(f"the next page of its list is on another host: {host_of(following)}")
         return following

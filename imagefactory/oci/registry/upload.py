@@ -24,6 +24,7 @@ from imagefactory.oci.store import Source, check_digest, check_wanted
 from imagefactory.web import RefusedError, TransientError
 
 _BINARY = "application/octet-stream"
+_PIECE = 4 << 20  # bytes; the most that GHCR takes in a request with a Content-Range
 _LOST = frozenset(
     {"BLOB_UPLOAD_INVALID", "BLOB_UPLOAD_UNKNOWN", "DIGEST_INVALID", "RANGE_INVALID", "SIZE_INVALID"}
 )
@@ -160,6 +161,7 @@ class _BlobUpload:
         self.offset = self.sent = 0
         self.piece = self.session.options.piece
         self.broken = self.closing = False
+        self.doubted = self.whole = False  # its word on what arrived was wrong; so all goes in one request
 
     def go(self) -> None:
         """Begins or goes on. Raises TransientError where it is to be called again."""
@@ -175,11 +177,13 @@ class _BlobUpload:
         try:
             self._send()
         except RefusedError as error:
-            if error.status != 404 and error.code not in _LOST:
+            if error.status in (413, 416) and error.code not in _LOST and self._cut_smaller():
+                raise TransientError(str(error), after=0.0) from None
+            if error.status not in (404, 416) and error.code not in _LOST:
                 raise
             if error.code == "DIGEST_INVALID":
                 self._check_source()
-            self.url, self.closing = "", False
+            self.url, self.closing, self.whole = "", False, self.doubted
             raise TransientError(f"the upload was lost: {error}", after=0.0) from None
         if not self._arrived():
             raise TransientError("the registry took the blob and does not have it")
@@ -204,20 +208,32 @@ class _BlobUpload:
     def _resume(self) -> None:
         """Asks how much arrived. On any doubt the upload begins anew."""
         try:
-            with self.session.answer(Ask(method="GET", url=self.url, scope=self.scope)) as response:
-                self._note(response)
-                end = _range_end(response.headers)
+            arrived = self._ask_arrived()
         except RefusedError:
             self.url = ""
             return
-        if end is None or end < 1 or end >= self.descriptor.size:  # 0-0 may be one byte or none
+        if not arrived:
             self.cancel()
             return
-        self.offset = end + 1
+        self.offset = arrived
+
+    def _ask_arrived(self) -> int:
+        """The bytes that the registry has by its own word, 0 where that says nothing. Raises RefusedError."""
+        with self.session.answer(Ask(method="GET", url=self.url, scope=self.scope)) as response:
+            self._note(response)
+            end = _range_end(response.headers)
+        # 0-0 may be one byte or none
+        return 0 if end is None or end < 1 or end >= self.descriptor.size else end + 1
+
+    def _cut_smaller(self) -> bool:
+        """Sends pieces from now on that every registry takes. False where they are no larger already."""
+        smaller = not self.closing and (not self.piece or self.piece > _PIECE)
+        self.piece = min(self.piece or _PIECE, _PIECE)
+        return smaller
 
     def _send(self) -> None:
         left = self.descriptor.size - self.offset
-        if self.offset == 0 and left <= SMALL and not self.piece:
+        if self.offset == 0 and ((left <= SMALL and not self.piece) or self.whole):
             self._close(_Body(self, left) if left else None)
             return
         while self.offset < self.descriptor.size:
@@ -242,9 +258,23 @@ class _BlobUpload:
         with self.session.answer(ask) as response:
             self._note(response)
             told = _range_end(response.headers)
-        if told is not None and told != end - 1:
-            raise TransientError(f"{told + 1} of {end} bytes arrived")
-        self.offset = end
+        self.offset = end if told in (None, end - 1) else self._judge(end)
+
+    def _judge(self, end: int) -> int:
+        """How much arrived, where the answer to a request that took all does not say `end`.
+
+        ECR's answers do not count, and it has no page that does: then the digest at the end decides.
+        """
+        self.doubted = True
+        try:
+            arrived = self._ask_arrived()
+        except RefusedError:
+            arrived = 0
+        if arrived and not self.offset < arrived <= end:
+            self.whole = True
+            self.cancel()
+            raise TransientError(f"{arrived} of {end} bytes arrived")
+        return arrived or end
 
     def _close(self, body: _Body | None) -> None:
         self.closing = True

@@ -212,18 +212,15 @@ def test_what_apptainer_adds(ground: Ground) -> None:
 @pytest.mark.parametrize(
     ("entries", "why"),
     [
-        ([file("/etc/passwd")], "absolute path"),
         ([file("../x")], "leaves the layer"),
         ([file("a"), file("a/b")], "used as a folder"),
-        ([file("a/b"), file("a")], "later something else"),
-        ([link("a", "b"), file("a/x")], "used as a folder"),
         ([link("a", "b", tarfile.LNKTYPE)], "not in this layer"),
         ([folder("b"), link("a", "b", tarfile.LNKTYPE)], "which is not a file"),
-        ([file(".wh.", b"")], "not a whiteout"),
+        ([file(".wh.", b"")], "whiteout of nothing"),
         ([file("a", uid=1 << 40)], "which nobody can be"),
         ([link("a", "")], "no path"),
         ([link("a", "b" * 4096)], "no path"),
-        ([("fifo", b"", {"type": tarfile.FIFOTYPE})], "neither a file"),
+        ([("fifo", b"", {"type": b"V"})], "no layer may hold"),
     ],
 )
 def test_what_no_layer_may_hold(ground: Ground, entries: list[Entry], why: str) -> None:
@@ -351,6 +348,6 @@ def test_a_failure_ends_the_other_layers(ground: Ground, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Packers, "_pack", wait)
     monkeypatch.setattr(LayerPacker, "whiteout", lambda *_: reached.wait(60))
-    large, bad = ground.layer(file("large", NOISE * 1000)), ground.layer(file(".wh.a", b""), file("/bad"))
-    with pytest.raises(StoreError, match="absolute path"):
+    large, bad = ground.layer(file("large", NOISE * 1000)), ground.layer(file(".wh.a", b""), file("../bad"))
+    with pytest.raises(StoreError, match="leaves the layer"):
         ground.squashed.rows(large, bad)

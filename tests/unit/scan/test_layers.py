@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import struct
 import tarfile
 import tracemalloc
@@ -19,13 +20,14 @@ import pytest
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.gpu.model import Contents, Package
 from imagefactory.oci import inflate as inflate_module
+from imagefactory.oci import tar_stream
 from imagefactory.oci.collect import collect
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
 from imagefactory.oci.sif_container import is_sif, read_partition
 from imagefactory.progress import Quiet
-from imagefactory.scan import files, layers, records, tar_stream, zip
+from imagefactory.scan import files, layers, records, zip
 from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
 from imagefactory.scan.findings import parse_facts, read_name
 from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
@@ -524,7 +526,6 @@ HOSTILE = {
     "not a tar": b"x" * 2000,
     "cut in a file": GOOD[:3000],
     "cut in a header": tar(("a", b"1"), ("b", b"2"))[:1300],
-    "an absolute path": tar(("/etc/x", b"1")),
     "a way out": tar(("a/../../x", b"1")),
     "a header of many bytes": tar(("x" * 300, b""))[:124] + b"77777777777\0" + tar(("x" * 300, b""))[136:],
 }
@@ -532,7 +533,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_layer_is_refused_with_its_fault(name: str) -> None:
-    with pytest.raises(DamagedError, match=r"header|ends at byte|absolute|leaves"):
+    with pytest.raises(DamagedError, match=r"header|ends at byte|leaves"):
         scan_layer(pieces(HOSTILE[name], 1 << 20))
 
 
@@ -541,7 +542,7 @@ def test_sparse_files_and_endless_names_are_refused(monkeypatch: pytest.MonkeyPa
     info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "y"}
     with pytest.raises(DamagedError, match="sparse"):
         scan_layer(iter([info.tobuf(tarfile.PAX_FORMAT)]))
-    monkeypatch.setattr(layers, "NAMES_LIMIT", 20)
+    monkeypatch.setattr(tar_stream, "NAMES_LIMIT", 20)
     with pytest.raises(DamagedError, match="names of its files"):
         scan_layer(iter([tar(("0123456789", b""), ("abcdefghij", b""))]))
 
@@ -665,15 +666,14 @@ def test_what_an_image_claims_of_its_layers_says_nothing_of_anothers(layout: Lay
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
-def test_a_layer_called_by_another_packing_is_not_kept(layout: Layout, kind: str) -> None:
+def test_a_layer_called_by_another_packing_is_what_its_bytes_are(layout: Layout, kind: str) -> None:
     layer, shelf = shelved(layout, kind, GOOD)
     for media_type in {packed(other, b"")[0] for other in ("tar", "gzip", "zstd")} - {
         layer.descriptor.media_type
     }:
         called = replace(layer, descriptor=replace(layer.descriptor, media_type=media_type))
-        with pytest.raises(StoreError, match="not a proper archive"):
-            scan_image("x", [called], shelf, Quiet())
-    assert not (layout.path / "scans").exists()
+        assert modules(scan_image("x", [called], shelf, Quiet())) == {"opt/a.so": TORCH_MODULES}
+        shutil.rmtree(layout.path / "scans")
 
 
 def test_a_layer_without_end_is_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.web import Patience
 from tests.made.registry import Ways, registry_made_here
 from tests.made.service import Answer, Request, Service, service
-from tests.made.store_contract import image_manifest
+from tests.made.store_contract import artifact, image_manifest
 
 DIGEST = f"sha256:{'a' * 64}"
 PATIENCE = Patience(attempts=2, first_wait=0.001)
@@ -134,7 +134,7 @@ def test_a_later_page_that_is_not_a_list_does_not_hide_the_first() -> None:
 
 def test_a_list_in_a_tag_is_not_looked_up_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imagefactory.oci.registry.referrers.MOST_IN_TAG", 10)
-    rows = [row("other", number) for number in range(50)] + [row("wanted", number) for number in range(10)]
+    rows = [row("wanted" if number % 2 else "other", number) for number in range(10)]
     index: dict[str, object] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
 
     def answer(request: Request) -> Answer:
@@ -150,6 +150,51 @@ def test_a_list_in_a_tag_is_not_looked_up_without_end(monkeypatch: pytest.Monkey
         with pytest.raises(RegistryError):
             registry.referrers("a", DIGEST, "wanted")
         assert len(served.log) == 2 + 10 + 2
+
+
+def test_the_manifests_say_what_a_tag_lists_not_the_tag() -> None:
+    """GHCR has no referrers API, and its fallback lists call what cosign attached an empty config."""
+    with registry_made_here(Ways(referrers=False)) as made:
+        registry = Registry(made.host, RegistryOptions(patience=PATIENCE))
+        subject = registry.put_manifest("a/b", image_manifest(registry, "a/b", b"one"), MANIFEST_TYPE, "1")
+        kinds = ("application/vnd.ours", "application/vnd.theirs")
+        for kind in kinds:
+            registry.put_manifest("a/b", artifact(registry, "a/b", subject, kind, kind), MANIFEST_TYPE)
+        tag = subject.digest.replace(":", "-")
+        found = registry.manifest("a/b", tag)
+        assert found is not None
+        index = json.loads(found[1])
+        for lie in ("application/vnd.oci.empty.v1+json", "application/vnd.theirs"):
+            for one in index["manifests"]:
+                one["artifactType"] = lie
+            registry.put_manifest("a/b", json.dumps(index).encode(), INDEX_TYPE, tag)
+            assert [len(registry.referrers("a/b", subject.digest, kind)) for kind in ("", *kinds)] == [
+                2,
+                1,
+                1,
+            ]
+        again = artifact(registry, "a/b", subject, kinds[0], "another")
+        registry.put_manifest("a/b", again, MANIFEST_TYPE)
+        assert len(registry.referrers("a/b", subject.digest)) == 3
+
+
+def test_a_link_without_brackets_is_followed_and_no_other_is_passed_by() -> None:
+    """As an old Quay wrote it."""
+
+    def answer(request: Request) -> Answer:
+        if "last=b" in request.path:
+            return 200, {}, b'{"tags": ["c"]}'
+        return 200, {"Link": '/v2/a/tags/list?n=50&last=b; rel="next"'}, b'{"tags": ["a", "b"]}'
+
+    with service(answer) as served:
+        assert open_at(served).tags("a") == ("a", "b", "c")
+    for link in ('rel="next"', '<>; rel="next"', '</x y; rel="next"'):
+        header = {"Link": link}
+        with (
+            service(lambda _, header=header: (200, header, b'{"tags": ["a"]}')) as served,
+            pytest.raises(RegistryError, match="Link"),
+        ):
+            open_at(served).tags("a")
 
 
 _CHILD = """

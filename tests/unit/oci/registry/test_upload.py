@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import pytest
 import requests
 
+from imagefactory.errors import RegistryError
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Patience, RegistryOptions
-from tests.made.registry import registry_made_here
+from tests.made.registry import Asked, Ways, registry_made_here
 
 
 @pytest.mark.parametrize("piece", [0, 3])
@@ -30,3 +34,62 @@ def test_a_registry_may_take_long_where_it_hashes_a_blob(piece: int, monkeypatch
         Registry(server.host, options).write("a/b", blob, lambda start: iter([data[start:]]))
     assert waits - {("HEAD", 7.0), ("PATCH", 77.0)} == {("POST", 7.0), ("PUT", 77.0)}
     assert (("PATCH", 77.0) in waits) == bool(piece)
+
+
+QUICK = Patience(first_wait=0.0005, longest_wait=0.01, connect=60, read=60, commit=60)
+DATA = random.Random(6).randbytes(9 << 20)
+BLOB = Descriptor(media_type="application/octet-stream", digest=digest_of(DATA), size=len(DATA))
+
+
+def source(start: int) -> Iterator[bytes]:
+    return iter([DATA[start:]])
+
+
+def break_once(after: int):  # type: ignore[no-untyped-def]
+    """The connection breaks in the first PATCH, when so many bytes arrived."""
+    broken: list[bool] = []
+
+    def fault(asked: Asked) -> str | None:
+        if asked.method != "PATCH" or broken:
+            return None
+        broken.append(True)
+        return f"drop:{after}"
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("ways", "after", "most"),
+    [
+        (Ways(most_ranged=4 << 20), 3 << 20, 9 << 20),  # GHCR: what remains goes in pieces
+        (Ways(most_ranged=4 << 20), 0, 18 << 20),
+        (Ways(most=4 << 20), -1, 9 << 20),
+        (Ways(told_range="0-0", upload_page=False), -1, 9 << 20),  # ECR: its Range does not count
+        (Ways(told_range="0-2097151", upload_page=False), -1, 9 << 20),
+        (Ways(told_range="0-0"), -1, 9 << 20),
+        (Ways(told_range="0-0", upload_page=False), 3 << 20, 12 << 20),
+    ],
+)
+def test_registries_that_count_otherwise_get_the_blob(ways: Ways, after: int, most: int) -> None:
+    with registry_made_here(ways, fault=break_once(after) if after >= 0 else None) as server:
+        Registry(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+        assert server.shelves.blobs == {BLOB.digest: DATA}
+        assert server.bytes_in <= most + (1 << 20)
+        ranged = [asked for asked in server.log if "content-range" in asked.headers]
+        assert all(int(asked.headers["content-length"]) <= 9 << 20 for asked in ranged)
+
+
+def test_a_registry_that_loses_what_it_takes_is_no_endless_push() -> None:
+    with registry_made_here(Ways(most=1)) as server:
+        with pytest.raises(RegistryError, match="416"):
+            Registry(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+        assert server.count["PATCH upload"] <= 2 * QUICK.attempts
+
+
+def test_a_registry_that_asks_to_wait_a_day_is_not_waited_for() -> None:
+    slept: list[float] = []
+    with registry_made_here(fault=lambda asked: "429:86400" if asked.method == "PATCH" else None) as server:
+        options = RegistryOptions(patience=QUICK, sleep=slept.append)
+        with pytest.raises(RegistryError, match="24h00m"):
+            Registry(server.host, options).write("a/b", BLOB, source)
+    assert slept == []

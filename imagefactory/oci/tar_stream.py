@@ -1,0 +1,555 @@
+"""A layer's tar, read forwards: the one walk that every reader of layers uses.
+
+POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. No more is in memory than
+a chunk, a header, and the names of the layer. The walk says where each entry lies in the layer, by the rules
+of docker, podman and skopeo (moby's pkg/archive/diff.go, Go's archive/tar):
+
+- `/a`, `./a` and `x/../a` are `a`; a name that leaves the root is refused.
+- A folder that the layer itself made a symbolic link is followed inside the layer, never on this machine.
+- A later entry of a name wins; what it takes the place of is reported first, as REMOVED.
+- Device nodes and FIFOs are skipped, and counted in `TarStream.skipped`.
+"""
+
+from __future__ import annotations
+
+import math
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from imagefactory.errors import StoreError
+from imagefactory.oci.inflate import DamagedError
+from imagefactory.oci.tar_header import HEADER_LIMIT
+from imagefactory.oci.tree import DEEPEST, OPAQUE, WHITEOUT, entry_parts
+from imagefactory.trees import printable
+
+BLOCK = 512
+NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
+SPARSE_LIMIT = 16 << 30  # bytes; what the sparse files of one layer may unpack to
+LINKS_LIMIT = 40  # symbolic links on the way to one entry, as Linux has it
+LONGEST_TARGET = 4095  # bytes of a symbolic link, as Linux has it
+LAST_OWNER = (1 << 32) - 2  # the largest number of a user or group
+LAST_TIME = (1 << 34) - 1  # seconds since 1970; the last time that ext4 has
+META = ".wh..wh."  # names that AUFS kept for itself, at the top of its layers
+
+FOLDER: Final = "folder"
+FILE: Final = "file"
+SYMLINK: Final = "symlink"
+HARD_LINK: Final = "hard link"
+HIDDEN: Final = "whiteout"
+REMOVED: Final = "removed"
+"""What a later entry of the layer takes the place of: a file, or a folder with all that is in it."""
+_SKIPPED: Final = "skipped"
+
+Parts = tuple[str, ...]
+
+
+class EntryError(DamagedError):
+    """An archive that is whole, with an entry that no layer may hold."""
+
+
+def layer_error(title: str, error: Exception) -> StoreError:
+    """The error that a reader of the layer `title` stops with."""
+    if isinstance(error, EntryError):
+        return StoreError(
+            f"layer {title} holds what no layer may: {error}",
+            hint="no container engine unpacks it: build the image with another tool",
+        )
+    return StoreError(
+        f"layer {title} is not a proper archive: {error}",
+        hint="the blob is damaged: remove the image and build or pull it again",
+    )
+
+
+@dataclass(slots=True)
+class TarEntry:
+    """An entry at `parts` in the layer, () its root; `name` is what the archive calls it.
+
+    `target` is the place of the file that a hard link is another name of, `linkname` the text of a symbolic
+    link. A whiteout's last part keeps its prefix. `left` are the bytes not yet read, which may stay so.
+    """
+
+    parts: Parts
+    kind: str
+    name: str
+    linkname: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    source: TarStream
+    left: int = 0
+    target: Parts = ()
+
+    @property
+    def path(self) -> str:
+        return "/".join(self.parts)
+
+    def piece(self, most: int) -> bytes | memoryview:
+        """At least one and at most `most` of the bytes that are left, uncopied; none at the end."""
+        if not self.left:
+            return b""
+        piece = self.source.piece(min(most, self.left))
+        self.left -= len(piece)
+        return piece
+
+    def read(self, size: int, /) -> bytes:
+        """So many of the bytes that are left, less only at the file's end."""
+        data = bytearray()
+        while len(data) < size and (piece := self.piece(size - len(data))):
+            if not data and len(piece) == size:
+                return bytes(piece)
+            data += piece
+        return bytes(data)
+
+    def skip(self) -> None:
+        self.source.skip(self.left)
+        self.left = 0
+
+
+def entries(stream: TarStream) -> Iterator[TarEntry]:
+    """The entries of a tar, each where it lies. Reads a file's bytes to their end when the next is asked for.
+
+    Raises DamagedError for what is not a whole archive, EntryError for an entry that no layer may hold.
+    """
+    layer = _Layer()
+    space, holes = NAMES_LIMIT, SPARSE_LIMIT
+    for header in _headers(stream):
+        space -= len(header.name) + len(header.linkname) + 1
+        if space < 0:
+            raise DamagedError(f"the names of its files take more than {NAMES_LIMIT} characters")
+        entry = TarEntry(
+            (), header.kind, header.name, header.linkname, header.size, header.mode & 0o7777,
+            _owner(header, header.uid), _owner(header, header.gid), header.mtime, stream, header.size,
+        )  # fmt: skip
+        if header.sparse is not None:
+            entry.size, pieces = _expand(stream, header)
+            entry.source, entry.left = TarStream(pieces), entry.size
+            holes -= entry.size
+            if holes < 0:
+                raise EntryError(f"its sparse files unpack to more than {SPARSE_LIMIT} bytes")
+        for placed in layer.place(entry):
+            if placed.kind == _SKIPPED:
+                stream.skipped.append(entry.name)
+            else:
+                yield placed
+        entry.skip()
+        if header.sparse is not None:
+            entry.source.drain()
+        stream.skip(-header.size % BLOCK)
+
+
+# --- where entries lie -----------------------------------------------------------------------------
+
+
+class _Link(str):
+    """The target of a symbolic link of the layer."""
+
+    __slots__ = ()
+
+
+class _Other:
+    """A file, or something that is skipped."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: bool) -> None:
+        self.file = file
+
+
+_FILE, _NOTHING = _Other(True), _Other(False)
+_Folder: TypeAlias = "dict[str, _Folder | _Link | _Other]"
+
+
+class _Layer:
+    """The names of a layer so far, by which links are followed without a file system."""
+
+    def __init__(self) -> None:
+        self._root: _Folder = {}
+
+    def place(self, entry: TarEntry) -> Iterator[TarEntry]:
+        """The entry where it lies, behind what it removes; nothing for what a layer does not keep."""
+        try:
+            parts = entry_parts(entry.name)
+        except ValueError as error:
+            raise EntryError(printable(str(error))) from error
+        if not parts:
+            if entry.kind != FOLDER:
+                raise EntryError("the layer's root is not a folder")
+            yield entry
+            return
+        if parts[0].startswith(META) and parts != (OPAQUE,):
+            return
+        above, here = self._folder(parts[:-1], entry.name)
+        name = parts[-1]
+        entry.parts = (*above, name)
+        if name.startswith(WHITEOUT):
+            hidden = name.removeprefix(WHITEOUT)
+            if hidden in ("", ".", ".."):
+                raise EntryError(f"'{printable(entry.name)}' is a whiteout of nothing")
+            if name == OPAQUE or not hidden.startswith(WHITEOUT):
+                entry.kind = HIDDEN
+                yield entry
+            return
+        if entry.kind == HARD_LINK and not self._link(entry, entry.parts):
+            return
+        old, new = here.get(name), self._node(entry)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield entry
+            return
+        unseen = isinstance(new, dict) or entry.kind == _SKIPPED
+        if old is not None and (unseen or isinstance(old, dict)):
+            yield _at(entry, REMOVED, entry.parts)
+            if unseen:  # what was there hid the layers below; what comes instead would not
+                yield _at(entry, HIDDEN, (*above, WHITEOUT + name))
+        here[name] = new
+        yield entry
+
+    def _node(self, entry: TarEntry) -> _Folder | _Link | _Other:
+        if entry.kind == FOLDER:
+            return {}
+        if entry.kind == SYMLINK:
+            target = entry.linkname.encode("utf-8", "surrogateescape")
+            if not 0 < len(target) <= LONGEST_TARGET or b"\0" in target:
+                raise EntryError(f"'{printable(entry.name)}' is a link to what is no path")
+            return _Link(entry.linkname)
+        return _NOTHING if entry.kind == _SKIPPED else _FILE
+
+    def _link(self, entry: TarEntry, parts: Parts) -> bool:
+        """Fills in where a hard link leads. False where it leads to itself, and so changes nothing."""
+        names = f"'{printable(entry.name)}' links to '{printable(entry.linkname)}'"
+        try:
+            target = entry_parts(entry.linkname)
+        except ValueError as error:
+            raise EntryError(printable(str(error))) from error
+        if not target:
+            raise EntryError(f"{names}, which is not a file")
+        above, here = self._folder(target[:-1], entry.name, make=False)
+        node = here.get(target[-1])
+        entry.target = (*above, target[-1])
+        if node is None or (entry.target[: len(parts)] == parts and entry.target != parts):
+            raise EntryError(f"{names}, not in this layer")
+        if isinstance(node, dict):
+            raise EntryError(f"{names}, which is not a file")
+        if entry.target == parts:
+            return False
+        if isinstance(node, _Link):  # another name of a symbolic link is one too
+            entry.kind, entry.linkname, entry.target = SYMLINK, str(node), ()
+        elif not node.file:
+            entry.kind, entry.target = _SKIPPED, ()
+        return True
+
+    def _folder(self, parts: Parts, name: str, *, make: bool = True) -> tuple[Parts, _Folder]:
+        """Where the folder `parts` lies, and its entries; symbolic links of the layer are followed in it."""
+        todo = list(reversed(parts))
+        above: list[str] = []
+        folders = [self._root]
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":  # of a link's target alone; the root is its own parent
+                if above:
+                    above.pop()
+                    folders.pop()
+                continue
+            node = folders[-1].get(part)
+            if node is None:
+                node = {}
+                if make:
+                    folders[-1][part] = node
+            if isinstance(node, _Link):
+                links += 1
+                if links > LINKS_LIMIT:
+                    raise EntryError(f"'{printable(name)}' lies behind more than {LINKS_LIMIT} links")
+                if node.startswith("/"):
+                    above.clear()
+                    del folders[1:]
+                todo += reversed([one for one in node.split("/") if one not in ("", ".")])
+            elif isinstance(node, dict):
+                above.append(part)
+                folders.append(node)
+                if len(above) >= DEEPEST:
+                    raise EntryError(f"'{printable(name)}' is more than {DEEPEST} folders deep")
+            else:
+                path = printable("/".join((*above, part)))
+                raise EntryError(f"'{path}' is used as a folder but is a file")
+        return tuple(above), folders[-1]
+
+
+def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
+    """An entry that another one brings with it."""
+    none = TarStream(iter(()))
+    return TarEntry(parts, kind, entry.name, "", 0, 0o755, entry.uid, entry.gid, entry.mtime, none)
+
+
+def _owner(header: _Header, number: int) -> int:
+    if not 0 <= number <= LAST_OWNER:
+        raise EntryError(f"'{printable(header.name)}' belongs to {number}, which nobody can be")
+    return number
+
+
+# --- headers ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Header:
+    """An entry as the archive has it. `size` are its bytes there, `sparse` says how they are spread."""
+
+    name: str
+    kind: str
+    linkname: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    sparse: tuple[dict[str, str], bytes] | None
+
+
+_KINDS = {
+    tarfile.REGTYPE: FILE,
+    tarfile.AREGTYPE: FILE,
+    tarfile.CONTTYPE: FILE,
+    tarfile.GNUTYPE_SPARSE: FILE,
+    tarfile.DIRTYPE: FOLDER,
+    tarfile.SYMTYPE: SYMLINK,
+    tarfile.LNKTYPE: HARD_LINK,
+    tarfile.CHRTYPE: _SKIPPED,
+    tarfile.BLKTYPE: _SKIPPED,
+    tarfile.FIFOTYPE: _SKIPPED,
+}
+
+
+def _headers(stream: TarStream) -> Iterator[_Header]:
+    extended: dict[str, str] = {}
+    while True:
+        block = stream.exactly(BLOCK)
+        if not block or not any(block):
+            return  # the end of the archive is a block of zeros; some tools leave it out
+        at = stream.position - BLOCK
+        try:
+            name, kind, length = _parse_header(block)
+            if kind in _EXTENDED:
+                extended |= _parse_extended(kind, stream.exactly(length, limit=HEADER_LIMIT))
+                stream.skip(-length % BLOCK)
+                continue
+            name = extended.get("path") or name
+            linkname = extended.get("linkpath") or _name(block[157:257])
+            size = int(extended.get("size") or length)
+            uid = int(extended.get("uid") or _number(block[108:116]))
+            gid = int(extended.get("gid") or _number(block[116:124]))
+            mode = _number(block[100:108])
+            mtime = float(extended.get("mtime") or _number(block[136:148]))
+        except ValueError as error:
+            raise DamagedError(f"broken header at byte {at}: {printable(str(error))}") from error
+        if kind not in _KINDS:
+            raise EntryError(f"'{printable(name)}' is an entry of type {kind!r}, which no layer may hold")
+        sparse = None
+        if kind == tarfile.GNUTYPE_SPARSE or (kind in tarfile.REGULAR_TYPES and _is_sparse(extended)):
+            sparse = extended, block if kind == tarfile.GNUTYPE_SPARSE else b""
+            name = extended.get("GNU.sparse.name") or name
+        what = _KINDS[kind]
+        if kind == tarfile.AREGTYPE and name.endswith("/"):
+            what = FOLDER  # before POSIX a folder was a file whose name ends in a slash
+        if size < 0:
+            raise DamagedError(f"'{printable(name)}' has {size} bytes")
+        mtime = min(max(mtime, 0), LAST_TIME) if math.isfinite(mtime) else 0
+        # Folders, links and devices have no bytes, whatever their header says.
+        yield _Header(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
+        extended = {}
+
+
+def _parse_header(block: bytes) -> tuple[str, bytes, int]:
+    """Name, type and size of a header (POSIX ustar and its elders). Raises ValueError.
+
+    tarfile reads the same, and six times as many fields: for small files that is most of a scan.
+    """
+    told = _number(block[148:156])
+    if told != 256 + sum(block[:148]) + sum(block[156:]):
+        signed = sum(byte - 256 * (byte > 127) for byte in block[:148] + block[156:])
+        if told != 256 + signed:  # as some old systems had it
+            raise ValueError("bad checksum")
+    name, kind, size = block[:100].partition(b"\0")[0], block[156:157], _number(block[124:136])
+    if size < 0:
+        raise ValueError(f"a file of {size} bytes")
+    if block[257:263] == b"ustar\0" and (prefix := block[345:500].partition(b"\0")[0]):
+        name = prefix + b"/" + name
+    return name.decode("utf-8", "surrogateescape"), kind, size
+
+
+def _name(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or GNU's binary form for what is larger."""
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field, "big") - ((0x80 if field[0] == 0x80 else 0x100) << 8 * (len(field) - 1))
+    return int(field.partition(b"\0")[0].strip() or b"0", 8)
+
+
+_PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_KEYS = (b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime")  # of all that such a header may say
+_SPARSE = b"GNU.sparse."
+_SPARSE_KEYS = (b"major", b"name", b"size", b"realsize", b"map")
+_LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
+_EXTENDED = (*_PAX, tarfile.XGLTYPE, *_LONG)
+
+
+def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
+    """What an extended header says of the next entry (POSIX pax; GNU's long names).
+
+    A global one says nothing, as docker has it.
+    """
+    if kind in _LONG:
+        return {_LONG[kind]: _name(data)}
+    records: dict[str, str] = {}
+    regions: list[str] = []  # of the oldest sparse format, which repeats its keys
+    at = 0
+    while kind in _PAX and at < len(data):
+        digits = data[at : at + 9].partition(b" ")[0]
+        if not digits.isdigit() or not len(digits) + 1 < int(digits) <= len(data) - at:
+            raise DamagedError("broken extended header")
+        end = at + int(digits)
+        key, _, value = data[at + len(digits) + 1 : end].rstrip(b"\n").partition(b"=")
+        if key in _KEYS or (key.startswith(_SPARSE) and key[len(_SPARSE) :] in _SPARSE_KEYS):
+            records[key.decode()] = value.decode("utf-8", "surrogateescape")
+        elif key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
+            regions.append(value.decode("utf-8", "surrogateescape"))
+        at = end
+    return records | ({"GNU.sparse.map": ",".join(regions)} if regions else {})
+
+
+# --- sparse files ----------------------------------------------------------------------------------
+
+
+def _is_sparse(extended: dict[str, str]) -> bool:
+    return "GNU.sparse.map" in extended or extended.get("GNU.sparse.major") == "1"
+
+
+def _expand(stream: TarStream, header: _Header) -> tuple[int, Iterator[bytes]]:
+    """The size of a sparse file, and its bytes with the holes filled in (GNU tar's manual, appendix D)."""
+    assert header.sparse is not None
+    extended, block = header.sparse
+    stored = header.size
+    try:
+        if block:
+            size, regions = _number(block[483:495]), _old_regions(stream, block)
+        elif extended.get("GNU.sparse.major") == "1":
+            size = int(extended["GNU.sparse.realsize"])
+            regions, taken = _leading_regions(stream, stored)
+            stored -= taken
+        else:
+            size = int(extended["GNU.sparse.size"])
+            numbers = [int(one) for one in extended["GNU.sparse.map"].split(",") if one]
+            regions = list(zip(numbers[::2], numbers[1::2], strict=True))
+        end = 0
+        for offset, length in regions:
+            if offset < end or length < 0:
+                raise ValueError("its parts overlap")
+            end = offset + length
+        if end > size or sum(length for _, length in regions) != stored:
+            raise ValueError("its parts are not its size")
+    except (KeyError, ValueError) as error:
+        why = printable(str(error))
+        raise DamagedError(f"'{printable(header.name)}' is a broken sparse file: {why}") from error
+    return size, _filled(stream, regions, size)
+
+
+def _filled(stream: TarStream, regions: list[tuple[int, int]], size: int) -> Iterator[bytes]:
+    at = 0
+    for offset, length in (*regions, (size, 0)):
+        while at < offset:
+            yield bytes(min(offset - at, 1 << 18))
+            at += min(offset - at, 1 << 18)
+        left = length
+        while left:
+            piece = stream.piece(left)
+            left -= len(piece)
+            yield bytes(piece)
+        at += length
+
+
+def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
+    """Of the type S: four in the header, 21 in each block that follows."""
+    fields, more, rest = block[386:482], block[482], HEADER_LIMIT
+    regions: list[tuple[int, int]] = []
+    while True:
+        for at in range(0, len(fields), 24):
+            if not any(fields[at : at + 24]):
+                break
+            regions.append((_number(fields[at : at + 12]), _number(fields[at + 12 : at + 24])))
+        rest -= BLOCK
+        if not more:
+            return regions
+        if rest < 0:
+            raise ValueError(f"a map of more than {HEADER_LIMIT} bytes")
+        following = stream.exactly(BLOCK)
+        if not following:
+            raise ValueError("its map is cut")
+        fields, more = following[:504], following[504]
+
+
+def _leading_regions(stream: TarStream, stored: int) -> tuple[list[tuple[int, int]], int]:
+    """Of version 1.0: numbers in lines, before the file's bytes. And how many bytes they took."""
+    data, lines, wanted = bytearray(), 0, 1
+    while lines < wanted:
+        if len(data) >= min(stored, HEADER_LIMIT):
+            raise ValueError("its map is cut")
+        block = stream.exactly(BLOCK)
+        if not lines and b"\n" in block:
+            wanted = 1 + 2 * int((data + block).partition(b"\n")[0])
+            if wanted < 1:
+                raise ValueError("its map is broken")
+        data += block
+        lines += block.count(b"\n")
+    numbers = [int(one) for one in data.split(b"\n")[1:wanted]]
+    return list(zip(numbers[::2], numbers[1::2], strict=True)), len(data)
+
+
+class TarStream:
+    """Chunks, taken in the portions of a tar. Large ones are not copied."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._whole = b""
+        self._chunk = memoryview(b"")  # what is left of the whole one
+        self.position = 0
+        self.skipped: list[str] = []
+        """Names of the device nodes and FIFOs that were skipped."""
+
+    def piece(self, most: int) -> bytes | memoryview:
+        """At least one byte and at most `most`; a whole chunk as it came. Raises DamagedError at the end."""
+        if not self._chunk and not self._next():
+            raise DamagedError(f"it ends at byte {self.position}, in the middle of a file")
+        piece, self._chunk = self._chunk[:most], self._chunk[most:]
+        self.position += len(piece)
+        return self._whole if len(piece) == len(self._whole) else piece
+
+    def exactly(self, count: int, *, limit: int = BLOCK) -> bytes:
+        """`count` bytes, or none at the end of all."""
+        if count > limit:
+            raise DamagedError(f"a header of {count} bytes at byte {self.position}")
+        data = bytearray()
+        while len(data) < count and (self._chunk or self._next()):
+            data += self.piece(count - len(data))
+        if data and len(data) < count:
+            raise DamagedError(f"it ends at byte {self.position}, in the middle of a header")
+        return bytes(data)
+
+    def skip(self, count: int) -> None:
+        while count:
+            count -= len(self.piece(count))
+
+    def drain(self) -> None:
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        for chunk in self._chunks:
+            if chunk:
+                self._whole, self._chunk = chunk, memoryview(chunk)
+                return True
+        return False
