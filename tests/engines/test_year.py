@@ -181,7 +181,7 @@ def swept(ada: Person) -> Swept:
             HTCONDOR: submit(ground, tuple(ON_CONDOR), *here),
         }
         for name, sweep in first.items():
-            wait_for(f"both to fail on {name}", lambda one=sweep: faults_of(one) == [2])  # type: ignore[misc]
+            wait_for(f"both to fail on {name}", lambda one=sweep: faults_of(one) == [2])
         leaves()
         pool.run(["scancel", other], folder=pool.home, **slurm.environ())
         first[HTCONDOR].ends()
