@@ -50,8 +50,18 @@ class SweepRun:
 
     def ends(self) -> dict[str, dict[str, Any]]:
         """By target and capability, once all nodes have an outcome and DAGMan is gone."""
-        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and self.is_left_alone())
-        return self.nodes()
+        return {node["node"]: node for node in self.end()["nodes"]}
+
+    def end(self) -> dict[str, Any]:
+        """What `status` says of it then."""
+        last: dict[str, Any] = {}
+
+        def is_over() -> bool:
+            last.update(self.status())
+            return bool(last["done"]) and last["driven"] is False
+
+        wait_for(f"sweep {self.id}", is_over)
+        return last
 
     def is_left_alone(self) -> bool:
         """No DAGMan is in the queue. (None: the queue did not answer.)"""

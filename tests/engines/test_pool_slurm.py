@@ -58,7 +58,12 @@ def words(ground: PoolGround, in_vain: SweepRun) -> SweepRun:
     return submit(ground, tuple(TRICKS), "--capability", "9.0", "--retries", "0", to=SLURM)
 
 
-def test_every_word_comes_back_from_a_job(words: SweepRun) -> None:
+@pytest.fixture(scope="module")
+def without_driver(ground: PoolGround, in_vain: SweepRun) -> SweepRun:
+    return submit(ground, ("plain", "good"), "--capability", "8.0", to=SLURM)
+
+
+def test_every_word_comes_back_from_a_job(words: SweepRun, without_driver: SweepRun) -> None:
     found = words.ends()
     outcomes = {trick: found[node(words.ground, trick)]["outcome"] for trick in TRICKS}
     assert outcomes == TRICKS, json.dumps(found, indent=1)
@@ -87,9 +92,8 @@ def test_collected_once_with_slurms_word_and_believed_by_nobody(words: SweepRun)
             assert ("slurm-gpu", "h1/0") in hardware.notes
 
 
-def test_a_node_without_a_driver_is_no_word_on_the_image(ground: PoolGround) -> None:
-    sweep = submit(ground, ("plain", "good"), "--capability", "8.0", to=SLURM)
-    found = sweep.ends()
+def test_a_node_without_a_driver_is_no_word_on_the_image(without_driver: SweepRun) -> None:
+    found = without_driver.ends()
     assert {row["outcome"] for row in found.values()} == {"no-gpu"}
     assert {row["attempts"][-1]["machine"] for row in found.values()} == {"a1"}
 
