@@ -29,6 +29,7 @@ PAUSES = (5.0, 20.0, 60.0)
 """Seconds before each new try at an archive that limits how much one address may fetch. 429 and 503 apt
 itself waits for, as long as Retry-After says; of 509, which snapshot.debian.org sends, it knows nothing."""
 _LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
+_SYNCING = re.compile(r"^E: .*(?:Mirror sync in progress|Hash Sum mismatch)", re.MULTILINE)
 _NOT_FOUND = re.compile(r"^E: Failed to fetch \S+/pool/\S+\s+404\b", re.MULTILINE)
 
 
@@ -252,11 +253,11 @@ def _watch(
         code, text = yield from _watch_once(argv, folder, environ)
         if not code:
             return
-        if pause is None or not _LIMITED.search(text):
+        limited = _LIMITED.search(text)
+        if pause is None or not (limited or _SYNCING.search(text)):
             break
-        progress.note(
-            f"the archive limits how much this address may fetch (509): waiting {pause:.0f} seconds"
-        )
+        why = "limits how much this address may fetch (509)" if limited else "is being changed"
+        progress.note(f"the archive {why}: waiting {pause:.0f} seconds")
         time.sleep(pause)
     said = error_lines(text) or f"{argv[0]} ended with {code}"
     if _NOT_FOUND.search(text):

@@ -641,6 +641,8 @@ exit 100
         (2, "509  Bandwidth Limit Exceeded", 3, None),
         (2, "509  ", 3, None),
         (9, "509  ", 4, DownloadError),
+        (1, "File has unexpected size (67760 != 66692). Mirror sync in progress?", 2, None),
+        (1, "Hash Sum mismatch", 2, None),
         (9, "500  Internal Server Error", 1, DownloadError),
         (9, "404  Not Found", 1, archive.StaleIndexError),
     ],
