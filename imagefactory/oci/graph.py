@@ -10,6 +10,7 @@ from typing import Any
 from imagefactory.errors import RegistryError
 from imagefactory.gpu.platforms import AMD64, PLATFORMS
 from imagefactory.oci.manifests import (
+    ATTESTATION,
     CONFIG_TYPES,
     INDEX_TYPES,
     MALFORMED,
@@ -20,6 +21,7 @@ from imagefactory.oci.manifests import (
     canonical_json,
     digest_of,
     format_descriptor,
+    images_of,
     media_type_of,
     parse_config,
     parse_descriptor,
@@ -31,7 +33,6 @@ from imagefactory.oci.store import DIGEST, Store
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
 EMPTY_BLOB = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-ATTESTATION = "vnd.docker.reference.type"
 
 
 # Bounds for manifests of strangers: more depth and breadth than images have.
@@ -193,7 +194,7 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
         return Choice(digest=manifest.descriptor.digest, whole=True)
     parse_parts(manifest)  # well-formed from here on
     entries = json.loads(manifest.data)["manifests"]
-    images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
+    images = images_of(entries)
     if not platform:
         platform = next((name for name in PLATFORMS if [name] == _platforms(images)), AMD64)
     system, _, architecture = platform.partition("/")
@@ -222,12 +223,13 @@ def check_unambiguous(manifest: Manifest) -> None:
     parse_parts(manifest)  # well-formed from here on
     digest, seen = manifest.descriptor.digest, set[tuple[str, str]]()
     entries = json.loads(manifest.data)["manifests"]
+    images = images_of(entries)
     for entry in entries:
         named = tuple(str(part).lower() for part in _platform_of(entry)) if "platform" in entry else ("", "")
         platform = (named[0], _PROCESSORS.get(named[1], named[1]))
-        if ATTESTATION in (entry.get("annotations") or {}):
-            if platform != ("unknown", "unknown"):
-                raise RegistryError(f"{digest} has an attestation for {'/'.join(platform)[:80]}")
+        if ATTESTATION in (entry.get("annotations") or {}) and platform != ("unknown", "unknown"):
+            raise RegistryError(f"{digest} has an attestation for {'/'.join(platform)[:80]}")
+        if entry not in images:
             continue
         if platform in seen or ("" in platform and len(entries) > 1):
             raise RegistryError(f"{digest} has two images that may be meant for {'/'.join(platform)[:80]!r}")

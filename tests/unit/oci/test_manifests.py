@@ -6,11 +6,13 @@ import json
 
 import pytest
 
-from imagefactory.errors import RegistryError
+from imagefactory.errors import NoPlatformError, RegistryError
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.manifests import (
+    ATTESTATION,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    choose_image,
     digest_of,
     media_type_of,
     parse_config,
@@ -59,6 +61,23 @@ def test_a_config_with_two_lists_of_layers_is_rejected() -> None:
     text = f'{{"rootfs": {{"diff_ids": ["{DIFF_ID}"]}}, "RootFS": {{"diff_ids": []}}}}'
     with pytest.raises(ValueError, match="key"):
         parse_config(text.encode(), 1)
+
+
+def test_what_is_attested_of_an_image_has_no_platform() -> None:
+    def entry(number: int, system: str = "linux", processor: str = "arm64") -> dict[str, object]:
+        digest = "sha256:" + str(number) * 64
+        platform = {"platform": {"os": system, "architecture": processor}} if system else {}
+        return {"mediaType": MANIFEST_TYPE, "digest": digest, "size": 1, **platform}
+
+    unknown = entry(2, "unknown", "unknown")
+    noted = {**unknown, "annotations": {ATTESTATION: "attestation-manifest"}}
+    for attested in (unknown, noted):
+        assert choose_image("a", [entry(1), attested]).digest == "sha256:" + "1" * 64
+        assert choose_image("a", [attested, entry(1), entry(3, "linux", "amd64")]).digest[7] == "3"
+    assert choose_image("a", [unknown]).digest[7] == "2"  # some builders call every image so
+    for none in ([noted], [entry(1), entry(2)], [entry(1, ""), entry(2, "")], []):
+        with pytest.raises(NoPlatformError):
+            choose_image("a", none)
 
 
 @pytest.mark.parametrize("told", [{}, {"mediaType": MANIFEST_TYPE}])
