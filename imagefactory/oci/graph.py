@@ -26,6 +26,7 @@ from imagefactory.oci.manifests import (
     parse_config,
     parse_descriptor,
     read_json,
+    why_malformed,
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Store
@@ -141,18 +142,23 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
         if kind in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != kind:
             raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {kind}")
         if kind in INDEX_TYPES:
-            children, blobs = [parse_descriptor(entry) for entry in value["manifests"]], []
+            children, blobs = [parse_descriptor(entry) for entry in value["manifests"] or ()], []
         elif kind in MANIFEST_TYPES:
-            children, blobs = [], [parse_descriptor(entry) for entry in (value["config"], *value["layers"])]
+            children, blobs = (
+                [],
+                [parse_descriptor(entry) for entry in (value["config"], *(value["layers"] or ()))],
+            )
         else:
             raise RegistryError(
                 f"{digest} is a {kind!r}, which is no image",
                 hint="only OCI images, artifacts and docker's schema 2 can be moved",
             )
     except MALFORMED as error:
-        raise RegistryError(f"the manifest {digest} is malformed: {type(error).__name__}: {error}") from error
+        raise RegistryError(f"the manifest {digest} is malformed: {why_malformed(error)}") from error
     for part in (*children, *blobs):
-        if not DIGEST.fullmatch(part.digest) or part.size < 0:
+        if part.size < 0:
+            raise RegistryError(f"the manifest {digest} names a blob of {part.size} bytes")
+        if not DIGEST.fullmatch(part.digest):
             raise RegistryError(
                 f"the manifest {digest} names {part.digest[:80]!r}, which is no sha256 digest"
             )
@@ -170,7 +176,7 @@ def read_config(place: Place, manifest: Manifest) -> ImageConfig | None:
     try:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
-        raise RegistryError(f"{called} is malformed: {type(error).__name__}: {error}") from error
+        raise RegistryError(f"{called} is malformed: {why_malformed(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,15 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 """What comes of reading JSON that somebody else wrote as if it were what it should be."""
 
 
+def why_malformed(error: Exception) -> str:
+    """What one of MALFORMED says of JSON, in words for a person."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, ValueError):
+        return str(error)
+    return "a value in it is of another type than it must be"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
     """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, the
