@@ -6,10 +6,28 @@ code says so), *verified* (the suite ran there). Nothing here touches a disk.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from imagefactory.gpu.capability import Capability, Code
+
+_PROFILE = re.compile(r"(?:[0-9]c\.)?[0-9]g\.[0-9]{1,4}gb(?:\+[a-z.]{2,8})?")
+
+
+def slice_of(name: str) -> str:
+    """The profile of the slice (MIG) that a GPU's name tells: `1g.10gb`, or `mig` alone; empty for none.
+
+    Source: NVIDIA, MIG User Guide, "MIG Device Names".
+    """
+    found = _PROFILE.search(name.lower())
+    return found[0] if found else "mig" if re.search(r"\bmig\b", name.lower()) else ""
+
+
+def row_of(capability: object, part: str) -> str:
+    """`9.0`, or `9.0 1g.10gb` of a slice: what runs on one says nothing of the other."""
+    return f"{capability} {part}".rstrip()
+
 
 # --- what a scan found ---------------------------------------------------------------------------
 

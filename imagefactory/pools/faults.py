@@ -37,7 +37,9 @@ class FailedMachine:
 def read_failed_machines(folder: Path, sweep: Sweep) -> tuple[FailedMachine, ...]:
     """The machines that failed jobs of the sweep in `folder`, by name."""
     faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
-    bad = {name for one in sweep.machines for name in bad_machines(faults, list(one.machines))}
+    bad = {
+        name for one in sweep.machines if not one.driver for name in bad_machines(faults, list(one.machines))
+    }
     return tuple(
         FailedMachine(
             machine=name,

@@ -38,7 +38,7 @@ from imagefactory.matrix.changes import (
     one_line,
     unbuilt,
 )
-from imagefactory.matrix.night import starts_by_kit
+from imagefactory.matrix.night import oldest_drivers, starts_by_kit
 from imagefactory.matrix.plan import (
     CellState,
     Plan,
@@ -53,6 +53,7 @@ from imagefactory.pools.inventory import write_inventory
 from imagefactory.pools.model import ImageKind
 from imagefactory.progress import Progress
 from imagefactory.recipes.expand import select
+from imagefactory.settings.own_commands import parse_machines
 from imagefactory.stages.night_steps import NightBench, Steps
 from imagefactory.stages.night_sweeps import collect_sweeps
 from imagefactory.stages.nights import (
@@ -69,6 +70,7 @@ from imagefactory.stages.nights import (
 from imagefactory.stages.plan import Asking, inventory_devices, read_stages
 from imagefactory.stages.read_catalogue import kept_expiry
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, read_pool_stages
+from imagefactory.sweeps.cells import BUDGET
 from imagefactory.verdicts.claims import ProofAges
 
 EXPIRY = "catalog expiry"
@@ -207,15 +209,23 @@ class _Night:
         return self.factory.settings.registry.value
 
     def _devices(self) -> tuple[PlanGpu, ...]:
-        """The GPUs to verify on: of the pool, each capability with its newest driver, as one job speaks for
-        all; else the first of this machine. None where there are none: then images are built alone."""
+        """The GPUs to verify on: of the pool every kind but slices (MIG), which its sweeps take on request
+        alone; else the first of this machine. None where there are none: then images are built alone."""
         if self.ask.pool:
             kinds: tuple[PlanGpu, ...] = ()
             with self.steps.telling("pool"):
                 inventory = self.steps.bench.pools(self.ask.pool).inventory(self.steps.bench.clock())
-                kinds = inventory_devices(inventory)
                 write_inventory(self._inventory, inventory)
-            return tuple({(kind.capability, kind.host): kind for kind in kinds}.values())
+                patterns = parse_machines(self.factory.settings.sweep_machines.value)
+                listed, avoided = inventory_devices(inventory, patterns)
+                kinds = tuple(one for one in listed if one not in avoided and not one.part)
+                left = {(kind.capability, kind.part) for kind in kinds}
+                self.steps.notes += [
+                    one_line(f"nothing is verified on {kind}: {reason}")
+                    for kind, reason in avoided.items()
+                    if (kind.capability, kind.part) not in left and not kind.part
+                ]
+            return kinds
         try:
             hardware = self.steps.bench.evidence.read()
         except NoGpuError as error:
@@ -240,7 +250,7 @@ class _Night:
                 place = ImagePlace(kind=kind, registry=self._registry, folder=self.folder, now=now)
                 here = read_pool_stages(self.factory, self.targets, place)
                 stages = tuple(map(_both, stages, here))
-        return make_plan(PlanInput(stages=stages, devices=devices, on_machines=True))
+        return oldest_drivers(make_plan(PlanInput(stages=stages, devices=devices, on_machines=True)))
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -261,6 +271,13 @@ class _Night:
             _, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
             if isinstance(told.get("folder"), str):
                 (self.folder / SWEPT).write_text(told["folder"] + "\n", "utf-8")
+            left = told.get("left_out")
+            over = [row for row in left if row.get("rule") == BUDGET] if isinstance(left, list) else []
+            if over:
+                cells = ", ".join(f"{row['target']} on {row['capability']}" for row in over)
+                count = f"{len(over)} cell{'s are' if len(over) > 1 else ' is'} over the budget and"
+                wait = "wait" if len(over) > 1 else "waits"
+                self.steps.notes.append(one_line(f"{count} {wait} for another night: {cells}"))
             return
         for one in ready:
             name = one.target.name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from imagefactory.pools.model import (
     NodeResult,
     Pools,
     Sweep,
+    SweepNode,
 )
 from imagefactory.pools.sites import GENERIC, check_needs, find_site, own_of
 from imagefactory.progress import Progress
@@ -40,7 +41,17 @@ from imagefactory.settings.own_commands import names_of
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes
-from imagefactory.sweeps.cells import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
+from imagefactory.sweeps.cells import (
+    ROOM,
+    QueuedCell,
+    SweepAsk,
+    SweepPlan,
+    check_room,
+    choose_machines,
+    driver_of,
+    plan_sweep,
+    within_budget,
+)
 from imagefactory.sweeps.sweep_file import (
     ID,
     SWEEP,
@@ -51,6 +62,7 @@ from imagefactory.sweeps.sweep_file import (
     write_sweep_file,
 )
 from imagefactory.sweeps.underway import Images, Looking, is_left, leave_out_underway, read_underway
+from imagefactory.verify.gpu_run import timeout_of
 from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import suite_digest
@@ -69,7 +81,7 @@ class SweepOptions:
     """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
 
     `folder` is where the sweep is written, None for the store's own place; `pool` is a row of POOLS, `site`
-    one of sites.py.
+    one of sites.py. `at_once` is how many jobs may be in the queue, 0 for all.
     """
 
     asked: SweepAsk = field(default_factory=SweepAsk)
@@ -80,13 +92,14 @@ class SweepOptions:
     site: str = GENERIC
     limits: JobLimits = field(default_factory=JobLimits)
     folder: Path | None = None
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
 
-    `own` is what the settings add to its jobs.
+    `inventory` has the machines that may be used alone. `own` is what the settings add to its jobs.
     """
 
     plan: SweepPlan
@@ -131,7 +144,9 @@ def prepare_sweep(
     looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
-    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options, own=own)
+    plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
+    chosen = choose_machines(inventory, options.asked.machines)
+    return Prepared(plan=plan, inventory=chosen, place=place, id=name, options=options, own=own)
 
 
 def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
@@ -142,7 +157,7 @@ def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
     else:
         sifs = {name: kept_sif(factory, stage.target) for name, stage in stages.items()}
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
-    keys = [(cell.stage.target.name, str(cell.capability)) for cell in plan.cells]
+    keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
 
 
@@ -222,7 +237,9 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         limits=prepared.options.limits,
         pool=prepared.options.pool,
         own=prepared.own,
-        machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
+        machines=capable_machines(prepared.inventory, [kit.node for kit in kits]),
+        patterns=prepared.options.asked.machines,
+        at_once=prepared.options.at_once,
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     ledger(factory).issue_all(runs, sweep.made)
@@ -231,26 +248,28 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
     return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
 
 
-def capable_machines(inventory: Inventory, capabilities: Collection[str]) -> tuple[CapableMachines, ...]:
-    """The machines of a pool by capability, those that are asked for alone. Pure.
+def capable_machines(inventory: Inventory, nodes: Sequence[SweepNode]) -> tuple[CapableMachines, ...]:
+    """The machines of a pool by the rows of `nodes`, and of each row those with a driver that comes first.
 
-    Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
+    Pure. Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
     """
 
-    def names(capability: str) -> Iterator[str]:
+    def names(row: str, driver: str) -> Iterator[str]:
         for machine in inventory.machines:
-            if any(gpu.capability == capability for gpu in machine.gpus):
+            if any(gpu.row == row and driver in ("", driver_of(gpu)) for gpu in machine.gpus):
                 yield machine.name.rpartition("@")[2]
 
+    rows = {(node.row, driver) for node in nodes for driver in ("", node.first)}
     return tuple(
-        CapableMachines(capability=capability, machines=tuple(dict.fromkeys(names(capability))))
-        for capability in sorted(capabilities)
+        CapableMachines(capability=row, machines=tuple(dict.fromkeys(names(row, driver))), driver=driver)
+        for row, driver in sorted(rows)
     )
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
     reason = f"its image cannot be had: {error.message}"
-    return LeftOut(target=cell.stage.target.name, capability=str(cell.capability), rule=FAILED, reason=reason)
+    target, capability = cell.stage.target.name, str(cell.capability)
+    return LeftOut(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
 
 
 def submit_sweep(folder: Path, pools: Pools) -> str:

@@ -23,6 +23,7 @@ from typing import Any, TypeGuard
 from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
+from imagefactory.gpu.model import slice_of
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.suite_report import clean
 
@@ -41,7 +42,6 @@ ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.]{0,99}"
 HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
 """What a machine's `Arch` says in small letters, in OCI's words."""
 CUDA = r"[0-9]{1,2}\.[0-9]{1,2}"
-MIG = re.compile(r"\bMIG\b|\b[0-9]g\.[0-9]+gb\b")
 WHOLE_GPUS = 'regexp(" mig ", DeviceName, "i") =!= true'
 """Holds for what is no slice, by its name as CUDA tells it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
 AMD = re.compile(r"\b(amd|radeon|instinct|gfx[0-9a-f]+)\b", re.IGNORECASE)
@@ -236,7 +236,7 @@ def read_gpu(id: str, given: Ad, *, free: bool) -> PoolGpu | str:
         memory=int(memory) * 2**20 if _is_number(memory) and 0 < memory < 1e9 else 0,
         driver=_driver(properties.get("nvidiadriver")),
         cuda=_cuda(properties),
-        mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(MIG.search(name)),
+        mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(slice_of(name)),
         free=free,
     )
 

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.knowledge.gpu_names import find_gpu
+from imagefactory.gpu.model import slice_of
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.slurm.commands import run
 
@@ -21,7 +22,6 @@ FEATURES = "features"
 """The attribute of a machine that holds its node's features, with commas between them."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/]*)=(\S*)")
 _GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z0-9_.+-]+))?:(?P<count>[0-9]+)(?:\((?P<told>[^)]*)\))?")
-_SLICE = re.compile(r"[0-9]g\.[0-9]+gb")
 _HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
 _AWAY = ("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "UNKNOWN")
 _MOST = 1024
@@ -68,7 +68,7 @@ def _gpus(node: str, told: Mapping[str, str]) -> Iterator[PoolGpu]:
                 memory=0,
                 driver="",
                 cuda="",
-                mig=_SLICE.search(kind.lower()) is not None,
+                mig=bool(slice_of(kind)),
                 free=place >= used.get(found["type"], 0),
                 host=_HOSTS.get(told.get("Arch", ""), ""),
             )

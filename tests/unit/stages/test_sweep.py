@@ -592,7 +592,7 @@ def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> Non
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.address) == (ImageKind.OSDF, f"osdf:///chtc/staging/me/{sif.name}")
     text = (made.folder / "sweep.sub").read_text()
-    assert "requirements = $(elsewhere) && (HasCHTCStaging == true)" in text
+    assert "requirements = $(elsewhere) && $(first) && (HasCHTCStaging == true)" in text
     assert "transfer_container" not in text
     site.pool.play(made.folder)
     assert words(site.collects(made.folder)) == {V100: "verified", A100: "verified"}
@@ -609,11 +609,16 @@ def test_a_job_that_ran_another_file_than_the_nodes_is_not_verified(site: Site) 
 
 
 def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
+    """Beside whole GPUs of the same capability, as rows of their own."""
     slice_of = pool_gpu("8.0", name="NVIDIA Test GPU MIG 1g.5gb", mig=True)
-    site.pool.gpus = inventory(slice_of, pool_gpu("7.0"))
+    site.pool.gpus = inventory(slice_of, pool_gpu("7.0"), pool_gpu("8.0"))
     sweep = site.makes(asked=SweepAsk(mig=True)).sweep
-    assert [(node.name, node.mig) for node in sweep.nodes] == [(V100, False), (A100, True)]
-    assert [node.name for node in site.makes().sweep.nodes] == [V100]
+    parts = {V100: "", A100: "", f"{A100}-1g_5gb": "1g.5gb"}
+    assert {node.name: node.part for node in sweep.nodes} == parts
+    machines = {one.capability: one.machines for one in sweep.machines}
+    assert machines["8.0 1g.5gb"] == ("gpu0.pool.test",)
+    assert machines["8.0"] == ("gpu2.pool.test",)
+    assert [node.name for node in site.makes().sweep.nodes] == [V100, A100]
 
 
 # --- the commands ----------------------------------------------------------------------------------
