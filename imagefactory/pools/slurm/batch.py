@@ -32,7 +32,7 @@ from imagefactory.files import replace_text
 from imagefactory.gpu.model import row_of
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.node.post import Fault, bad_machines
-from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, PoolMachine, Sweep
+from imagefactory.pools.model import MOST_NODES, ImageKind, Inventory, JobLimits, PoolGpu, Sweep
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.request import ask_for_one
 from imagefactory.settings.own_commands import TIME, is_chosen, time_of
@@ -101,13 +101,16 @@ class Submitted:
 class Batch:
     """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits.
 
-    `machines` are those with a GPU that fits, and may be used. `share` is how many of its jobs may run at
-    once, 0 for all; of batches in one `lane` each waits for the one before.
+    `machines` are those with a GPU that fits, and may be used, `excluded` those that may not; `busy`: none of
+    these GPUs is free. `share` is how many of its jobs may run at once, 0 for all; of batches in one `lane`
+    each waits for the one before.
     """
 
     options: tuple[str, ...]
     jobs: tuple[Job, ...]
     machines: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    busy: bool = False
     share: int = 0
     lane: int = 0
 
@@ -175,41 +178,41 @@ def batches_of(
 
 
 def _ask(job: Job, inventory: Inventory, faults: Sequence[Fault], patterns: Sequence[str]) -> Batch:
-    """A batch without jobs, that asks for what `job` needs."""
-    fitting = [one for one in inventory.machines if any(fits(job, gpu) for gpu in one.gpus)]
-    used = _used(job, [one for one in fitting if is_chosen(one.name, patterns)])
-    places = {id(gpu) for one in fitting if one.name in used for gpu in one.gpus}
-    options = ask_for_one(inventory, lambda gpu: id(gpu) in places and fits(job, gpu))
-    others = [one.name for one in fitting if one.name not in used]
-    return Batch(
-        options=_without(options, [*others, *bad_machines(list(faults), used)]),
-        jobs=(),
-        machines=tuple(used),
-    )
+    """A batch without jobs, that asks for what `job` needs.
 
-
-def _used(job: Job, machines: Sequence[PoolMachine]) -> list[str]:
-    """The names of the machines that a job may have: those with the driver that comes first, while one of
-    their GPUs is free or no others will do, else all.
+    Slurm has no wishes: where a GPU with the driver that comes first is free now, jobs start on no other.
+    What fails there is queued again for all of `machines`.
     """
-    if job.first:
-        oldest = [
-            (machine.name, gpu.free)
-            for machine in machines
-            for gpu in machine.gpus
-            if fits(job, gpu) and gpu.driver == job.first
-        ]
-        if job.only or any(free for _, free in oldest):
-            return list(dict.fromkeys(name for name, _ in oldest))
-    return [machine.name for machine in machines]
+    fitting = [one for one in inventory.machines if any(fits(job, gpu) for gpu in one.gpus)]
+    chosen = [one for one in fitting if is_chosen(one.name, patterns)]
+    oldest = [one for one in chosen if any(fits(job, gpu) and gpu.driver == job.first for gpu in one.gpus)]
+    allowed = [one.name for one in (oldest if job.only else chosen)]
+    bad = bad_machines(list(faults), allowed)
+    free = {one.name for one in fitting if any(fits(job, gpu) and gpu.free for gpu in one.gpus)}
+    preferred = [one.name for one in oldest if one.name not in bad] if job.first else []
+    first = preferred if free & {*preferred} else allowed
+
+    def ask(names: Sequence[str]) -> tuple[str, ...]:
+        places = {id(gpu) for one in fitting if one.name in names for gpu in one.gpus}
+        return ask_for_one(inventory, lambda gpu: id(gpu) in places and fits(job, gpu))
+
+    options = ask(allowed)
+    if _unexcluded(ask(first)) != _unexcluded(options):  # what is queued again asks for the same GPUs
+        first = allowed
+    others = [one.name for one in fitting if one.name not in first]
+    options = _without(options, [*others, *bad])
+    never = [name for name in excluded(options) if name not in allowed]
+    busy = not free & {*allowed}
+    return Batch(options=options, jobs=(), machines=tuple(allowed), excluded=tuple(never), busy=busy)
 
 
 def throttled(batches: Sequence[Batch], at_once: int) -> tuple[Batch, ...]:
     """The batches with their share of the jobs at once; where there are more of them than that, some wait for
-    others. Pure.
+    others, those first whose GPUs are free. Pure.
     """
     if not at_once:
         return tuple(batches)
+    batches = sorted(batches, key=lambda batch: batch.busy)
     base, more = divmod(at_once, max(1, len(batches)))
     by_size = sorted(range(len(batches)), key=lambda number: -len(batches[number].jobs))
     shares = {number: base + (place < more) for place, number in enumerate(by_size)}
@@ -223,8 +226,11 @@ def _without(options: tuple[str, ...], machines: Sequence[str]) -> tuple[str, ..
     """The options, and that no job runs on these machines: sbatch takes `--exclude` once."""
     if not options or not machines:
         return options
-    rest = (one for one in options if not one.startswith(EXCLUDE))
-    return (*rest, f"{EXCLUDE}{','.join(sorted({*excluded(options), *machines}))}")
+    return (*_unexcluded(options), f"{EXCLUDE}{','.join(sorted({*excluded(options), *machines}))}")
+
+
+def _unexcluded(options: Iterable[str]) -> tuple[str, ...]:
+    return tuple(one for one in options if not one.startswith(EXCLUDE))
 
 
 def excluded(options: Iterable[str]) -> tuple[str, ...]:
@@ -265,7 +271,7 @@ def format_batch(
     )
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "nodes=("]
     lines += [f"    {shlex.quote(job.node)}" for job in batch.jobs]
-    machines, others = shlex.quote(" ".join(batch.machines)), shlex.quote(" ".join(excluded(batch.options)))
+    machines, others = shlex.quote(" ".join(batch.machines)), shlex.quote(" ".join(batch.excluded))
     task = f'exec bash {TASK} {number} "${{nodes[SLURM_ARRAY_TASK_ID]}}" {jobs.retries} {machines} {others}'
     lines += [")", task, ""]
     return "\n".join(lines)

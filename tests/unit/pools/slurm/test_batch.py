@@ -102,17 +102,23 @@ def test_machines_that_are_avoided_get_no_job() -> None:
         ),
     )
 
-    def used(made: Job, *patterns: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def starts(made: Job, *patterns: str) -> tuple[str, tuple[str, ...]]:
+        """Where its jobs start, and where what failed there may go."""
         (batch,) = batches_of([made], cluster, patterns=patterns)
-        return batch.machines, excluded(batch.options)
+        assert {*batch.machines, *batch.excluded} == {"a1", "a2", "b1"}
+        return " ".join(sorted({"a1", "a2", "b1"} - {*excluded(batch.options)})), batch.machines
 
-    assert used(job()) == (("a1", "a2", "b1"), ())
-    assert used(job(), "a*") == (("a1", "a2"), ("b1",))
-    assert used(job(), "a*", "!a1") == (("a2",), ("a1", "b1"))
-    assert used(job(first="535.54.03")) == (("a2",), ("a1", "b1"))
-    assert used(job(first="470.57.02")) == (("a1", "a2", "b1"), ())  # all are busy there
-    assert used(job(first="470.57.02", only=True)) == (("b1",), ("a1", "a2"))
+    every = ("a1", "a2", "b1")
+    assert starts(job()) == ("a1 a2 b1", every)
+    assert starts(job(), "a*") == ("a1 a2", ("a1", "a2"))
+    assert starts(job(), "a*", "!a1") == ("a2", ("a2",))
+    assert starts(job(first="535.54.03")) == ("a2", every)
+    assert starts(job(first="470.57.02")) == ("a1 a2 b1", every)  # all are busy there
+    assert starts(job(first="470.57.02", only=True)) == ("b1", ("b1",))
     assert batches_of([job(first="470.57.02", only=True)], cluster, patterns=("!b1",))[0].options == ()
+    faults = [Fault("a2", name, "1", 7, "no GPU") for name in ("x", "y")]
+    (batch,) = batches_of([job(first="535.54.03")], cluster, faults)
+    assert (excluded(batch.options), batch.machines) == (("a2",), every)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +174,7 @@ def test_the_script_names_its_nodes(tmp_path: Path) -> None:
             ["bash", "-c", text], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
         )
         assert said.stdout == f"7 {name} 2 gpu1 gpu2 \n"
-    after = format_batch(replace(batch, share=1, options=("--exclude=h1,h2",)), 7, jobs, after=("12", 99))
+    after = format_batch(replace(batch, share=1, excluded=("h1", "h2")), 7, jobs, after=("12", 99))
     options = [line.removeprefix("#SBATCH ") for line in after.splitlines() if line.startswith("#SBATCH")]
     assert {"--array=0-1%1", "--dependency=afterany:12", "--deadline=now+99"} <= {*options}
     assert after.splitlines()[-1].endswith("'gpu1 gpu2' 'h1 h2'")
