@@ -43,7 +43,8 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "those of a pool, as `imagefactory pool -o FILE` wrote them.",
 )
 @click.option(
-    "--machines",
+    "--machine",
+    "machines",
     metavar="NAMES",
     help="Of a pool's inventory: these machines only, with * and ?, and none of those after !: "
     "'gpu*,!gpu07'. Default: the setting `sweep-machines`.",
@@ -130,7 +131,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     machines = call.settings.sweep_machines.value if asked.machines is None else asked.machines
     listed = read_listed(asked.inventory, parse_machines(machines)) if asked.inventory else Listed()
     if asked.machines is not None and not listed.pool:
-        raise UsageError("--machines is about a pool's inventory", hint="name one: --inventory FILE")
+        raise UsageError("--machine is about a pool's inventory", hint="name one: --inventory FILE")
     if asked.tuples:
         devices = tuple(one for one in listed.devices if one not in listed.avoided and not one.part)
         _rows(asked, asked.tuples, (devices, listed.pool), allow)

@@ -65,7 +65,8 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             "--mig", is_flag=True, help="Verify on slices of GPUs (MIG) too: a row for each profile."
         ),
         click.option(
-            "--machines",
+            "--machine",
+            "machines",
             metavar="NAMES",
             help="Run on these machines only, with * and ?, and on none of those after !: 'gpu*,!gpu07'. "
             "Default: the setting `sweep-machines`.",

@@ -31,7 +31,7 @@ AVOIDED = "avoided"
 """The rule of a cell whose machines `sweep-machines` does not choose. It comes back by that setting."""
 FEW = 3
 """Machines that a reason names."""
-AVOIDED_BY = "--machines, or the setting sweep-machines"
+AVOIDED_BY = "--machine, or the setting sweep-machines"
 NO_MATCH = "no-match"
 """The rule of a row for which a pool has no GPU, be it for its capability or its driver."""
 UNSOLVABLE = "unsolvable"

@@ -426,7 +426,7 @@ def check_allowed(rules: Sequence[str]) -> frozenset[str]:
         raise UsageError(
             "--allow no-match: such a job would wait in vain", hint="leave it out: its GPU is not there"
         )
-    for rule, hint in ((MIG, "say --mig"), (AVOIDED, "say --machines, or change the setting sweep-machines")):
+    for rule, hint in ((MIG, "say --mig"), (AVOIDED, "say --machine, or change the setting sweep-machines")):
         if rule in rules:
             raise UsageError(f"--allow {rule}: it has an option of its own", hint=hint)
     return check_rules([rule for rule in rules if rule not in own]) | (frozenset(rules) & frozenset(own))

@@ -48,7 +48,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def words(ground: PoolGround) -> SweepRun:
     """All that ends by itself, on the machine whose device the images' libcuda plays."""
-    only = ("--machines", "stand*,!a100", "--jobs", "3")
+    only = ("--machine", "stand*,!a100", "--jobs", "3")
     return submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1", *only)
 
 

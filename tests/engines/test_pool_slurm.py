@@ -56,7 +56,7 @@ def in_vain(ground: PoolGround) -> SweepRun:
 
 @pytest.fixture(scope="module")
 def words(ground: PoolGround, in_vain: SweepRun) -> SweepRun:
-    only = ("--machines", "!h2", "--jobs", "9")
+    only = ("--machine", "!h2", "--jobs", "9")
     return submit(ground, tuple(TRICKS), "--capability", "9.0", "--retries", "0", *only, to=SLURM)
 
 

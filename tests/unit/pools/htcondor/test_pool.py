@@ -303,7 +303,7 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
     said = call("plan", "--inventory", str(file), "--github", "--registry", "", "pytorch-2.3-cu121").out
     jobs = json.loads(said.removeprefix("matrix="))["include"]
     assert [(job["capability"], job["driver"]) for job in jobs] == [("8.0", "")] * 2 + [("9.0", "")]
-    avoided = call("plan", "--inventory", str(file), "--machines", "!gpu*", "--json", "pytorch-2.3-cu121")
+    avoided = call("plan", "--inventory", str(file), "--machine", "!gpu*", "--json", "pytorch-2.3-cu121")
     cells = avoided.json()["targets"][0]["cells"]
     assert {(cell["state"], cell["against"][0]["rule"]) for cell in cells} == {("pruned", "avoided")}
     assert {cell["part"] for cell in cells} == {"", "1g.10gb"}
