@@ -193,7 +193,7 @@ def within_budget(plan: SweepPlan, asked: SweepAsk, seconds: float, day: date) -
     """A plan with as many cells as its GPU hours allow, at least one; others wait for a later sweep. Pure.
 
     A cell takes as long as the last run of its image there, or anywhere, did; else `seconds`. A verdict that
-    has lapsed or is about to comes first, the oldest before all.
+    has lapsed or is about to comes first, the oldest before all; last is what a newer driver has one for.
     """
     if not asked.gpu_hours or BUDGET in asked.allow:
         return plan
@@ -201,7 +201,7 @@ def within_budget(plan: SweepPlan, asked: SweepAsk, seconds: float, day: date) -
     def turn(cell: QueuedCell) -> tuple[object, ...]:
         proofs = last_proofs(cell.stage.verdicts, cell.part)
         proven = proofs[cell.capability][0] if cell.capability in proofs else None
-        return turn_of(proven, f"{day} {cell.stage.target.name} {cell.row}")
+        return cell.only, *turn_of(proven, f"{day} {cell.stage.target.name} {cell.row}")
 
     kept: set[int] = set()
     left, closed = asked.gpu_hours * 3600.0, False

@@ -27,7 +27,7 @@ from imagefactory.model import Outcome
 from imagefactory.pools.folder import node_folder
 from imagefactory.pools.model import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, QueuedCell, SweepPlan
+from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
 from imagefactory.sweeps.sweep_file import (
     GONE,
     ID,
@@ -50,12 +50,17 @@ NOT_ASKED = "the queue was not asked"
 
 
 class InHand(StrEnum):
-    """How far a node is that may still bring a verdict: open, or what was not done yet about its result."""
+    """How far a node is that may still bring a verdict: open, or what was not done yet about its result.
+
+    UNMATCHED brings none: its machines alone have the oldest driver, and none took it. It is not asked again
+    while its sweep is remembered, since a verdict of a newer driver is there.
+    """
 
     OPEN = "open"
     ENDED = "not collected"
     NOT_SIGNED = "not signed"
     NOT_ATTACHED = "signed, and not attached yet"
+    UNMATCHED = "no machine took it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,11 @@ def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozen
     given: Counter[int] = Counter()
     for cell in plan.cells:
         key = _key(cell)
-        having = [(number, sweep) for number, sweep in enumerate(newest) if key in sweep.cells]
+        having = [
+            (number, sweep)
+            for number, sweep in enumerate(newest)
+            if key in sweep.cells and (cell.only or sweep.cells[key] is not InHand.UNMATCHED)
+        ]
         held = (_held(sweep, sweep.cells[key]) for _, sweep in having)
         rule, reason = next((found for found in held if found and found[0] not in allow), ("", ""))
         if rule:
@@ -108,6 +117,8 @@ def _key(cell: QueuedCell) -> tuple[str, str]:
 
 def _held(seen: SweepSeen, state: InHand) -> tuple[str, str] | None:
     """The rule and reason by which it holds a cell back; None where it does not for certain."""
+    if state is InHand.UNMATCHED:
+        return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {seen.name}"
     if state is not InHand.OPEN:
         return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory collect {seen.name}"
     if seen.driven:
@@ -295,6 +306,8 @@ def _states(candidate: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHan
         if node_state.run is None:
             if is_left(node_state.result.outcome, settled=node_state.settled):
                 cells[key] = InHand.OPEN
+            elif node.only and node_state.result.outcome is Outcome.NO_MATCH:
+                cells[key] = InHand.UNMATCHED
             continue
         result = pool.read_result(candidate.folder, node, candidate.sweep.limits)
         state = state_of(result.outcome, candidate.collected.get(node.nonce))
