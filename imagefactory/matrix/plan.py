@@ -224,7 +224,7 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
         asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
         unsaid = "amd64" if given.on_machines and given.devices and asked.platform == "arm64" else ""
         question = replace(asked, host=device.host or unsaid)
-        is_required = device.capability in required
+        is_required = device.capability in required and not device.part
         known = {} if device.part else stage.evidence.verified
         known = {**known, **verified_claims(stage.verdicts, device.oldest_driver, device.part)}
         evidence = replace(stage.evidence, verified=known)

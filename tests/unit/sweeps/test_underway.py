@@ -594,3 +594,24 @@ def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(
     done = site.collects(folder, promote=True)
     assert [len(one.attached) for one in done.nodes] == [2, 2]
     assert len(done.promotions) == 1
+
+
+def test_a_sweep_that_an_older_version_made_is_read(site: Site) -> None:
+    """Its nodes said whether a slice will do, and nothing of drivers, machines or jobs at once."""
+    made = site.makes()
+    path = made.folder / "sweep.json"
+    document = json.loads(path.read_text())
+    row = document["sweep"]
+    for name in ("patterns", "at_once"):
+        del row[name]
+    for node in row["nodes"]:
+        node["mig"] = node["capability"] == "8.0"
+        for name in ("part", "first", "only"):
+            del node[name]
+    for one in (*row["machines"], *row["left_out"]):
+        one.pop("driver", None)
+        one.pop("part", None)
+    path.write_text(json.dumps(document))
+    found = read_sweep(made.folder)
+    assert [node.part for node in found.nodes] == ["", "mig"]
+    assert replace(found, nodes=()) == replace(made.sweep, nodes=())
