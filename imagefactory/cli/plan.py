@@ -128,7 +128,9 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     asked = _PlanAsk(**given)
     asked.refuse_contradictions(names)
     allow = check_rules(asked.allow)
-    machines = call.settings.sweep_machines.value if asked.machines is None else asked.machines
+    machines = asked.machines or ""
+    if asked.machines is None and asked.inventory and not asked.tuples:  # rows are no jobs of sweeps
+        machines = call.settings.sweep_machines.value
     listed = read_listed(asked.inventory, parse_machines(machines)) if asked.inventory else Listed()
     if asked.machines is not None and not listed.pool:
         raise UsageError("--machine is about a pool's inventory", hint="name one: --inventory FILE")

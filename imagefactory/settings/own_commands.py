@@ -20,7 +20,7 @@ from datetime import timedelta
 from imagefactory.errors import UsageError
 
 REQUIREMENTS, TIME = "requirements", "--time"
-MOST_PATTERNS = 1000
+MOST_PATTERNS, LONGEST_PATTERNS = 100, 1000
 _COMMANDS = frozenset({
     "universe", "container_image", "docker_image", "executable", "arguments", "initialdir", "input",
     "output", "error", "log", "queue", "include", "transfer_executable", "transfer_input_files",
@@ -103,9 +103,10 @@ def parse_machines(text: str) -> tuple[str, ...]:
                 f"'{pattern[:80]}' cannot be a machine's name",
                 hint="write names with commas, * and ? for any letters, ! before those to avoid: gpu*,!gpu07",
             )
-    if sum(map(len, found)) > MOST_PATTERNS:
+    if len(found) > MOST_PATTERNS or len(text) > LONGEST_PATTERNS:
         raise UsageError(
-            f"the machines' names have more than {MOST_PATTERNS} letters", hint="write * for what they share"
+            f"more than {MOST_PATTERNS} names of machines, or {LONGEST_PATTERNS} letters",
+            hint="write * for what they share",
         )
     return found
 

@@ -67,7 +67,9 @@ def test_machines_are_chosen_by_name(tmp_path: Path, patterns: str, machines: li
     assert sum("TARGET.Machine" in line for line in lines) == bool(asked)
 
 
-@pytest.mark.parametrize("text", ['gpu"07', "gpu(1)", "!", "a" * 1001, "gpu{1}"])
+@pytest.mark.parametrize(
+    "text", ['gpu"07', "gpu(1)", "!", "a" * 1001, "gpu{1}", " ".join(map(str, range(101)))]
+)
 def test_a_machine_that_cannot_be_called_so_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_machines(text)
