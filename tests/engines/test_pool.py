@@ -67,10 +67,10 @@ class Sweeps:
 
 @pytest.fixture(scope="module")
 def sweeps(ground: PoolGround) -> Iterator[Sweeps]:
-    a100 = ("--capability", "8.0")
+    a100, only = ("--capability", "8.0"), ("--machine", "stand*,!a100", "--jobs", "3")
     with somebody_else(ground.pool) as leaves:
         yield Sweeps(
-            words=submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1"),
+            words=submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1", *only),
             simulated=submit(ground, ("plain", "good"), *a100),
             waiting=submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s"),
             full=submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s"),
