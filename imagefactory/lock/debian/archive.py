@@ -29,7 +29,10 @@ PAUSES = (5.0, 20.0, 60.0)
 """Seconds before each new try at an archive that limits how much one address may fetch. 429 and 503 apt
 itself waits for, as long as Retry-After says; of 509, which snapshot.debian.org sends, it knows nothing."""
 _LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
-_SYNCING = re.compile(r"^E: .*(?:Mirror sync in progress|Hash Sum mismatch)", re.MULTILINE)
+# Of indexes alone: a package that is not as they say may be tampered with.
+_SYNCING = re.compile(
+    r"^E: Failed to fetch \S+/dists/\S+\s+(?:File has unexpected size|Hash Sum mismatch)", re.MULTILINE
+)
 _NOT_FOUND = re.compile(r"^E: Failed to fetch \S+/pool/\S+\s+404\b", re.MULTILINE)
 
 
@@ -254,7 +257,7 @@ def _watch(
         if not code:
             return
         limited = _LIMITED.search(text)
-        if pause is None or not (limited or _SYNCING.search(text)):
+        if pause is None or not (limited or (pause == PAUSES[0] and _SYNCING.search(text))):
             break
         why = "limits how much this address may fetch (509)" if limited else "is being changed"
         progress.note(f"the archive {why}: waiting {pause:.0f} seconds")

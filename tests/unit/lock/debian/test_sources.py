@@ -630,7 +630,7 @@ def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:
 APT = """#!/bin/sh
 echo run >>{folder}/runs
 [ "$(wc -l <{folder}/runs)" -gt {fails} ] && {{ echo dlstatus:1:100:done; exit 0; }}
-echo "E: Failed to fetch http://m/debian/pool/a_1_amd64.deb  {said} [IP: 127.0.0.1 80]" >&2
+echo "E: Failed to fetch http://m/debian/{said} [IP: 127.0.0.1 80]" >&2
 exit 100
 """
 
@@ -638,13 +638,21 @@ exit 100
 @pytest.mark.parametrize(
     ("fails", "said", "runs", "raised"),
     [
-        (2, "509  Bandwidth Limit Exceeded", 3, None),
-        (2, "509  ", 3, None),
-        (9, "509  ", 4, DownloadError),
-        (1, "File has unexpected size (67760 != 66692). Mirror sync in progress?", 2, None),
-        (1, "Hash Sum mismatch", 2, None),
-        (9, "500  Internal Server Error", 1, DownloadError),
-        (9, "404  Not Found", 1, archive.StaleIndexError),
+        (2, "pool/a_1_amd64.deb  509  Bandwidth Limit Exceeded", 3, None),
+        (2, "dists/s/InRelease  509  ", 3, None),
+        (9, "pool/a_1_amd64.deb  509  ", 4, DownloadError),
+        (1, "dists/s/Packages.xz  File has unexpected size (6 != 7). Mirror sync in progress?", 2, None),
+        (1, "dists/s/Packages.xz  Hash Sum mismatch", 2, None),
+        (9, "dists/s/Packages.xz  Hash Sum mismatch", 2, DownloadError),
+        (9, "pool/a_1_amd64.deb  Hash Sum mismatch", 1, DownloadError),
+        (
+            9,
+            "pool/a_1_amd64.deb  File has unexpected size (6 != 7). Mirror sync in progress?",
+            1,
+            DownloadError,
+        ),
+        (9, "pool/a_1_amd64.deb  500  Internal Server Error", 1, DownloadError),
+        (9, "pool/a_1_amd64.deb  404  Not Found", 1, archive.StaleIndexError),
     ],
 )
 def test_an_archive_that_limits_an_address_is_asked_again(
@@ -658,7 +666,7 @@ def test_an_archive_that_limits_an_address_is_asked_again(
     (tmp_path / "apt-get").write_text(APT.format(folder=tmp_path, fails=fails, said=said))
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(archive, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(archive, "PAUSES", (0.0, 0.01, 0.02))
     made = archive.Archive(
         root=tmp_path, suite="s", released=1, environ=(("PATH", f"{tmp_path}:/usr/bin:/bin"),)
     )
