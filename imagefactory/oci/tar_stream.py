@@ -28,6 +28,8 @@ BLOCK = 512
 NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
 SPARSE_LIMIT = 16 << 30  # bytes; what the sparse files of one layer may unpack to
 LINKS_LIMIT = 40  # symbolic links on the way to one entry, as Linux has it
+FOLLOWED_LIMIT = 64 << 20  # characters of the links on the way to the entries of one layer
+REPLACED_LIMIT = 1000  # folders and what takes their place, or the other way round, in one layer
 LONGEST_TARGET = 4095  # bytes of a symbolic link, as Linux has it
 LAST_OWNER = (1 << 32) - 2  # the largest number of a user or group
 LAST_TIME = (1 << 34) - 1  # seconds since 1970; the last time that ext4 has
@@ -168,6 +170,7 @@ class _Layer:
 
     def __init__(self) -> None:
         self._root: _Folder = {}
+        self._followed = self._replaced = 0
 
     def place(self, entry: TarEntry) -> Iterator[TarEntry]:
         """The entry where it lies, behind what it removes; nothing for what a layer does not keep."""
@@ -201,6 +204,9 @@ class _Layer:
             return
         unseen = isinstance(new, dict) or entry.kind == _SKIPPED
         if old is not None and (unseen or isinstance(old, dict)):
+            self._replaced += 1
+            if self._replaced > REPLACED_LIMIT:
+                raise EntryError(f"it replaces more than {REPLACED_LIMIT} of its own entries")
             yield _at(entry, REMOVED, entry.parts)
             if unseen:  # what was there hid the layers below; what comes instead would not
                 yield _at(entry, HIDDEN, (*above, WHITEOUT + name))
@@ -261,7 +267,8 @@ class _Layer:
                     folders[-1][part] = node
             if isinstance(node, _Link):
                 links += 1
-                if links > LINKS_LIMIT:
+                self._followed += len(node)
+                if links > LINKS_LIMIT or self._followed > FOLLOWED_LIMIT:
                     raise EntryError(f"'{printable(name)}' lies behind more than {LINKS_LIMIT} links")
                 if node.startswith("/"):
                     above.clear()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from imagefactory.gpu.model import Contents
 from imagefactory.oci.inflate import DamagedError, plain_layer
@@ -33,6 +32,8 @@ from imagefactory.scan.findings import FileFinding, format_contents, is_text, re
 from imagefactory.scan.look import CHUNK, Look, stopping_pool
 from imagefactory.scan.records import LayerScan, keep_scan, recall_scan
 from imagefactory.scan.zip import PLAIN
+
+RENAMED_LIMIT = 1_000_000  # names of files of one layer that are told anew as others are replaced
 
 
 def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
@@ -90,15 +91,24 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     removed: list[str] = []
     opaque: list[str] = []
     links: dict[str, str] = {}
+    others: dict[str, dict[str, None]] = {}  # the links by what they are names of
+    left = RENAMED_LIMIT
 
     def drop(path: str) -> None:
+        nonlocal left
         plain.discard(path)
-        links.pop(path, None)
-        finding = findings.pop(path, None)
-        if names := [name for name, first in links.items() if finding and first == path]:
-            del links[names[0]]  # the file lives on by its other names
-            findings[names[0]] = _renamed(cast("FileFinding", finding), findings.get(names[0]), names[0])
-            links.update(dict.fromkeys(names[1:], names[0]))
+        if first := links.pop(path, ""):
+            del others[first][path]
+        finding, names = findings.pop(path, None), others.pop(path, None)
+        if finding and names:  # the file lives on by its other names
+            left -= len(names)
+            if left < 0:
+                raise DamagedError(f"its files change their names more than {RENAMED_LIMIT} times")
+            heir, *rest = names
+            del links[heir]
+            findings[heir] = _renamed(finding, findings.get(heir), heir)
+            links.update(dict.fromkeys(rest, heir))
+            others[heir] = dict.fromkeys(rest)
 
     for entry in entries(stream):
         path = readable_path(entry.path)
@@ -119,6 +129,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
                 first = links.get(same, same)
                 if (whole := findings.get(first)) and (whole.library or whole.facts):
                     links[path] = first
+                    others.setdefault(first, {})[path] = None
             if finding:
                 findings[path] = finding
             elif not is_text(path):

@@ -344,6 +344,17 @@ def test_links_to_links_end(store: LayerStore) -> None:
         list(entries(TarStream(iter([make_tar(*rows, file("l0/x"))]))))
 
 
+def test_what_replaces_itself_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = make_tar(*[file("a"), folder("a")] * 3)
+    list(entries(TarStream(iter([again]))))
+    monkeypatch.setattr(tar_stream, "REPLACED_LIMIT", 3)
+    with pytest.raises(EntryError, match="replaces"):
+        list(entries(TarStream(iter([again]))))
+    monkeypatch.setattr(tar_stream, "FOLLOWED_LIMIT", 30)
+    with pytest.raises(EntryError, match="links"):
+        list(entries(TarStream(iter([make_tar(link("a", "b" * 9), *[file("a/x")] * 5)]))))
+
+
 def test_what_is_skipped_is_said(store: LayerStore) -> None:
     fifo, node = file("run/pipe", b"", type=FIFO), file("dev/null", b"", type=tarfile.CHRTYPE)
     store.unpack(store.add(make_tar(fifo, node)))

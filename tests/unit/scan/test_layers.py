@@ -464,6 +464,17 @@ def test_what_an_upper_layer_removes_or_covers_counts_no_more() -> None:
     assert over(("opt/.wh.torch", b""), lib) == every[:1]
 
 
+def test_a_name_that_is_replaced_leaves_the_file_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = ("a.so", b"\x7fELF" + bytes(99))
+    data = tar(("a.so", TORCH), ("b.so", b"=>a.so"), ("c.so", b"=>a.so"), again, ("b.so", b"->c.so"))
+    found = scan_layer(iter([data]))
+    assert [one.path for one in found.found if one.library] == ["c.so"]
+    assert (found.links, found.plain) == ((), ("a.so", "b.so"))
+    monkeypatch.setattr(layers, "RENAMED_LIMIT", 2)
+    with pytest.raises(DamagedError, match="change their names"):
+        scan_layer(iter([data]))
+
+
 NOTE = b'{"Format":1,"CUDA Version":"13.0","Driver":[535,550],"Device":[1]}'
 
 

@@ -79,6 +79,15 @@ def test_registries_that_count_otherwise_get_the_blob(ways: Ways, after: int, mo
         assert all(int(asked.headers["content-length"]) <= 9 << 20 for asked in ranged)
 
 
+@pytest.mark.parametrize("page", [True, False])
+def test_a_range_may_be_of_the_last_piece_alone(page: bool) -> None:
+    """As Zot and Aliyun count (regclient 961 and 627)."""
+    with registry_made_here(Ways(told_range="0-4194303", upload_page=page)) as server:
+        options = RegistryOptions(patience=QUICK, piece=4 << 20)
+        assert Registry(server.host, options).write("a/b", BLOB, source) == len(DATA)
+        assert server.shelves.blobs == {BLOB.digest: DATA}
+
+
 def test_a_registry_that_loses_what_it_takes_is_no_endless_push() -> None:
     with registry_made_here(Ways(most=1)) as server:
         with pytest.raises(RegistryError, match="416"):
