@@ -1,12 +1,29 @@
-"""T2 and T3 of the GPU suite inside a real image, on the CPU: it is the image's own framework that works."""
+"""The GPU suite inside a real image, on the CPU: it is the image's own framework that works."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from imagefactory.suite.gpu import table
+from imagefactory.suite.portability.models import MODELS
+from imagefactory.verdicts.recorded import NEEDED, curves_of, without_units
 from tests.e2e import rehearsal
 from tests.services.factory import Factory
+
+# As the check does, but what is exported is a copy with one wrong weight.
+WRONG_EXPORT = """\
+import importlib, runpy, sys
+
+runpy.run_path("/suite/smoke.py")["load_suite"]("/suite")
+package = "imagefactory_suite"
+exporter = importlib.import_module(package + ".portability.torch")
+maker = importlib.import_module(package + ".portability.torch_models")
+models = importlib.import_module(package + ".portability.models")
+models.MODELS = tuple(model for model in models.MODELS if model.name == "variational")
+export = exporter.export
+exporter.export = lambda network, *rest, **asked: export(maker.damaged(network), *rest, **asked)
+sys.exit(importlib.import_module(package + ".gpu.part").main("portability", *sys.argv[1:]))
+"""
 
 
 def assert_numbers(factory: Factory, target: str, framework: str, folder: Path) -> None:
@@ -46,3 +63,34 @@ def assert_several(factory: Factory, target: str, folder: Path) -> None:
         "data-parallel": "passed",
     }
     assert all("rehearsed on the CPU" in row["detail"] for row in rows.values())
+
+
+def assert_profile(factory: Factory, target: str, folder: Path) -> None:
+    row = rehearsal.rehearse(factory, target, "profile", folder)["profile"]
+    assert row["state"] == "passed", row
+    assert {*NEEDED, "up-pageable", "down-pageable"} <= curves_of(without_units(row["numbers"])).keys()
+    phases = ("forward", "backward", "optimizer", "whole")
+    assert {f"step-convnet-fp32-16-{phase}-s" for phase in phases} <= row["numbers"].keys()
+
+
+def assert_portable(factory: Factory, target: str, folder: Path) -> None:
+    """The suite's models are exported, run and compared; a wrong weight is seen; last a GPU is asked for."""
+    row = rehearsal.rehearse(factory, target, "portability", folder)["portability"]
+    assert row["state"] == "passed", row
+    assert "on cpu, off by" in row["detail"]
+    kinds = ("error", "p50-ms", "p95-ms")
+    rows = {f"{model.name}-cpu-{by}" for model in MODELS for by in ("torch", "onnxruntime")}
+    assert {f"{name}-{kind}" for name in rows for kind in kinds} <= row["numbers"].keys()
+    assert not [name for name in row["numbers"] if "-gpu-" in name]
+
+    (folder / "out" / "wrong.py").write_text(WRONG_EXPORT)
+    files = ("/out/expectations.json", "/out/wrong.json")
+    rehearsal.run_inside(factory, target, folder, "python", "-I", "-B", "/out/wrong.py", *files)
+    row = rehearsal.rows_of(folder / "out" / "wrong.json")["portability"]
+    assert (row["state"], row["outcome"]) == ("failed", "wrong-numbers"), row
+    assert row["detail"].startswith("variational: onnxruntime on the cpu is off by 0.0")
+
+    rehearsal.in_earnest(folder)
+    row = rehearsal.rehearse(factory, target, "portability", folder)["portability"]
+    assert (row["state"], row["outcome"]) == ("failed", "no-gpu"), row
+    assert not [name for name in row["numbers"] if name.endswith("-ms")]

@@ -15,6 +15,8 @@ from tests.services.factory import COMMAND, ROOT, Factory
 from tests.services.page import read_commands
 
 PAGE = ROOT / "docs" / "portability.md"
+EXPORTING = "pytorch-onnx-2.15-cu132"
+"""What exports there."""
 MODELS = {"classifier", "variational"}
 
 
@@ -30,9 +32,11 @@ def own_root(factory: Factory, folder: Path) -> Factory:
     return own
 
 
-def follow_page(factory: Factory, folder: Path) -> None:
-    """All of it, in a terminal that stands in the factory's root; then what it left is looked at."""
-    own = own_root(factory, folder)
+def follow_page(own: Factory, target: str) -> None:
+    """All of it, in a terminal that stands in the root of `own_root`; then what it left is looked at.
+
+    `target` is what exports, in place of the page's own.
+    """
     page = PAGE.read_text()
     for text in re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL):
         path = own.root / text.partition("\n")[0].removeprefix("# ")
@@ -41,7 +45,7 @@ def follow_page(factory: Factory, folder: Path) -> None:
     said = {}
     for block in chain.from_iterable(read_commands(PAGE).values()):
         for line in block.splitlines():
-            program, *words = shlex.split(line, comments=True)
+            program, *words = shlex.split(line.replace(EXPORTING, target), comments=True)
             assert program == "imagefactory"
             done = subprocess.run(
                 [*COMMAND, *words], cwd=own.root, env=own.environ, capture_output=True, text=True, timeout=900
@@ -55,7 +59,7 @@ def follow_page(factory: Factory, folder: Path) -> None:
         first, again = (own.root / name / f"{model['name']}.onnx" for name in ("portable", "models-again"))
         assert first.read_bytes() == again.read_bytes()
         assert 0 < first.stat().st_size == model["size"]
-    target = report["subject"]["target"]
+    assert report["subject"]["target"] == target
     (found,) = json.loads(own.run("portability", "--json", target).stdout)["statements"]
     assert (found["standing"], found["report"]) == ("good", report)
 

@@ -227,8 +227,14 @@ def naming(text: str) -> list[int]:
 # --- two at once ---------------------------------------------------------------------------------
 
 
-def test_two_builds_at_once_into_one_store(tiny: Factory, wanted: str, scratch: Path) -> None:
-    store = fresh(tiny, scratch, "two")
+# By night both want a base as well; by day tests/unit/engines/base/test_image.py has two that do.
+@pytest.mark.parametrize(
+    "has_base", many((True,), (False, True)), ids=lambda has: "layers" if has else "base"
+)
+def test_two_builds_at_once_into_one_store(
+    tiny: Factory, wanted: str, scratch: Path, base_store: Path, has_base: bool
+) -> None:
+    store = fresh(tiny, scratch, "two", base_store if has_base else None)
     command = store.command("build", "--json", "--no-smoke", TARGET)
     options = {"stderr": subprocess.PIPE, **piped(store)}
     with child(command, **options) as one, child(command, **options) as other:

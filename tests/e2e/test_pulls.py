@@ -6,13 +6,18 @@ import hashlib
 import json
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from imagefactory.engines.base import image as base_image
+from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.oci.blob_writer import BlobWriter
+from imagefactory.oci.layers import codec
+from imagefactory.oci.layout import Layout
 from tests.services import PodmanService
-from tests.services.factory import Factory
+from tests.services.factory import ROOT, Factory, copy_store
 from tests.services.tier import many
 
 TARGET = "tiny-12.1-cu121"
@@ -61,15 +66,36 @@ class Published:
     """What LOOK prints in it."""
 
 
+def gzip_store(base_store: Path, path: Path) -> Path:
+    """The lent store with its base's layer in gzip as well: whoever builds with that finds it made."""
+    layout = Layout(copy_store(base_store, path))
+    image, lock = layout.image("base:debian-12"), read_base_lock(ROOT / "lockfiles/bases/debian-12.lock")
+    assert image
+    assert lock
+    (layer,) = image.layers
+    packer = codec("gzip")
+    with BlobWriter(layout) as blob:
+        compressor = packer.compressor()
+        for data in codec("zstd").decompress(layout.blob_path(layer.descriptor.digest)):
+            blob.write(compressor.compress(data))
+        blob.write(compressor.flush())
+        made = replace(layer, descriptor=blob.commit(packer.media_type))
+    layout.record_layer(base_image._layer_key(lock, "gzip", None), made)
+    return path
+
+
 @pytest.fixture(scope="module", params=CODECS)
 def published(
-    request: pytest.FixtureRequest, tiny_root: Path, factory: Factory, scratch: Path, registry: str
+    request: pytest.FixtureRequest,
+    tiny_root: Path,
+    base_store: Path,
+    factory: Factory,
+    scratch: Path,
+    registry: str,
 ) -> Published:
     """The tiny target with layers of one codec, in the real registry."""
     extra = {"IMAGEFACTORY_CODEC": request.param}
-    store = (
-        factory.store if request.param == "zstd" else scratch / "pulls-gzip"
-    )  # the other codec's base is made
+    store = factory.store if request.param == "zstd" else gzip_store(base_store, scratch / "pulls-gzip")
     tiny = Factory(store=store, cache=factory.cache, root=tiny_root, extra=extra)
     built = tiny.build(TARGET, "--no-smoke")
     place = f"{registry}/{request.param}"

@@ -21,7 +21,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,8 +35,11 @@ from imagefactory.lock.debian.file import base_content_hash, read_base_lock, wri
 from imagefactory.lock.debian.solve import lock_base
 from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.model import Base, BaseLock, DebianPackage, Where
+from imagefactory.oci.layers import codec
+from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 from tests.services.children import LIMIT, wait_for
+from tests.services.factory import ROOT
 from tests.services.hostile_script import ALLOWED, make_host, parse_report
 
 ETC_APT = Path("/etc/apt")
@@ -161,7 +163,10 @@ def room() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def own(room: Path) -> DebianMirror:
+def own(room: Path, base_store: Path) -> DebianMirror:
+    """It need not send what the run's base was made of."""
+    kept = base_store.parent / "cache" / "debs"
+    subprocess.run(["cp", "--archive", "--link", kept, room / "debs"], check=True)
     return find_mirror("", room / "debs", os.environ, etc_apt=ETC_APT)
 
 
@@ -182,12 +187,30 @@ def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, fetch.Fe
 
 
 @pytest.fixture(scope="module")
-def tars(room: Path, fetched: dict[str, fetch.FetchedBase]) -> dict[str, build.BaseTar]:
-    def tar_of(name: str) -> build.BaseTar:
-        return build.build_base(fetched[name], room / f"{name}.tar", Quiet(), environ=os.environ)
+def made_of(room: Path, own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, BaseLock]:
+    """What the tars below are made of: debian-12's is the run's own base."""
+    committed = read_base_lock(ROOT / "lockfiles" / "bases" / "debian-12.lock")
+    assert committed
+    lent = fetch.fetch_base(BASES["debian-12"], committed, own, Quiet()).lock
+    write_base_lock(room / "made-of.lock", lent)
+    return {**locks, "debian-12": lent}
 
-    with ThreadPoolExecutor(len(BASES)) as pool:
-        return dict(zip(BASES, pool.map(tar_of, BASES), strict=True))
+
+@pytest.fixture(scope="module")
+def tars(
+    room: Path, base_store: Path, fetched: dict[str, fetch.FetchedBase], made_of: dict[str, BaseLock]
+) -> dict[str, build.BaseTar]:
+    """debian-13's is made here; debian-12's the command line made, as root."""
+    made = build.build_base(fetched["debian-13"], room / "debian-13.tar", Quiet(), environ=os.environ)
+    layout, path = Layout(base_store), room / "debian-12.tar"
+    image = layout.image("base:debian-12")
+    assert image
+    (layer,) = image.layers
+    with path.open("wb") as file:
+        for data in codec("zstd").decompress(layout.blob_path(layer.descriptor.digest)):
+            file.write(data)
+    lent = build.BaseTar(path=path, sha256=layer.diff_id.removeprefix("sha256:"), size=path.stat().st_size)
+    return {"debian-12": lent, "debian-13": made}
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +267,7 @@ def test_the_same_bytes_for_another_user_host_mirror_folder_zone_language_and_um
         [
             *("unshare", "--uts", "sh", "-c", script, stranger),
             *(os.path.realpath(sys.executable), "-c", ELSEWHERE),
-            *(json.dumps(fields), room / f"{name}.lock", mirror.address, out),
+            *(json.dumps(fields), room / "made-of.lock", mirror.address, out),
         ],
         env={
             "PATH": "/usr/bin:/bin",
@@ -430,10 +453,10 @@ def test_a_hostile_package_reaches_nothing_of_the_machine(
 
 @pytest.mark.parametrize("name", BASES)
 def test_the_layer_holds_nothing_of_its_making(
-    name: str, tars: dict[str, build.BaseTar], locks: dict[str, BaseLock], own: DebianMirror, room: Path
+    name: str, tars: dict[str, build.BaseTar], made_of: dict[str, BaseLock], own: DebianMirror, room: Path
 ) -> None:
     hosts = [uri.split("/")[2].encode() for uri in (own.main, own.security) if "//" in uri]
-    host, epoch = os.uname().nodename, locks[name].source_date_epoch
+    host, epoch = os.uname().nodename, made_of[name].source_date_epoch
     seen: list[str] = []
     with tarfile.open(tars[name].path) as tar:
         for member in tar:

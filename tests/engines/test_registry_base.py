@@ -65,11 +65,10 @@ class Site:
         root = self.folder / name
         shutil.rmtree(root, ignore_errors=True)
         (root / "recipes").mkdir(parents=True)
-        (root / "imagefactory.toml").write_text(f'[mirrors]\n"docker.io" = "{self.registry}"\n')
+        (root / "imagefactory.toml").write_text("")
         (root / "recipes" / "pytorch.yaml").write_text(RECIPE.format(base=base))
         shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
         shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
-        self.run(root, "settings", "--trust")
         self.run(root, "lock", TARGET)
         return root
 
@@ -81,6 +80,7 @@ class Site:
             "IMAGEFACTORY_STORE": str(self.folder / "store"),
             "IMAGEFACTORY_CACHE": str(self.folder / "cache"),
             "IMAGEFACTORY_INDEX": (self.folder / "simple").as_uri(),
+            "IMAGEFACTORY_MIRRORS": f"docker.io={self.registry}",
             **extra,
         }
         command = [sys.executable, "-m", "imagefactory", "-C", str(root), *arguments]

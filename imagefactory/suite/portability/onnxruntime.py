@@ -17,11 +17,15 @@ NAME = "onnxruntime"
 
 @dataclass(frozen=True)
 class Session:
-    """An ONNX Runtime session, its inputs and outputs bound where its runtime has them."""
+    """An ONNX Runtime session, its inputs and outputs bound where its runtime has them.
+
+    On the CPU what is bound is an array's own memory, and no binding keeps the array: `inputs` do.
+    """
 
     handle: Any
     binding: Any
     runtime: Runtime
+    inputs: Mapping[str, Any]
 
 
 def _onnxruntime() -> Any:
@@ -75,7 +79,7 @@ def open_session(
     binding.synchronize_inputs()
     for output in handle.get_outputs():
         binding.bind_output(output.name, runtime.place, 0)
-    return Session(handle, binding, runtime)
+    return Session(handle, binding, runtime, dict(inputs))
 
 
 def compute(session: Session) -> list[Any] | None:

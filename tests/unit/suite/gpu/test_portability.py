@@ -6,6 +6,7 @@ Real ones are tried in tests/e2e/test_families.py.
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -380,7 +381,12 @@ class FakeOnnxRuntime:
 
     def InferenceSession(self, path: str, options: Any, **asked: Any) -> Any:
         self.asked = asked
-        return SimpleNamespace(get_providers=lambda: list(self.got))
+        binding = SimpleNamespace(bind_ortvalue_input=lambda *_: None, synchronize_inputs=lambda: None)
+        return SimpleNamespace(
+            get_providers=lambda: list(self.got), io_binding=lambda: binding, get_outputs=lambda: []
+        )
+
+    OrtValue = SimpleNamespace(ortvalue_from_numpy=lambda *_: None)
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, fake: FakeOnnxRuntime) -> str:
@@ -401,6 +407,18 @@ def test_a_session_that_ends_up_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert fake.config == {"session.disable_cpu_ep_fallback": "1"}
     assert fake.asked["enable_fallback"] == 0
     assert [provider for provider, _ in fake.asked["providers"]] == [CUDA]
+
+
+def test_a_session_keeps_the_arrays_whose_memory_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = ("CPUExecutionProvider",)
+    monkeypatch.setattr(onnxruntime, "_onnxruntime", lambda: FakeOnnxRuntime(on_cpu, on_cpu))
+    inputs = {"x": array(1.0)}
+    bound = weakref.ref(inputs["x"])
+    session = onnxruntime.open_session("model.onnx", inputs, RUNTIMES["onnxruntime-cpu"], 2, "profile")
+    inputs.clear()
+    assert bound() is not None
+    del session
+    assert bound() is None
 
 
 # --- latencies -----------------------------------------------------------------------------------
