@@ -40,7 +40,7 @@ from imagefactory.oci.transfer import (
     told_of,
 )
 from imagefactory.progress import Progress
-from imagefactory.settings.load import read_ledger_key
+from imagefactory.settings.load import LEDGER_KEY, read_ledger_key
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
 from imagefactory.stages.layers import promised_image
@@ -243,6 +243,14 @@ def _tell_made_from(place: Place, candidate: Descriptor, record: tuple[datetime,
     records = read_records(place, candidate.digest, key=key)
     if all(row.get(MADE_FROM) != made for row in records):
         put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made, key=key))
+
+
+def explain_no_candidate(factory: Factory, place: Place) -> str:
+    """Return why `find_candidate` found none; without the key, pushes of other stores do not count."""
+    said = f"{place} has no image of what the lock gives"
+    if read_ledger_key(factory.environ):
+        return said
+    return f"{said} that this store pushed ({LEDGER_KEY} is not set, so pushes of other stores do not count)"
 
 
 def find_candidate(factory: Factory, target: Target, place: Place) -> Descriptor | None:

@@ -34,6 +34,7 @@ from imagefactory.oci.registry.client import Registry
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.stages.push import explain_no_candidate
 from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.model import Standing
@@ -199,7 +200,10 @@ def test_a_registry_without_that_candidate_has_it_built(
     first = replace(lock.packages[0], sha256="0" * 64)
     path.write_text(base_image.format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
     missing = stage(factory, target, registry.host).missing
-    assert missing == f"{registry.host}/pytorch has no candidate of what the lock gives"
+    place = Place(store=Registry(registry.host), repository="pytorch")
+    assert missing == explain_no_candidate(factory, place)
+    assert LEDGER_KEY in missing
+    assert LEDGER_KEY not in explain_no_candidate(replace(factory, environ={LEDGER_KEY: "k" * 64}), place)
 
 
 def test_an_image_that_is_not_of_the_lock_says_of_none(
