@@ -34,8 +34,8 @@ from imagefactory.oci.registry.client import Registry
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.stages.push import explain_no_candidate
 from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.stages.push import explain_no_candidate
 from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
