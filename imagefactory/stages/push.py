@@ -201,10 +201,10 @@ def _push(
                 f"{root.target.name} is not built yet, and {host} lacks layers of it: {titles}",
                 hint=f"imagefactory build {root.target.name}, then push it again",
             ) from error
-        if known != made:
+        if not lacks and (key or known != made):  # it may have been pushed without this key
             place = Place(store=registry, repository=repository)
-            if not lacks:
-                _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
+            _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
+        if known != made:
             # Read again: another push may have learned something meanwhile.
             memory = layout.recall("pushed", host) or {}
             layout.record("pushed", host, remember(memory, repository, graph, made))
