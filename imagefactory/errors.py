@@ -216,6 +216,10 @@ class StoreError(BuildError):
     """A store that is damaged, full or not writable."""
 
 
+class NoPlatformError(StoreError):
+    """A whole index of the store that has no image for the platform that is asked for."""
+
+
 class RegistryError(FactoryError):
     """A registry that refused, failed or could not be reached; nothing there points to half an image."""
 

@@ -105,7 +105,7 @@ def _answer(
     scanned = (
         predict_amd(inspected.contents, asked.target)
         if asked.target
-        else predict(inspected.contents, asked.capability, asked.driver)
+        else predict(inspected.contents, asked.capability, asked.driver, gpu=asked.title)
     )
     prediction = beside(scanned, inspected.platform, asked.host)
     proof = verified.get(asked.capability) if prediction is scanned else None

@@ -24,6 +24,7 @@ from imagefactory.errors import UsageError
 if TYPE_CHECKING:
     from imagefactory.matrix.plan import Plan, PlanGpu, PlannedCell, Ruling
     from imagefactory.matrix.rows import RuledRow
+    from imagefactory.stages.plan import Listed
 
 
 def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -40,6 +41,13 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     metavar="FILE",
     help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"} or capability: "7.0", or '
     "those of a pool, as `imagefactory pool -o FILE` wrote them.",
+)
+@click.option(
+    "--machine",
+    "machines",
+    metavar="NAMES",
+    help="Of a pool's inventory: these machines only, with * and ?, and none of those after !: "
+    "'gpu*,!gpu07'. Default: the setting `sweep-machines`.",
 )
 @click.option(
     "--allow",
@@ -114,16 +122,23 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     Exit code 0 whatever is pruned or blocked.
     """
     from imagefactory.matrix.plan import check_rules
-    from imagefactory.stages.plan import read_listed
+    from imagefactory.settings.own_commands import parse_machines
+    from imagefactory.stages.plan import Listed, read_listed
 
     asked = _PlanAsk(**given)
     asked.refuse_contradictions(names)
     allow = check_rules(asked.allow)
-    devices, pool = read_listed(asked.inventory) if asked.inventory else ((), "")
+    machines = asked.machines or ""
+    if asked.machines is None and asked.inventory and not asked.tuples:  # rows are no jobs of sweeps
+        machines = call.settings.sweep_machines.value
+    listed = read_listed(asked.inventory, parse_machines(machines)) if asked.inventory else Listed()
+    if asked.machines is not None and not listed.pool:
+        raise UsageError("--machine is about a pool's inventory", hint="name one: --inventory FILE")
     if asked.tuples:
-        _rows(asked, asked.tuples, (devices, pool), allow)
+        devices = tuple(one for one in listed.devices if one not in listed.avoided and not one.part)
+        _rows(asked, asked.tuples, (devices, listed.pool), allow)
     else:
-        _targets(call, asked, (names, devices, allow))
+        _targets(call, asked, (names, listed, allow))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +146,7 @@ class _PlanAsk:
     """The options of `plan`."""
 
     inventory: Path | None
+    machines: str | None
     allow: tuple[str, ...]
     tuples: Path | None
     recorded: bool
@@ -160,9 +176,7 @@ class _PlanAsk:
             raise UsageError("rows have no candidates: nothing builds them", hint="leave out --registry")
 
 
-def _targets(
-    call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
-) -> None:
+def _targets(call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], Listed, frozenset[str]]) -> None:
     from imagefactory.matrix.changes import KeptPlan, keep_plan
     from imagefactory.matrix.night import tonight
     from imagefactory.matrix.plan import CellState, PlanInput, make_plan
@@ -172,12 +186,15 @@ def _targets(
     from imagefactory.stages.plan import Asking, read_stages
     from imagefactory.verify.kit_make import program_sum
 
-    names, devices, allow = given
+    names, listed, allow = given
+    devices = listed.devices
     factory = call.factory
     also = factory.settings.registry.value
     asking = Asking(now=datetime.now(UTC), registry=asked.registry, also=also)
     stages = read_stages(factory, select(factory.targets, names), asking)
-    made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True))
+    made = make_plan(
+        PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True, avoided=listed.avoided)
+    )
     now, waiting = made, 0
     if asked.github:
         now, waiting = tonight(made, MAX_JOBS, asking.now.date(), kits=bool(asked.registry))
@@ -259,6 +276,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
     return {
         **device_json(cell.device),
         "driver_cuda": cell.device.cuda,
+        "part": cell.device.part,
         "state": cell.state,
         "required": cell.required,
         **_ruling_json(cell.ruling),

@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
     say_next,
     terminal_width,
 )
-from imagefactory.errors import FactoryError, NothingSelectedError, StoreError
+from imagefactory.errors import FactoryError, NoPlatformError, NothingSelectedError, StoreError
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
@@ -50,11 +50,15 @@ def store_list(call: Call, as_json: bool) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """What a store holds. `sifs` have the names that `store rm` takes: a tag, or that of the file."""
+    """What a store holds. `sifs` have the names that `store rm` takes: a tag, or that of the file.
+
+    `unusable` are tags and digests of what has no image for this platform, which is no failure.
+    """
 
     images: list[Image]
     sifs: list[tuple[str, Sif]]
     errors: list[dict[str, object]]
+    unusable: list[tuple[str, str]]
 
 
 def _read_store(layout: Layout, failures: Failures) -> _Held:
@@ -62,6 +66,7 @@ def _read_store(layout: Layout, failures: Failures) -> _Held:
     from imagefactory.oci.sif import kept_sifs, load_sif
 
     images: list[Image] = []
+    unusable: list[tuple[str, str]] = []
     sifs: dict[tuple[str, str], Sif] = {}
     damaged = Failures()
     for name, descriptor in layout.tags().items():
@@ -69,7 +74,11 @@ def _read_store(layout: Layout, failures: Failures) -> _Held:
             if name.endswith(".sif"):
                 sifs[name, descriptor.digest] = load_sif(layout, descriptor.digest)
             else:
-                images.append(layout.load(name, descriptor))
+                try:
+                    images.append(layout.load(name, descriptor))
+                except NoPlatformError as error:
+                    unusable.append((name, descriptor.digest))
+                    damaged.of(name).add(error)
     for manifest in dict.fromkeys(image.manifest for image in images):
         with damaged.of(manifest):
             for kept in kept_sifs(layout, manifest):
@@ -78,7 +87,8 @@ def _read_store(layout: Layout, failures: Failures) -> _Held:
                         raise kept.found
                     sifs[kept.name, kept.digest] = kept.found
     named = [(name, sif) for (name, _), sif in sifs.items()]
-    return _Held(images=images, sifs=named, errors=failures.as_json() + damaged.as_json())
+    errors = failures.as_json() + damaged.as_json()
+    return _Held(images=images, sifs=named, errors=errors, unusable=unusable)
 
 
 def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
@@ -92,11 +102,12 @@ def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
             "errors": held.errors,
         }
         return say_json("store", {"store": place, **value})
-    if not images and not sifs:
+    if not images and not sifs and not held.unusable:
         say(f"no image yet in {place}")
         return say_next("list")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
+    rows += [(name, "unusable", "", digest) for name, digest in held.unusable]
     say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows, terminal_width()))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))

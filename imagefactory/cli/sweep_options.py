@@ -18,6 +18,9 @@ IMAGES = ("docker", "oras", "sif")
 OWN = {
     "newest": None,
     "mig": False,
+    "machines": None,
+    "gpu_hours": None,
+    "at_once": None,
     "wanted": None,
     "allow": (),
     "inventory": None,
@@ -59,7 +62,30 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             "`uncollected` what another sweep has in hand, `claimed` what another store has, "
             "`bad-machine` also on machines that failed. May be repeated.",
         ),
-        click.option("--mig", is_flag=True, help="Count slices of GPUs (MIG) as GPUs."),
+        click.option(
+            "--mig", is_flag=True, help="Verify on slices of GPUs (MIG) too: a row for each profile."
+        ),
+        click.option(
+            "--machine",
+            "machines",
+            metavar="NAMES",
+            help="Run on these machines only, with * and ?, and on none of those after !: 'gpu*,!gpu07'. "
+            "Default: the setting `sweep-machines`.",
+        ),
+        click.option(
+            "--gpu-hours",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Queue no more than this takes; a later sweep takes the rest, those whose verdict is oldest "
+            "first. Default: the setting `sweep-gpu-hours`.",
+        ),
+        click.option(
+            "--jobs",
+            "at_once",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Have no more jobs in the queue at once. Default: the setting `sweep-jobs`.",
+        ),
         inventory_option,
         click.option(
             "--image",
@@ -112,6 +138,12 @@ def refuse_again(names: tuple[str, ...], given: dict[str, Any]) -> None:
 
 def _given(given: dict[str, Any], unset: Mapping[str, object]) -> list[str]:
     """The options that a person has written, as they are spelt."""
-    names = {"idle": "idle-limit", "held": "held-limit", "run": "run-limit", "wanted": "tuple"}
+    names = {
+        "idle": "idle-limit",
+        "held": "held-limit",
+        "run": "run-limit",
+        "wanted": "tuple",
+        "at_once": "jobs",
+    }
     found = [name for name, value in unset.items() if given[name] != value]
     return [f"--{names.get(name, name).replace('_', '-')}" for name in found]

@@ -84,9 +84,11 @@ def sweep_bench() -> SweepBench:
 
 def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
     from imagefactory.gpu.capability import parse_capability
+    from imagefactory.settings.own_commands import parse_limit, parse_machines
     from imagefactory.stages.sweep import SweepOptions
     from imagefactory.sweeps.cells import SweepAsk, check_allowed
 
+    settings, machines = factory.settings, given["machines"]
     try:
         capabilities = tuple(sorted({parse_capability(text) for text in given["capability"]}))
     except ValueError as error:
@@ -97,7 +99,10 @@ def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
             newest=given["newest"] or 0,
             mig=given["mig"],
             allow=check_allowed(given["allow"]),
+            machines=parse_machines(settings.sweep_machines.value if machines is None else machines),
+            gpu_hours=given["gpu_hours"] or parse_limit(settings.sweep_gpu_hours.value),
         ),
+        at_once=given["at_once"] or parse_limit(settings.sweep_jobs.value),
         level=given["level"],
         image=given["image"] or "",
         registry=given["registry"],

@@ -98,6 +98,7 @@ class MachineFacts:
     gpu_nodes: tuple[str, ...]
     driver: str
     driver_libraries: tuple[str, ...]
+    lost_gpus: tuple[str, ...] = ()
     amd: AmdGpus | None = None
     engine: str = "assemble"
     runner: str = "unshare"

@@ -7,6 +7,7 @@ from pathlib import Path
 from imagefactory.doctor.facts import Diagnosis, Health, MachineFacts
 from imagefactory.runners.amd_devices import AmdGpus
 from imagefactory.runners.gpu_devices import count_gpus
+from imagefactory.verify.suite_report import clean
 
 
 def judge_gpus(facts: MachineFacts) -> list[Diagnosis]:
@@ -69,6 +70,16 @@ def _nvidia(facts: MachineFacts) -> list[Diagnosis]:
                 state=Health.DENIED,
                 detail=f"{detail}; /dev/nvidiactl or /dev/nvidia-uvm is missing",
                 remedy="nvidia-modprobe -c 0 -u",
+                needed_for="gpu",
+            )
+        ]
+    if facts.lost_gpus:
+        return [
+            Diagnosis(
+                name="GPU",
+                state=Health.WARNING,
+                detail=f"{detail}; cannot be used: {'; '.join(map(clean, facts.lost_gpus))}",
+                remedy="nvidia-smi --gpu-reset -i INDEX, or restart the machine",
                 needed_for="gpu",
             )
         ]

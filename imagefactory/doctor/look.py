@@ -33,6 +33,7 @@ from imagefactory.runners.sandbox.landlock import is_there
 from imagefactory.runners.unshare import attempt
 from imagefactory.settings.choices import ENGINES
 from imagefactory.settings.load import Settings
+from imagefactory.verify.kit.hardware import UNUSABLE, LostGpu, NoGpu, Places, lost_gpus, read_hardware
 
 SYSCTLS = (
     "kernel/unprivileged_userns_clone",
@@ -109,6 +110,7 @@ def gather(
         gpu_nodes=tuple(map(str, nodes)),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
         driver_libraries=_driver_libraries() if nodes else (),
+        lost_gpus=find_lost_gpus(Places(dev=str(root / "dev"), proc=str(root / "proc"))) if nodes else (),
         amd=find_amd_gpus(dev=root / "dev", sys=root / "sys"),
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
@@ -183,6 +185,17 @@ def _look_at_disk(name: str, path: Path, origin: str) -> Disk:
     return Disk(
         name=name, path=str(path), origin=origin, free=shutil.disk_usage(there).free, writable=writable
     )
+
+
+def find_lost_gpus(places: Places) -> tuple[str, ...]:
+    """The NVIDIA GPUs that the driver cannot use, and why."""
+    try:
+        notes = read_hardware(places)["notes"]
+    except LostGpu as error:
+        return (str(error).removeprefix(UNUSABLE),)
+    except NoGpu:
+        return ()  # which the driver's own lines tell
+    return tuple(f"GPU {index}: {why}" for index, why in lost_gpus(notes).items())
 
 
 def _driver_libraries() -> tuple[str, ...]:

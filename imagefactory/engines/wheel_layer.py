@@ -284,10 +284,7 @@ class LayerDestination(WheelDestination):
         if scheme == "scripts":
             # pip marks every script as a program, whatever the wheel's own mode says.
             return self._put(scheme, path, self._started(stream), executable=True)
-        try:
-            entry = RecordEntry.from_elements(path, *stream.record[1:])
-        except (InvalidRecordEntry, ValueError) as error:
-            raise _UnsoundError(f"RECORD, {stream.info.filename}: {error}") from error
+        entry = RecordEntry.from_elements(path, *stream.record[1:])
         if entry.hash_ is None:
             return self._put(scheme, path, stream, executable=is_executable)
         target = self._target(scheme, path)
@@ -450,6 +447,8 @@ def _told_of(wheel: Path) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """What an error of the libraries below says, in one line; some say it behind an object, some nothing."""
+    if isinstance(error, InvalidRecordEntry):
+        return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error
     return " ".join(str(text).split()) or type(error).__name__
 

@@ -6,10 +6,32 @@ code says so), *verified* (the suite ran there). Nothing here touches a disk.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from imagefactory.gpu.capability import Capability, Code
+
+PROFILE = re.compile(
+    r"(?:[0-9]c\.)?[0-9]g\.[0-9]{1,4}gb(?:[+.,-](?:me|gfx|all|none)(?![a-z0-9]))*"
+    r"|(?<=-)[0-9]-[0-9]{1,4}c(?:me)?\b"
+)
+"""The profile of a slice in a GPU's name, in small letters: of MIG, or of a virtual GPU (`A100-1-5CME`)."""
+
+
+def slice_of(name: str) -> str:
+    """The profile of the slice (MIG) that a GPU's name tells: `1g.10gb`, or `mig` alone; empty for none.
+
+    Sources: NVIDIA, MIG User Guide, "MIG Device Names"; NVIDIA, Virtual GPU Software User Guide.
+    """
+    found = PROFILE.search(name[:200].lower())
+    return found[0] if found else "mig" if re.search(r"\bmig\b", name[:200].lower()) else ""
+
+
+def row_of(capability: object, part: str) -> str:
+    """`9.0`, or `9.0 1g.10gb` of a slice: what runs on one says nothing of the other."""
+    return f"{capability} {part}".rstrip()
+
 
 # --- what a scan found ---------------------------------------------------------------------------
 

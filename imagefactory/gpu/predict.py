@@ -26,13 +26,18 @@ from imagefactory.gpu.frameworks import (
 )
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.knowledge.toolkits import targets_of
+from imagefactory.gpu.knowledge.toolkits import native_driver, targets_of
 from imagefactory.gpu.known_bad import ANSWERS, known_bad, versions_in, worst_answer
 from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usual_codes
 
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
+_GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
+# Capabilities of data-centre GPUs alone (V100, A100, H100, B200, B300), but for a few workstations' of 7.0.
+_DATA_CENTER = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
+DRIVER_FACT, OWN = "driver", "of the image itself"
+"""A fact of one of the driver's libraries, and its value for one that lies in the image as its own."""
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
 __all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
@@ -49,16 +54,17 @@ class _Part:
     what: str
 
 
-def predict(contents: Contents, capability: Capability, driver: str = "") -> Prediction:
+def predict(contents: Contents, capability: Capability, driver: str = "", *, gpu: str = "") -> Prediction:
     """What is to be expected on one capability: by the code (`predict_code`), and by known faults that let
     less of it run than the code would; with a `driver`, there (`with_driver`, which says what it raises).
-    Of AMD's GPUs `predict_amd` says it, whatever the driver.
+    Of AMD's GPUs `predict_amd` says it, whatever the driver. `gpu` is the name of one where it is known.
     """
     if capability.processor:
         return predict_amd(contents, str(capability))
     faults = known_bad(versions_in(contents), capability, driver)
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
-    bare = _forward(bare, contents, driver) or (with_driver(bare, driver) if driver else bare)
+    bare = _forward(bare, contents, driver, gpu) or (with_driver(bare, driver) if driver else bare)
+    bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver)))
     fault = worst_answer(faults)
     if fault is None or bare.answer in (Answer.NO, Answer.UNKNOWN):
         return bare
@@ -74,16 +80,63 @@ def predict(contents: Contents, capability: Capability, driver: str = "") -> Pre
     )
 
 
-def _forward(bare: Prediction, contents: Contents, driver: str) -> Prediction | None:
+def _driver_warnings(bare: Prediction, contents: Contents, driver: str) -> Iterable[str]:
+    """What of the driver's part may go wrong where the code would run."""
+    own = dict(_own_libraries(contents))
+    if own:
+        wrong = [name for name, version in own.items() if driver and version != driver]
+        yield (
+            f"the image itself has {_join(own)}, which the driver brings: only driver "
+            f"{_join(dict.fromkeys(own.values()))} works with that{', not ' + driver if wrong else ''}; "
+            "remove it from the image"
+        )
+    if not driver or bare.answer in (Answer.NO, Answer.UNKNOWN):
+        return
+    for version in _compat_libraries(contents):
+        if older(version, driver):
+            yield (
+                f"driver {driver} is newer than libcuda.so {version} of the image: a library path that puts "
+                "its folder first fails (error 803)"
+            )
+    cuda = cuda_of(contents)
+    if (floor := native_driver(cuda)) and older(driver, floor):
+        yield (
+            f"what compiles at run time (Triton, XLA, NVRTC) makes PTX of CUDA {cuda}, which driver {driver} "
+            f"does not know (from {floor} on)"
+        )
+
+
+def _own_libraries(contents: Contents) -> list[tuple[str, str]]:
+    """The driver's libraries that lie in the image as its own: name and driver."""
+    found = [(key, value) for name, key, value in contents.facts if name == DRIVER_FACT]
+    return [(name, name.partition(".so.")[2]) for name, value in found if value == OWN]
+
+
+def _compat_libraries(contents: Contents) -> list[str]:
+    """Drivers of which the image has a libcuda for forward compatibility, the newest first."""
+    own = {name for name, _ in _own_libraries(contents)}
+    found = [match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))]
+    return sorted((one for one in found if "." in one), key=numbers, reverse=True)
+
+
+def _branches(contents: Contents, version: str) -> tuple[str, ...]:
+    """The driver branches that the libcuda of `version` itself says it is for; none where it says nothing."""
+    for name, key, value in contents.facts:
+        if name == DRIVER_FACT and key == f"libcuda.so.{version}" and " for drivers " in value:
+            return tuple(value.partition(" for drivers ")[2].split(","))
+    return ()
+
+
+def _forward(bare: Prediction, contents: Contents, driver: str, gpu: str) -> Prediction | None:
     """With a driver's own library in the place; None where there is none, or the driver needs none.
 
     Source: NVIDIA, CUDA Compatibility, forward compatibility: data-centre GPUs alone take such a library, and
     with drivers of some branches; others end with error 804.
     """
-    found = [match[1] for name in contents.toolkit if (match := _DRIVER.fullmatch(name))]
+    found = _compat_libraries(contents)
     if not found or not bare.driver:
         return None
-    newest = max(found, key=numbers)
+    newest = found[0]
     told = f"libcuda.so {newest} is here for older drivers, which data-centre GPUs alone take"
     if older(newest, bare.driver):
         return None
@@ -91,7 +144,19 @@ def _forward(bare: Prediction, contents: Contents, driver: str) -> Prediction | 
         return replace(bare, driver_reason=f"{bare.driver_reason}; {told}")
     if not older(driver, bare.driver) or gpu_refusal(bare.capability, driver)[0]:
         return None
-    reason = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}, but {told}"
+    why = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
+    branches = _branches(contents, newest)
+    if branches and driver.partition(".")[0] not in branches:
+        reason = f"{why}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
+        return replace(bare, answer=Answer.NO, reason=reason)
+    if _GEFORCE.match(gpu):
+        return replace(bare, answer=Answer.NO, reason=f"{why}; {told}, and {gpu} is none")
+    if branches and (bare.capability.major, bare.capability.minor) in _DATA_CENTER:
+        how = (
+            f"with driver {driver} by forward compatibility: libcuda.so {newest} must come first in the path"
+        )
+        return replace(bare, reason=f"{bare.reason}; {how}")
+    reason = f"{why}, but {told}"
     return replace(bare, answer=Answer.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from imagefactory.documents import LONGEST_TEXT, Most, shown_line
 from imagefactory.errors import EXIT_BUILD, EXIT_CHECK, EXIT_LOCK
-from imagefactory.gpu.model import Answer, Basis
+from imagefactory.gpu.model import Answer, Basis, row_of
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell
 from imagefactory.verdicts.claims import ProofAges, proof_ages
 
@@ -139,7 +139,7 @@ def _keep_cell(cell: PlannedCell) -> KeptCell:
     no = claim if claim and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.NO) else None
     return KeptCell(
         gpu=str(cell.device),
-        capability=str(cell.device.capability),
+        capability=row_of(cell.device.capability, cell.device.part),
         state=cell.state,
         required=cell.required,
         proven=cell.proven,

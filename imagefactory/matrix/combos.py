@@ -163,9 +163,10 @@ def _capabilities(judged: Iterable[tuple[Judged, ...]]) -> set[Capability]:
 
 def _signed(judged: Iterable[tuple[Judged, ...]]) -> Iterator[tuple[Capability, Verdict]]:
     for one in chain.from_iterable(judged):
-        if one.standing is Standing.GOOD and one.verdict and one.verdict.report.device:
+        device = one.verdict.report.device if one.verdict else None
+        if one.standing is Standing.GOOD and one.verdict and device and not device.part:
             with contextlib.suppress(ValueError):  # a capability that is none says nothing of any
-                yield parse_capability(one.verdict.report.device.capability), one.verdict
+                yield parse_capability(device.capability), one.verdict
 
 
 def _combo(entry: ComboEntry, capability: Capability, told: Told | None) -> Combo:
@@ -245,7 +246,7 @@ def _standing(entry: ComboEntry, capability: Capability) -> str:
         if one.standing is not Standing.GOOD
         and one.verdict
         and one.verdict.report.device
-        and one.verdict.report.device.capability == str(capability)
+        and one.verdict.report.device.row == str(capability)
     }
     return ", ".join(sorted(words)) or "there is none"
 

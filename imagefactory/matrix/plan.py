@@ -7,7 +7,7 @@ known to fail is pruned under the name of a rule, with its reason and source, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -27,6 +27,11 @@ Answerer = Callable[[Question, CellEvidence], Cell]
 
 GPU_NOT_LISTED = "gpu-not-listed"
 """The rule of a row whose capability none of the listed GPUs has."""
+AVOIDED = "avoided"
+"""The rule of a cell whose machines `sweep-machines` does not choose. It comes back by that setting."""
+FEW = 3
+"""Machines that a reason names."""
+AVOIDED_BY = "--machine, or the setting sweep-machines"
 NO_MATCH = "no-match"
 """The rule of a row for which a pool has no GPU, be it for its capability or its driver."""
 UNSOLVABLE = "unsolvable"
@@ -72,7 +77,8 @@ class PlanGpu:
     """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about.
 
     `cuda` is the newest that its driver takes, where that is all that is told of the driver. `host` is the
-    architecture of its machine's processor, empty where nobody says.
+    architecture of its machine's processor, empty where nobody says. `part` is the profile of a slice (MIG),
+    empty for a whole GPU.
     """
 
     capability: Capability
@@ -80,6 +86,7 @@ class PlanGpu:
     driver: str = ""
     cuda: str = ""
     host: str = ""
+    part: str = ""
 
     @property
     def oldest_driver(self) -> str:
@@ -88,6 +95,7 @@ class PlanGpu:
 
     def __str__(self) -> str:
         known = [str(self.capability)] if self.name else []
+        known += [f"slice {self.part}"] if self.part and self.part not in self.name.lower() else []
         known += [f"beside {self.host}"] if self.host else []
         known += [f"driver {self.driver}"] if self.driver else []
         known += [f"a driver for CUDA {self.cuda}"] if self.cuda and not self.driver else []
@@ -119,7 +127,8 @@ class TargetStatus:
 class PlanInput:
     """`devices` are the GPUs to plan for; none stands for the capabilities that each recipe requires.
 
-    `allow` are rules that prune nothing. `on_machines`: they are GPUs of machines, which stand beside no ARM
+    `allow` are rules that prune nothing. `avoided` are reasons why no job gets some of the devices.
+    `on_machines`: they are GPUs of machines, which stand beside no ARM
     processor where nobody says so.
     """
 
@@ -128,6 +137,7 @@ class PlanInput:
     allow: frozenset[str] = frozenset()
     answer: Answerer = answer_cell
     on_machines: bool = False
+    avoided: Mapping[PlanGpu, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,16 +219,23 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
     """A target for CPUs alone has no cell: it is to build, or there."""
     required = tuple(parse_capability(text) for text in stage.target.capabilities)
     devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
-    cells, proofs = [], last_proofs(stage.verdicts)
+    cells = []
     for device in devices if stage.target.gpu else ():
         asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
         unsaid = "amd64" if given.on_machines and given.devices and asked.platform == "arm64" else ""
         question = replace(asked, host=device.host or unsaid)
-        is_required = device.capability in required
-        known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.oldest_driver)}
+        is_required = device.capability in required and not device.part
+        known = {} if device.part else stage.evidence.verified
+        known = {**known, **verified_claims(stage.verdicts, device.oldest_driver, device.part)}
         evidence = replace(stage.evidence, verified=known)
         ruling = weigh(given.answer(question, evidence), given.allow, required=is_required)
+        if reason := given.avoided.get(device, ""):
+            claim = Claim(
+                basis=Basis.DOCUMENTED, answer=Answer.NO, rule=AVOIDED, reason=reason, source=AVOIDED_BY
+            )
+            ruling = replace(ruling, claim=claim, against=(claim, *ruling.against))
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
+        proofs = last_proofs(stage.verdicts, device.part)
         proven, until = proofs.get(device.capability, (None, None))
         cells.append(
             PlannedCell(
@@ -318,6 +335,17 @@ def unused_rules(allow: frozenset[str], rulings: Iterable[Ruling]) -> tuple[str,
     return tuple(
         sorted(rule for rule in allow if not any(_is_allowed(one, frozenset({rule})) for one in met))
     )
+
+
+def avoided_machines(names: Sequence[str]) -> str:
+    """Why a cell has no machine left."""
+    return f"its machines are avoided: {few(names)}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{', '.join(names[:FEW])}{more}"
 
 
 def check_rules(rules: Sequence[str]) -> frozenset[str]:

@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk
@@ -32,6 +32,7 @@ from imagefactory.oci.plain_tar import (
     tar_header,
 )
 from imagefactory.oci.tar_header import CappedInfo
+from imagefactory.trees import printable
 
 
 def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
@@ -134,7 +135,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
                         made[name] = _take_layer(layout, file, taking)
         return _put_together(layout, taking, _Saved(small=small, links=links, made=made))
     except _NO_IMAGE as error:
-        why = f"{type(error).__name__}: {error}"
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise StoreError(f"what docker saved is not a whole image: {why}", hint="build it again") from error
 
 
@@ -155,7 +156,7 @@ def _named(name: str) -> str:
 
 
 def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
-    (entry,) = json.loads(saved.small["manifest.json"])
+    entry = _only_image(json.loads(saved.small["manifest.json"]))
     config = saved.small[entry["Config"]]
     diff_ids = json.loads(config)["rootfs"]["diff_ids"]
     layers = []
@@ -169,6 +170,21 @@ def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
             raise StoreError(f"docker saved a layer {layer.diff_id} where its config says {diff_id}")
         layers.append(layer)
     return TakenImage(config=config, layers=tuple(layers))
+
+
+def _only_image(images: list[Any]) -> Any:
+    """The one image of an archive. Raises StoreError for several."""
+    if not isinstance(images, list):
+        raise TypeError("its manifest.json is not a list of images")
+    if not images:
+        raise ValueError("its manifest.json names no image")
+    if len(images) > 1:
+        tags = [str(tag) for one in images for tag in one.get("RepoTags") or ["one without a name"]]
+        raise StoreError(
+            f"the archive holds {len(images)} images: {printable(', '.join(tags))}",
+            hint="save one of them alone: `docker save NAME:TAG`",
+        )
+    return images[0]
 
 
 def _take_layer(layout: Layout, file: IO[bytes], taking: Taking) -> Layer:

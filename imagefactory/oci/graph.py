@@ -10,6 +10,7 @@ from typing import Any
 from imagefactory.errors import RegistryError
 from imagefactory.gpu.platforms import AMD64, PLATFORMS
 from imagefactory.oci.manifests import (
+    ATTESTATION,
     CONFIG_TYPES,
     INDEX_TYPES,
     MALFORMED,
@@ -20,10 +21,12 @@ from imagefactory.oci.manifests import (
     canonical_json,
     digest_of,
     format_descriptor,
+    images_of,
     media_type_of,
     parse_config,
     parse_descriptor,
     read_json,
+    why_malformed,
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Store
@@ -31,7 +34,6 @@ from imagefactory.oci.store import DIGEST, Store
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
 EMPTY_BLOB = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-ATTESTATION = "vnd.docker.reference.type"
 
 
 # Bounds for manifests of strangers: more depth and breadth than images have.
@@ -140,18 +142,23 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
         if kind in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != kind:
             raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {kind}")
         if kind in INDEX_TYPES:
-            children, blobs = [parse_descriptor(entry) for entry in value["manifests"]], []
+            children, blobs = [parse_descriptor(entry) for entry in value["manifests"] or ()], []
         elif kind in MANIFEST_TYPES:
-            children, blobs = [], [parse_descriptor(entry) for entry in (value["config"], *value["layers"])]
+            children, blobs = (
+                [],
+                [parse_descriptor(entry) for entry in (value["config"], *(value["layers"] or ()))],
+            )
         else:
             raise RegistryError(
                 f"{digest} is a {kind!r}, which is no image",
                 hint="only OCI images, artifacts and docker's schema 2 can be moved",
             )
     except MALFORMED as error:
-        raise RegistryError(f"the manifest {digest} is malformed: {type(error).__name__}: {error}") from error
+        raise RegistryError(f"the manifest {digest} is malformed: {why_malformed(error)}") from error
     for part in (*children, *blobs):
-        if not DIGEST.fullmatch(part.digest) or part.size < 0:
+        if part.size < 0:
+            raise RegistryError(f"the manifest {digest} names a blob of {part.size} bytes")
+        if not DIGEST.fullmatch(part.digest):
             raise RegistryError(
                 f"the manifest {digest} names {part.digest[:80]!r}, which is no sha256 digest"
             )
@@ -169,7 +176,7 @@ def read_config(place: Place, manifest: Manifest) -> ImageConfig | None:
     try:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
-        raise RegistryError(f"{called} is malformed: {type(error).__name__}: {error}") from error
+        raise RegistryError(f"{called} is malformed: {why_malformed(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +200,7 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
         return Choice(digest=manifest.descriptor.digest, whole=True)
     parse_parts(manifest)  # well-formed from here on
     entries = json.loads(manifest.data)["manifests"]
-    images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
+    images = images_of(entries)
     if not platform:
         platform = next((name for name in PLATFORMS if [name] == _platforms(images)), AMD64)
     system, _, architecture = platform.partition("/")
@@ -222,12 +229,13 @@ def check_unambiguous(manifest: Manifest) -> None:
     parse_parts(manifest)  # well-formed from here on
     digest, seen = manifest.descriptor.digest, set[tuple[str, str]]()
     entries = json.loads(manifest.data)["manifests"]
+    images = images_of(entries)
     for entry in entries:
         named = tuple(str(part).lower() for part in _platform_of(entry)) if "platform" in entry else ("", "")
         platform = (named[0], _PROCESSORS.get(named[1], named[1]))
-        if ATTESTATION in (entry.get("annotations") or {}):
-            if platform != ("unknown", "unknown"):
-                raise RegistryError(f"{digest} has an attestation for {'/'.join(platform)[:80]}")
+        if ATTESTATION in (entry.get("annotations") or {}) and platform != ("unknown", "unknown"):
+            raise RegistryError(f"{digest} has an attestation for {'/'.join(platform)[:80]}")
+        if entry not in images:
             continue
         if platform in seen or ("" in platform and len(entries) > 1):
             raise RegistryError(f"{digest} has two images that may be meant for {'/'.join(platform)[:80]!r}")

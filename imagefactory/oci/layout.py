@@ -64,6 +64,7 @@ from imagefactory.oci.manifests import (
     parse_config,
     parse_descriptor,
     read_json,
+    why_malformed,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.oci.store import DIGEST
@@ -278,21 +279,22 @@ class Layout:
             return self._load(name, descriptor)
         except MALFORMED as error:
             raise StoreError(
-                f"{name} in {self.path} is not an image of this store: {type(error).__name__}: {error}",
+                f"{name} in {self.path} is not an image of this store: {why_malformed(error)}",
                 hint=f"imagefactory store rm {name}",
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
         manifest_descriptor, value = descriptor, read_json(self.read(descriptor))
         if media_type_of(value) in INDEX_TYPES:
-            manifest_descriptor = choose_image(name, value["manifests"])
+            manifest_descriptor = choose_image(name, value["manifests"] or [])
             value = read_json(self.read(manifest_descriptor))
         manifest: dict[str, Any] = value
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:
             raise StoreError(f"{name} is an artifact ({artifact_type(manifest)}), not an image")
-        config = parse_config(self.read(config_descriptor), len(manifest["layers"]))
-        entries = zip(manifest["layers"], config.diff_ids, strict=True)
+        rows = manifest["layers"] or []
+        config = parse_config(self.read(config_descriptor), len(rows))
+        entries = zip(rows, config.diff_ids, strict=True)
         titled = ((entry, diff_id, entry.get("annotations", {}).get(TITLE, "")) for entry, diff_id in entries)
         layers = tuple(
             Layer(descriptor=parse_descriptor(entry), diff_id=diff_id, title=str(title))

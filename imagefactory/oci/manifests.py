@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import NoPlatformError
 from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Start
 from imagefactory.oci.layers import LAYERS_VERSION
@@ -146,6 +146,15 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 """What comes of reading JSON that somebody else wrote as if it were what it should be."""
 
 
+def why_malformed(error: Exception) -> str:
+    """What one of MALFORMED says of JSON, in words for a person."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, ValueError):
+        return str(error)
+    return "a value in it is of another type than it must be"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
     """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, the
@@ -183,17 +192,37 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
     )
 
 
+ATTESTATION = "vnd.docker.reference.type"
+"""The annotation of an entry of an index that speaks of an image beside it (BuildKit)."""
+
+
+def images_of(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of an index that are images: not what is attested of them, which has no platform.
+
+    BuildKit's have the platform unknown/unknown, and registries that copy an index may drop annotations.
+    """
+    images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
+    return [entry for entry in images if not _is_unknown(entry.get("platform"))] or images
+
+
+def _is_unknown(platform: object) -> bool:
+    return isinstance(platform, Mapping) and platform.get("os") == platform.get("architecture") == "unknown"
+
+
 def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
-    """The image to take of an index: the only one, else that of linux/amd64."""
-    if len(entries) == 1:
-        return parse_descriptor(entries[0])
+    """The image to take of an index: the only one, else that of linux/amd64. Raises NoPlatformError."""
+    images = images_of(entries)
+    if len(images) == 1:
+        return parse_descriptor(images[0])
     platforms = []
-    for entry in entries:
+    for entry in images:
         platform = entry.get("platform") or {}
         platforms.append(f"{platform.get('os')}/{platform.get('architecture')}")
         if platforms[-1] == AMD64:
             return parse_descriptor(entry)
-    raise StoreError(f"{name} has no image for {AMD64}, only for {', '.join(platforms) or 'nothing'}")
+    there = ", ".join(dict.fromkeys(platforms)).replace("None/None", "no platform")
+    told = f"{name} has no image for {AMD64}, only for {there or 'nothing'}"
+    raise NoPlatformError(told, hint=f"imagefactory store rm {name}")
 
 
 # A layer's first bytes decide how it is packed: some tools and registries say gzip of what is not.

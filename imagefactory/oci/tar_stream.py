@@ -57,7 +57,7 @@ def layer_error(title: str, error: Exception) -> StoreError:
             hint="no container engine unpacks it: build the image with another tool",
         )
     return StoreError(
-        f"layer {title} is not a proper archive: {error}",
+        f"layer {title} is not a proper archive: {str(error) or type(error).__name__}",
         hint="the blob is damaged: remove the image and build or pull it again",
     )
 

@@ -92,21 +92,28 @@ def blamed(
 
 
 def of_bad_machines(faults: Sequence[Fault], machines: Iterable[CapableMachines]) -> tuple[Fault, ...]:
-    """The faults of those machines that get no job, while another one of that capability is left. Pure."""
+    """The faults of those machines that get no job, while another one of that row is left. Pure."""
     known = tuple(machines)
     bad = _bad(faults, known) & {name for one in known for name in one.machines}
     return tuple(fault for fault in faults if fault.machine in bad)
 
 
-def _bad(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> set[str]:
-    """The bad machines: of a capability, or of none that was listed."""
+def bad_by_row(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> Mapping[str, frozenset[str]]:
+    """The bad machines of each row: those that it lists, or that no row does. Pure."""
     listed = {name for one in machines for name in one.machines}
     return {
-        name
+        one.capability: frozenset(
+            name
+            for name in bad_machines(list(faults), list(one.machines))
+            if name in one.machines or name not in listed
+        )
         for one in machines
-        for name in bad_machines(list(faults), list(one.machines))
-        if name in one.machines or name not in listed
+        if not one.driver
     }
+
+
+def _bad(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> frozenset[str]:
+    return frozenset().union(*bad_by_row(faults, machines).values())
 
 
 def format_faults(faults: Iterable[Fault]) -> str:

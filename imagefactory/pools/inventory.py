@@ -27,6 +27,7 @@ from imagefactory.errors import UsageError
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
+from imagefactory.gpu.model import slice_of
 from imagefactory.pools.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, with_host
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.suite_report import clean
@@ -265,14 +266,15 @@ def _gpu(place: _Place, value: object) -> PoolGpu:
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:
         told.at("memory").refuse(memory, "write its memory in bytes, or 0 where it is not known")
     capability = told.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
+    name = told.text("name", DEVICE, "the name that the driver reports")
     return PoolGpu(
         id=told.text("id", ID, "the pool's name for it, such as GPU-a0223334"),
         uuid=told.text("uuid", ID, "GPU- and its UUID"),
-        name=told.text("name", DEVICE, "the name that the driver reports"),
+        name=name,
         capability=str(parse_capability(capability)) if capability else "",
         memory=memory,
         driver=told.parsed("driver", parse_driver, "the driver's version, such as 550.54.15"),
         cuda=told.text("cuda", CUDA, "the newest CUDA that its driver takes, such as 12.4"),
-        mig=told.flag("mig", default=False),
+        mig=told.flag("mig", default=bool(slice_of(name))),
         free=told.flag("free", default=True),
     )

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Protocol
 
 from imagefactory.documents import Most
 from imagefactory.errors import UsageError
+from imagefactory.gpu.model import row_of, slice_of
 from imagefactory.model import Outcome
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.verify.model import GpuReport, Subject
@@ -45,6 +46,15 @@ class PoolGpu:
     mig: bool
     free: bool
     host: str = ""
+
+    @property
+    def part(self) -> str:
+        """The profile of a slice, `mig` where its name tells none; empty for a whole GPU."""
+        return (slice_of(self.name) or "mig") if self.mig else ""
+
+    @property
+    def row(self) -> str:
+        return row_of(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +148,9 @@ class SweepNode:
     """One job: one image on one capability. `name` has letters, digits, `-` and `_` only.
 
     `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
-    `python` is the absolute path of the image's Python that runs it. `mig`: a slice of a GPU will do.
-    `processor` is the one that the image is for (`arm64`), empty for amd64.
+    `python` is the absolute path of the image's Python that runs it. `part` is the slice (MIG) that it is
+    for, empty for a whole GPU. `processor` is the one that the image is for (`arm64`), empty for amd64.
+    `first` is the driver whose machines come before others; no others do where it is `only` there.
     """
 
     name: str
@@ -152,8 +163,14 @@ class SweepNode:
     disk: int
     timeout: float
     python: str
-    mig: bool = False
+    part: str = ""
     processor: str = ""
+    first: str = ""
+    only: bool = False
+
+    @property
+    def row(self) -> str:
+        return row_of(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +181,11 @@ class LeftOut:
     capability: str
     rule: str
     reason: str
+    part: str = ""
+
+    @property
+    def row(self) -> str:
+        return row_of(self.capability, self.part)
 
 
 MOST_NODES = 20_000
@@ -172,10 +194,13 @@ MOST_MACHINES = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapableMachines:
-    """The names of the machines that have a GPU of a capability."""
+    """The names of the machines that have a GPU of a row, a capability or a slice's; with a `driver` those
+    that have that one.
+    """
 
     capability: str
     machines: Annotated[tuple[str, ...], Most(MOST_MACHINES)]
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +208,8 @@ class Sweep:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
     `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made,
-    `own` what the settings add to its jobs (sites.Site).
+    `own` what the settings add to its jobs (sites.Site). `patterns` choose machines (own_commands.is_chosen);
+    `at_once` is how many of its jobs may be in the queue, 0 for all.
     """
 
     id: str
@@ -196,6 +222,8 @@ class Sweep:
     pool: str = HTCONDOR
     machines: Annotated[tuple[CapableMachines, ...], Most(1000)] = ()
     own: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    at_once: int = 0
 
 
 # --- what became of it ---------------------------------------------------------------------------

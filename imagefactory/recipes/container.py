@@ -160,7 +160,7 @@ class Container:
         if self.packages_only:
             return
         if not name.known:
-            do = "give the ARG a default, or write the image out"
+            do = "write the image out, or give the ARG a default (--build-arg); a definition has {{ NAME }}"
             self.leave(name.where, f"the base image {show(name.text)} is not known", do)
             return
         below = self.below = read_base_image(name.text)

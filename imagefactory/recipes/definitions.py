@@ -179,7 +179,8 @@ def _stages(text: str, file: str) -> list[Stage]:
             elif not stages:
                 raise refused(where, f"{show(found[1])} stands before Bootstrap", "begin with Bootstrap")
             place = Where(file=file, line=at, column=found.start(2) + 1)
-            stages[-1].header[key] = Word(re.sub("[\"']", "", found[2]), place)
+            # apptainer fills no $NAME here
+            stages[-1].header[key] = Word(re.sub("[\"']", "", found[2]), place, "$" not in found[2])
         elif line.strip() and not line.lstrip().startswith("#"):
             raise refused(where, f"{show(line.strip())} is no line of a header or section", "mend the line")
     return stages

@@ -179,6 +179,16 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
             words = split_words(one.text, one.start(), given)
             if not words:
                 raise refused(one.where, "FROM names no image", "write the image that it starts from")
+            # docker splits the line at blanks and knows no comment behind it.
+            plain = one.text.replace("\\\n", " ").split()
+            if "$" not in one.text and not (
+                len(plain) == 1 or (len(plain) == 3 and plain[1].lower() == "as")
+            ):
+                raise refused(
+                    one.where,
+                    f"FROM takes IMAGE or IMAGE AS NAME, not {show(' '.join(plain))}",
+                    "put a comment on a line of its own",
+                )
             if len(stages) >= _MOST_STAGES:
                 raise refused(one.where, f"begins one stage more than {_MOST_STAGES}", "split it")
             named = len(words) == 3 and words[1].text.lower() == "as"

@@ -28,6 +28,8 @@ _KEPT = {
     "--prefer-binary": "packages are taken as wheels",
     "--no-build-isolation": "packages without wheels are built with the target's own packages",
     "--no-deps": "what packages need comes with them, and is solved with the others",
+    "--hash": "it belongs to no package, and locks have the hash of each file",
+    "--use-feature": "it says how pip works, and packages are solved by uv",
     "--require-hashes": "locks have the hash of each file",
     "--trusted-host": "certificates are a setting of this machine",
 }

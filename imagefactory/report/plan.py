@@ -11,6 +11,7 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.model import Answer
 from imagefactory.matrix.night import starts_by_kit
 from imagefactory.matrix.plan import (
+    AVOIDED,
     GPU_NOT_LISTED,
     NO_MATCH,
     UNSOLVABLE,
@@ -28,7 +29,7 @@ DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
 """GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
 WIDTH, MIN_WIDTH, WORD = 110, 60, 10
-_NO_CLAIM = (GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
+_NO_CLAIM = (AVOIDED, GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
 """Rules that rest on what this call was given or met, so no page documents and no scan predicts them."""
 _MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
 _DOING = {
@@ -122,7 +123,7 @@ def _sources(sources: Sources) -> list[str]:
 
 
 def _override(rulings: Iterable[Ruling], unused: Sequence[str]) -> list[str]:
-    rules = sorted({claim.rule for ruling in rulings for claim in ruling.against})
+    rules = sorted({claim.rule for ruling in rulings for claim in ruling.against} - {AVOIDED})
     lines = [f"to plan what was pruned: {' '.join(f'--allow {rule}' for rule in rules)}"] if rules else []
     return lines + [f"--allow {rule} changed nothing: it prunes nothing here" for rule in unused]
 
@@ -239,8 +240,8 @@ def kit_name(device: PlanGpu) -> str:
 
 
 def label(device: PlanGpu) -> str:
-    """`sm80`: what a runner with such a GPU is labelled."""
-    return device.capability.sm.replace("_", "")
+    """`sm80`, or `sm80-1g.10gb` for a slice: what a runner with such a GPU is labelled."""
+    return "-".join(filter(None, (device.capability.sm.replace("_", ""), device.part)))
 
 
 def format_matrix(plan: Plan, *, kits: bool = False) -> str:

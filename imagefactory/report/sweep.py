@@ -33,15 +33,16 @@ def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = No
 
 def _cell(cell: QueuedCell) -> tuple[str, ...]:
     driver = f"CUDA {cell.cuda} or newer" if cell.cuda else "any"
+    driver += f", {'only' if cell.only else 'first'} {cell.first}" if cell.first else ""
     doing = "to build or push; " if cell.stage.missing else ""
-    return cell.stage.target.name, str(cell.capability), str(cell.gpus), driver, f"{doing}{cell.reason}"
+    return cell.stage.target.name, cell.row, str(cell.gpus), driver, f"{doing}{cell.reason}"
 
 
 def format_left_out(left_out: Iterable[LeftOut], width: int | None = None) -> str:
     """A row for each target and rule; capabilities that fare alike share it."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for one in left_out:
-        rows.setdefault((one.target, one.rule, one.reason), []).append(one.capability)
+        rows.setdefault((one.target, one.rule, one.reason), []).append(one.row)
     header = ("LEFT OUT", "CAPABILITY", "RULE", "WHY")
     table = [(target, ", ".join(there), rule, why) for (target, rule, why), there in rows.items()]
     return format_table(header, table, width)
@@ -65,7 +66,7 @@ def format_status(sweep: Sweep, results: Sequence[NodeResult], driven: bool | No
     rows = [
         (
             nodes[one.node].target,
-            nodes[one.node].capability,
+            nodes[one.node].row,
             one.outcome.value if one.outcome else _state(one),
             _attempts(one),
             one.attempts[-1].machine if one.attempts else "",
@@ -158,6 +159,9 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
                 "capability": str(cell.capability),
                 "gpus": cell.gpus,
                 "cuda": cell.cuda,
+                "part": cell.part,
+                "driver": cell.first,
+                "only": cell.only,
                 "build": bool(cell.stage.missing),
                 "reason": cell.reason,
             }
@@ -170,6 +174,12 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
 
 def left_out_json(left_out: Iterable[LeftOut]) -> list[dict[str, str]]:
     return [
-        {"target": one.target, "capability": one.capability, "rule": one.rule, "reason": one.reason}
+        {
+            "target": one.target,
+            "capability": one.capability,
+            "part": one.part,
+            "rule": one.rule,
+            "reason": one.reason,
+        }
         for one in left_out
     ]

@@ -84,7 +84,7 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
     return (
         report.outcome.value,
         _valid(judged),
-        device.capability if device else "-",
+        device.row if device else "-",
         gpus_of(report),
         hardware.driver if hardware else "-",
         f"{report.level} {short(report.suite)}",

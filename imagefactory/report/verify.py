@@ -95,7 +95,7 @@ def _outcome(report: GpuReport, width: int) -> str:
     fields += [("contradiction", text) for text in report.contradictions]
     fields += [("manifest", report.subject.manifest)]
     if report.outcome is Outcome.VERIFIED and report.device and report.hardware:
-        holds = f"capability {report.device.capability}, driver {report.hardware.driver} and newer"
+        holds = f"capability {report.device.row}, driver {report.hardware.driver} and newer"
         fields.append(("holds for", holds))
     left = max(len(name) for name, _ in fields) + 2
     folded = [(name, "\n".join(wrap(text, width - left))) for name, text in fields]

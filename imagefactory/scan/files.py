@@ -6,6 +6,7 @@ and images.
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import stat
@@ -25,8 +26,10 @@ from imagefactory.scan.findings import (
     TEXT_LIMIT,
     FileFinding,
     format_contents,
+    holds_note,
     is_text,
     parse_facts,
+    parse_note,
     read_name,
     readable_path,
     tells_facts,
@@ -154,7 +157,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
 def _look_at(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
     """What a file's name and text tell, and whether its first bytes say that it may hold GPU code."""
     named = read_name(path)
-    facts: tuple[tuple[str, str, str], ...] = ()
+    facts = named.facts
     candidate = False
     if tells_facts(file, size):  # by the whole place: a folder may itself be `torch`
         with Path(file).open("rb") as handle:
@@ -163,6 +166,9 @@ def _look_at(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
         handle_number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             candidate = is_candidate(os.pread(handle_number, HEAD, 0))
+            if candidate and holds_note(path):
+                with mmap.mmap(handle_number, 0, access=mmap.ACCESS_READ) as whole:
+                    facts += parse_note(path, whole)
         finally:
             os.close(handle_number)
     return FileFinding(

@@ -6,6 +6,7 @@ data and never executed. The GPU code itself is fatbin.py's.
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from imagefactory.gpu.capability import Code
 from imagefactory.gpu.model import Contents, Library, Modules, Package
+from imagefactory.gpu.predict import DRIVER_FACT, OWN
 
 TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read as what a framework says of itself
 
@@ -27,6 +29,11 @@ _TOOLKIT = re.compile(
     r"|nvJitLink|nvinfer|amdhip64|rocblas|hipblaslt|MIOpen|rccl)(?:-[0-9a-f]{8})?\.so\.[0-9.]{1,20}"
     r"|libcuda\.so\.[0-9]{3}\.[0-9.]{2,12}"  # of a driver: NVIDIA's packages for forward compatibility
 )
+# The driver's own libraries. `compat` are NVIDIA's packages for forward compatibility.
+_DRIVERS = re.compile(r"(?:.*/)?(lib(?:cuda|nvidia-ml)\.so\.[0-9]{3}\.[0-9.]{2,12})")
+_COMPAT = re.compile(r"(?:^|/)(?:cuda[-_])?compat(?:[-_/]|$)")
+NOTE_LIMIT = 4096  # bytes of an ELF note
+_NOTE = re.compile(rb'\{"Format":1,"CUDA Version":"([0-9.]{1,8})","Driver":\[([0-9,]{1,400})\]')
 _DIST_INFO = re.compile(
     r"(?:.*/)?(?:(?:site|dist)-packages/)?([A-Za-z0-9][\w.]*)-([0-9][\w.!+]*)\.dist-info/METADATA"
 )
@@ -92,7 +99,30 @@ def read_name(path: str) -> FileFinding:
         package = _parse_dist_info(path)
     elif name.endswith(".json") and (found := _CONDA_META.fullmatch(path)):
         package = Package(name=found[1], version=found[2], build=found[3])
-    return FileFinding(path=path, package=package, toolkit=name if _TOOLKIT.fullmatch(name) else "")
+    driver = _DRIVERS.fullmatch(path)
+    return FileFinding(
+        path=path,
+        package=package,
+        facts=((DRIVER_FACT, name, OWN),) if driver and not _COMPAT.search(path) else (),
+        toolkit=name if _TOOLKIT.fullmatch(name) else "",
+    )
+
+
+def holds_note(path: str) -> bool:
+    """Whether a file may say for which drivers it is: a libcuda of NVIDIA's forward compatibility."""
+    return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(_COMPAT.search(path))
+
+
+def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str], ...]:
+    """What such a file says in its ELF note `.note.cuda.fwd_compatibility`; `data` holds all of the note.
+
+    Source: NVIDIA's container toolkit, cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
+    """
+    found = _NOTE.search(data)
+    if not found:
+        return ()
+    value = f"CUDA {found[1].decode()} for drivers {found[2].decode()}"
+    return ((DRIVER_FACT, path.rpartition("/")[2], value),)
 
 
 def _parse_dist_info(path: str) -> Package | None:

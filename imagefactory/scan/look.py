@@ -13,7 +13,16 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.scan.fatbin import CodeReader
-from imagefactory.scan.findings import FileFinding, is_text, parse_facts, read_name, tells_facts
+from imagefactory.scan.findings import (
+    NOTE_LIMIT,
+    FileFinding,
+    holds_note,
+    is_text,
+    parse_facts,
+    parse_note,
+    read_name,
+    tells_facts,
+)
 
 HEAD = 24  # bytes by which a file is told
 SMALLEST = 64  # bytes; no container of GPU code is smaller
@@ -36,6 +45,8 @@ class Look:
         self._facts = tells_facts(path, size)
         self._head = bytearray()
         self._reader: CodeReader | None = None
+        self._note: bytearray | None = bytearray() if holds_note(path) else None
+        self._told: tuple[tuple[str, str, str], ...] = ()
         self._idle = size < SMALLEST or (is_text(path) and not self._facts)
 
     @property
@@ -43,7 +54,14 @@ class Look:
         """Whether the rest of the bytes would tell nothing more."""
         return self._idle
 
+    def _seek_note(self, data: bytes | memoryview) -> None:
+        if self._note is not None:
+            self._note += data
+            self._told = parse_note(self._named.path, bytes(self._note))
+            self._note = None if self._told else self._note[-NOTE_LIMIT:]
+
     def feed(self, data: bytes | memoryview) -> None:
+        self._seek_note(data)
         if self._reader is not None:
             self._reader.feed(data)
         elif not self._idle:
@@ -61,6 +79,7 @@ class Look:
     def close(self) -> FileFinding:
         named = self._named
         facts = parse_facts(named.path, self._head.decode("utf-8", "replace")) if self._facts else ()
+        facts = (*named.facts, *facts, *self._told)
         library = self._reader.close() if self._reader is not None else None
         return FileFinding(
             path=named.path, library=library, package=named.package, facts=facts, toolkit=named.toolkit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from imagefactory.errors import UsageError
@@ -13,7 +13,7 @@ from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.values import RULES
 from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import without_secrets
-from imagefactory.settings.own_commands import parse_commands, parse_options
+from imagefactory.settings.own_commands import parse_commands, parse_limit, parse_machines, parse_options
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
@@ -65,7 +65,14 @@ def check_values(values: Mapping[str, Setting]) -> None:
             f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
             hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
         )
-    for name, parse in (("submit_commands", parse_commands), ("sbatch_options", parse_options)):
+    parsers: tuple[tuple[str, Callable[[str], object]], ...] = (
+        ("submit_commands", parse_commands),
+        ("sbatch_options", parse_options),
+        ("sweep_machines", parse_machines),
+        ("sweep_gpu_hours", parse_limit),
+        ("sweep_jobs", parse_limit),
+    )
+    for name, parse in parsers:
         try:
             parse(values[name].value)
         except UsageError as error:

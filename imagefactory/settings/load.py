@@ -96,6 +96,9 @@ class Settings:
     sif_folder: Setting
     submit_commands: Setting
     sbatch_options: Setting
+    sweep_machines: Setting
+    sweep_gpu_hours: Setting
+    sweep_jobs: Setting
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
     centers: tuple[Path, ...] = ()

@@ -73,5 +73,11 @@ MEANINGS = {
         "options of sbatch, for the Slurm jobs of sweeps and `submit`: "
         "`--account=... --partition=... --qos=... --time=...`",
     ),
+    "sweep-machines": (
+        "all",
+        "where sweeps and nights run: names with commas, `*` and `?` for any, `!` before those to avoid",
+    ),
+    "sweep-gpu-hours": ("no limit", "GPU hours of one sweep; other cells wait for the next"),
+    "sweep-jobs": ("no limit", "jobs of one sweep at once"),
 }
 """By its name in imagefactory.toml: the default, and the meaning; Markdown, one line each."""

@@ -1,7 +1,11 @@
-"""What settings add to the jobs of sweeps and of `submit`: submit commands, and options of sbatch. Pure.
+"""What settings add to the jobs of sweeps and of `submit`: submit commands, and options of sbatch; and what
+they limit sweeps to. Pure.
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
     sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...
+    sweep-machines     names of machines with * and ?, those after ! never: gpu* !gpu07
+    sweep-gpu-hours    GPU hours of a sweep
+    sweep-jobs         jobs of a sweep at once
 
 What imagefactory writes itself cannot be written here. Sources: HTCondor's manual, condor_submit(1); Slurm's
 manual, sbatch(1).
@@ -16,6 +20,7 @@ from datetime import timedelta
 from imagefactory.errors import UsageError
 
 REQUIREMENTS, TIME = "requirements", "--time"
+MOST_PATTERNS, LONGEST_PATTERNS = 100, 1000
 _COMMANDS = frozenset({
     "universe", "container_image", "docker_image", "executable", "arguments", "initialdir", "input",
     "output", "error", "log", "queue", "include", "transfer_executable", "transfer_input_files",
@@ -23,7 +28,7 @@ _COMMANDS = frozenset({
     "when_to_transfer_output", "max_transfer_output_mb", "checkpoint_exit_code", "ulog_execute_attrs",
     "request_cpus", "request_memory", "request_disk", "request_gpus", "require_gpus",
     "gpus_minimum_capability", "gpus_maximum_capability", "gpus_minimum_memory", "gpus_minimum_runtime",
-    "allowed_execute_duration", "job_lease_duration", "periodic_remove", "notification", "elsewhere",
+    "allowed_execute_duration", "job_lease_duration", "periodic_remove", "notification", "elsewhere", "first",
 })  # fmt: skip
 _OPTIONS = frozenset({
     "--job-name", "--array", "--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--nodes",
@@ -33,6 +38,7 @@ _OPTIONS = frozenset({
 })  # fmt: skip
 _COMMAND = re.compile(r"([A-Za-z+][A-Za-z0-9_.+]{0,99})[ \t]*=[ \t]*([^\x00-\x1f\x7f\\{}]{1,500})")
 _OPTION = re.compile(r"(--[a-z][a-z-]{1,50})(?:=[A-Za-z0-9_.,:/@%+=-]{1,500})?")
+_MACHINE = re.compile(r"!?[A-Za-z0-9*?][A-Za-z0-9_.*?-]{0,254}")
 _TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
 
 
@@ -86,6 +92,53 @@ def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[
 def names_of(commands: Iterable[str]) -> frozenset[str]:
     """The commands' names in small letters."""
     return frozenset(line.partition(" = ")[0].lower() for line in commands)
+
+
+def parse_machines(text: str) -> tuple[str, ...]:
+    """The patterns of `sweep-machines`. Raises UsageError for what cannot be one of them."""
+    found = tuple(dict.fromkeys(text.replace(",", " ").split()))
+    for pattern in found:
+        if not _MACHINE.fullmatch(pattern):
+            raise UsageError(
+                f"'{pattern[:80]}' cannot be a machine's name",
+                hint="write names with commas, * and ? for any letters, ! before those to avoid: gpu*,!gpu07",
+            )
+    if len(found) > MOST_PATTERNS or len(text) > LONGEST_PATTERNS:
+        raise UsageError(
+            f"more than {MOST_PATTERNS} names of machines, or {LONGEST_PATTERNS} letters",
+            hint="write * for what they share",
+        )
+    return found
+
+
+def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
+    """What a machine's name must match, and what it must not, as regular expressions that Python and
+    HTCondor's ClassAds read alike; empty for any. A name matches by its first labels too: `gpu07`.
+    """
+    every = tuple(patterns)
+
+    def joined(chosen: list[str]) -> str:
+        words = (word.replace(".", "[.]").replace("*", ".*").replace("?", ".") for word in chosen)
+        return f"^({'|'.join(words)})([.].*)?$" if chosen else ""
+
+    wanted = [one for one in every if not one.startswith("!")]
+    return joined(wanted), joined([one.removeprefix("!") for one in every if one.startswith("!")])
+
+
+def is_chosen(machine: str, patterns: Iterable[str]) -> bool:
+    """Whether jobs may run on a machine; of `glidein_7@gpu01` the last part is its name."""
+    name = machine.rpartition("@")[2]
+    wanted, avoided = machine_expressions(patterns)
+    if avoided and re.search(avoided, name, re.IGNORECASE):
+        return False
+    return not wanted or re.search(wanted, name, re.IGNORECASE) is not None
+
+
+def parse_limit(text: str) -> int:
+    """The number of `sweep-gpu-hours` and `sweep-jobs`, 0 for none. Raises UsageError."""
+    if text and not re.fullmatch(r"[1-9][0-9]{0,6}", text):
+        raise UsageError(f"'{text[:80]}' is not a whole number from 1", hint="leave it out for no limit")
+    return int(text or 0)
 
 
 def time_of(options: Iterable[str]) -> timedelta | None:

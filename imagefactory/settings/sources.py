@@ -36,6 +36,9 @@ REASONS = {
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
     "sbatch-options": "it changes what your jobs may do, and who pays for them",
+    "sweep-machines": "it decides whose machines answer for images",
+    "sweep-gpu-hours": "it decides how much of a pool your jobs take",
+    "sweep-jobs": "it decides how much of a pool your jobs take",
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }

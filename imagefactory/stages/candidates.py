@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from imagefactory.factory import Factory
 from imagefactory.gpu.platforms import architecture
 from imagefactory.model import Target
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
-from imagefactory.oci.graph import ATTESTATION, Manifest, Place, parse_parts, platforms_in, read_manifest
+from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import images_of
 from imagefactory.oci.transfer import WORKERS, was_sent
 from imagefactory.progress import Progress
 from imagefactory.settings.load import read_ledger_key
@@ -113,8 +115,9 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         return f"{root.name} is not whole in {place}: left out"
     index = read_manifest(place, root.digest)
     others = [one for one in platforms_in(index) if one[0] != target.platform]
-    images = sum(ATTESTATION not in dict(part.annotations) for part in parse_parts(index)[0])
-    if images > 1 + len(others):
+    parse_parts(index)  # well-formed from here on
+    images = images_of(json.loads(index.data).get("manifests") or ())
+    if len(images) > 1 + len(others):
         return f"{root.name} in {place} is left out: it has images for platforms that no target is for"
     for platform, manifest in others:
         tag = f"{plain_tag(target)}-{architecture(platform)}"

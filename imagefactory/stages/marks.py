@@ -30,7 +30,7 @@ def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict
         try:
             image = access.layout.load(name, tags[name])
             proven = {
-                one.verdict.report.device.capability
+                one.verdict.report.device.row
                 for one in judge.stored(image)
                 if one.proves and one.verdict and one.verdict.report.device
             }

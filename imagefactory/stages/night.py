@@ -33,6 +33,7 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory
 from imagefactory.files import no_space
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.model import row_of
 from imagefactory.lock.git import ask_git
 from imagefactory.matrix.changes import (
     KeptPlan,
@@ -44,7 +45,7 @@ from imagefactory.matrix.changes import (
     one_line,
     unbuilt,
 )
-from imagefactory.matrix.night import starts_by_kit
+from imagefactory.matrix.night import oldest_drivers, starts_by_kit
 from imagefactory.matrix.plan import (
     CellState,
     Plan,
@@ -59,6 +60,7 @@ from imagefactory.pools.inventory import write_inventory
 from imagefactory.pools.model import ImageKind
 from imagefactory.progress import Progress
 from imagefactory.recipes.expand import select
+from imagefactory.settings.own_commands import parse_machines
 from imagefactory.stages.night_steps import NightBench, Steps
 from imagefactory.stages.night_sweeps import collect_sweeps
 from imagefactory.stages.nights import (
@@ -75,7 +77,7 @@ from imagefactory.stages.nights import (
 from imagefactory.stages.plan import Asking, inventory_devices, read_stages
 from imagefactory.stages.read_catalogue import kept_expiry
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, read_pool_stages
-from imagefactory.sweeps.cells import CLAIMED
+from imagefactory.sweeps.cells import BUDGET, CLAIMED
 from imagefactory.verdicts.claims import ProofAges
 
 EXPIRY = "catalog expiry"
@@ -229,15 +231,23 @@ class _Night:
         return self.factory.settings.registry.value
 
     def _devices(self) -> tuple[PlanGpu, ...]:
-        """The GPUs to verify on: of the pool, each capability with its newest driver, as one job speaks for
-        all; else the first of this machine. None where there are none: then images are built alone."""
+        """The GPUs to verify on: of the pool every kind but slices (MIG), which its sweeps take on request
+        alone; else the first of this machine. None where there are none: then images are built alone."""
         if self.ask.pool:
             kinds: tuple[PlanGpu, ...] = ()
             with self.steps.telling("pool"):
                 inventory = self.steps.bench.pools(self.ask.pool).inventory(self.steps.bench.clock())
-                kinds = inventory_devices(inventory)
                 write_inventory(self._inventory, inventory)
-            return tuple({(kind.capability, kind.host): kind for kind in kinds}.values())
+                patterns = parse_machines(self.factory.settings.sweep_machines.value)
+                listed, avoided = inventory_devices(inventory, patterns)
+                kinds = tuple(one for one in listed if one not in avoided and not one.part)
+                left = {(kind.capability, kind.part) for kind in kinds}
+                self.steps.notes += [
+                    one_line(f"nothing is verified on {kind}: {reason}")
+                    for kind, reason in avoided.items()
+                    if (kind.capability, kind.part) not in left and not kind.part
+                ]
+            return kinds
         try:
             hardware = self.steps.bench.evidence.read()
         except NoGpuError as error:
@@ -262,7 +272,7 @@ class _Night:
                 place = ImagePlace(kind=kind, registry=self._registry, folder=self.folder, now=now)
                 here = read_pool_stages(self.factory, self.targets, place)
                 stages = tuple(map(_both, stages, here))
-        return make_plan(PlanInput(stages=stages, devices=devices, on_machines=True))
+        return oldest_drivers(make_plan(PlanInput(stages=stages, devices=devices, on_machines=True)))
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -294,13 +304,23 @@ class _Night:
 
 
 def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
-    """Why cells that are due were not queued, though nothing is wrong: another store has them."""
+    """Why cells that are due were not queued, though nothing is wrong: another store has them, or they are
+    over the budget.
+    """
     rows = told.get("errors" if code == EXIT_NOTHING_SELECTED else "left_out", ())
     if code == EXIT_NOTHING_SELECTED:
         yield from (one_line(str(row.get("message", ""))) for row in rows)
         return
     reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
     yield from (one_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
+    over = [row for row in rows if row.get("rule") == BUDGET]
+    if over:
+        cells = ", ".join(
+            f"{row.get('target')} on {row_of(row.get('capability'), str(row.get('part', '')))}"
+            for row in over
+        )
+        waits = "cells are over the budget and wait" if len(over) > 1 else "cell is over the budget and waits"
+        yield one_line(f"{len(over)} {waits} for another night: {cells}")
 
 
 def waiting_tags(said: Mapping[str, object]) -> list[str]:

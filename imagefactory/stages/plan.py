@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.model import Contents
 from imagefactory.matrix.gpus import read_gpus
-from imagefactory.matrix.plan import PlanGpu, TargetStatus
+from imagefactory.matrix.plan import PlanGpu, TargetStatus, avoided_machines
 from imagefactory.matrix.rows import SpaceRow, parse_rows
 from imagefactory.model import Target
 from imagefactory.oci.graph import Place
@@ -35,6 +35,7 @@ from imagefactory.pools.model import Inventory
 from imagefactory.scan.findings import format_contents
 from imagefactory.scan.layers import merge_layers
 from imagefactory.scan.records import recall_scan
+from imagefactory.settings.own_commands import is_chosen
 from imagefactory.stages.build import find_built
 from imagefactory.stages.locked import base_state, require_lock
 from imagefactory.stages.push import explain_no_candidate, find_candidate
@@ -180,16 +181,29 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
     return format_contents(f"the image {image.name} in the store", merge_layers(known))
 
 
-def read_listed(path: Path) -> tuple[tuple[PlanGpu, ...], str]:
-    """The GPUs of a person's list or of a pool's inventory, and the latter's file: empty for a list.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The GPUs to plan for. `pool` is the file of a pool's inventory, empty for a person's list; `avoided`
+    are the reasons why no job gets some of them.
+    """
+
+    devices: tuple[PlanGpu, ...] = ()
+    pool: str = ""
+    avoided: Mapping[PlanGpu, str] = field(default_factory=dict)
+
+
+def read_listed(path: Path, patterns: Sequence[str] = ()) -> Listed:
+    """The GPUs of a person's list or of a pool's inventory, of which `patterns` choose machines.
 
     Raises RecipeError and UsageError for faults of the file, NothingSelectedError where there is no GPU.
     """
     if path.is_file():
         with path.open("rb") as file:
             if file.read(200).lstrip().startswith(b"{"):
-                return inventory_devices(read_inventory(path)), str(path)
-    return read_devices(path), ""
+                inventory = read_inventory(path)
+                devices, avoided = inventory_devices(inventory, patterns)
+                return Listed(devices=devices, pool=str(path), avoided=avoided)
+    return Listed(devices=read_devices(path))
 
 
 def read_devices(path: Path) -> tuple[PlanGpu, ...]:
@@ -201,28 +215,44 @@ def read_devices(path: Path) -> tuple[PlanGpu, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def inventory_devices(inventory: Inventory) -> tuple[PlanGpu, ...]:
-    """The kinds of GPU that a pool has, by capability and driver, each once; slices (MIG) are none of them.
+def inventory_devices(
+    inventory: Inventory, patterns: Sequence[str] = ()
+) -> tuple[tuple[PlanGpu, ...], Mapping[PlanGpu, str]]:
+    """The kinds of GPU that a pool has, by capability, slice (MIG) and driver, each once; and of those that
+    no chosen machine has the reason.
 
     A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
     """
     names: dict[PlanGpu, set[str]] = {}
-    for gpu in inventory.known:
-        if not gpu.mig:
-            cuda = "" if gpu.driver else gpu.cuda
-            kind = PlanGpu(
-                capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda, host=gpu.host
-            )
-            names.setdefault(kind, set()).add(gpu.name)
+    machines: dict[PlanGpu, list[str]] = {}
+    for machine, gpu in ((one, gpu) for one in inventory.machines for gpu in one.gpus if gpu.capability):
+        cuda = "" if gpu.driver else gpu.cuda
+        kind = PlanGpu(
+            capability=parse_capability(gpu.capability),
+            driver=gpu.driver,
+            cuda=cuda,
+            host=gpu.host,
+            part=gpu.part,
+        )
+        names.setdefault(kind, set()).add(gpu.name)
+        machines.setdefault(kind, []).append(machine.name)
     if not names:
         raise NothingSelectedError(
             "the inventory has no GPU to plan for",
             hint="imagefactory pool --inventory FILE shows what it has",
         )
-    kinds = sorted(names, key=lambda kind: (kind.capability, natural(kind.oldest_driver), kind.host))
-    return tuple(
-        replace(kind, name=next(iter(names[kind])) if len(names[kind]) == 1 else "") for kind in kinds
+    kinds = sorted(
+        names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)
     )
+    devices = {
+        kind: replace(kind, name=next(iter(names[kind])) if len(names[kind]) == 1 else "") for kind in kinds
+    }
+    avoided = {
+        devices[kind]: avoided_machines(machines[kind])
+        for kind in kinds
+        if not any(is_chosen(name, patterns) for name in machines[kind])
+    }
+    return tuple(devices.values()), avoided
 
 
 def read_rows(path: Path) -> tuple[SpaceRow, ...]:

@@ -201,13 +201,15 @@ def _push(
                 f"{root.target.name} is not built yet, and {host} lacks layers of it: {titles}",
                 hint=f"imagefactory build {root.target.name}, then push it again",
             ) from error
-        if not lacks and (key or known != made):  # it may have been pushed without this key
+        # What was pushed without this key does not count for other stores.
+        mark = {f"{repository}@{graph.root.descriptor.digest} key": hash_key("mac", made, key)} if key else {}
+        if known != made or not mark.items() <= memory.items():
             place = Place(store=registry, repository=repository)
-            _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
-        if known != made:
+            if not lacks:
+                _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
             # Read again: another push may have learned something meanwhile.
             memory = layout.recall("pushed", host) or {}
-            layout.record("pushed", host, remember(memory, repository, graph, made))
+            layout.record("pushed", host, remember(memory, repository, graph, made) | mark)
     where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
     return where, sent
 

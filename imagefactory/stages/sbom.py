@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, package_index
 from imagefactory.errors import LockError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.lock.bill.look import Known, Layers, package_licences
+from imagefactory.lock.bill.look import Known, Layers, package_carried, package_licences
 from imagefactory.lock.bill.make import lock_bill, told_by, untold, with_hashes
-from imagefactory.lock.bill.model import Bill, Kind
+from imagefactory.lock.bill.model import Bill, Component, Kind
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import lock_digest
@@ -66,7 +66,7 @@ def target_bill(factory: Factory, target: Target, progress: Progress) -> Bill:
     Raises LockError and StaleError as `require_lock` does.
     """
     lock = require_lock(factory, target)
-    bill = _locked(factory, target, lock, _cached_licences(factory, lock))
+    bill = _locked(factory, target, lock, _cached_licences(factory, lock), _cached_carried(factory, lock))
     with factory.layout.in_use(progress):
         tagged = factory.layout.tags().get(reference(target))
         if tagged is None or not untold(bill):
@@ -97,6 +97,8 @@ def image_bill(access: Access, recipes: Recipes, asked: tuple[str, Place, str], 
                 _add(layers, place, layer)
                 task.advance(layer.descriptor.size)
     seen = layers.components()
+    for fault in layers.faults:
+        access.tell(fault)
     if not any(one.kind is Kind.DEB for one in seen):
         access.tell(f"{name} has no list of dpkg's: what its system is made of is not in the bill")
     if locked := _made_from(recipes, image):
@@ -119,18 +121,37 @@ def _made_from(recipes: Recipes, image: ImageAt) -> Bill | None:
     return _locked(factory, target, lock, {})
 
 
-def _locked(factory: Factory, target: Target, lock: Lock, licences: dict[str, Known]) -> Bill:
+def _locked(
+    factory: Factory,
+    target: Target,
+    lock: Lock,
+    licences: dict[str, Known],
+    carried: Sequence[Component] = (),
+) -> Bill:
     base = factory.base_of(target)
     base_lock = None if base.image else read_base_lock(factory.base_lock_path(base))
     if base_lock is None and not base.image:
         raise LockError(f"the base {base.name} has no lock", hint=f"imagefactory lock {target.name}")
-    return lock_bill(lock, base, base_lock, licences)
+    return lock_bill(lock, base, base_lock, licences, carried)
 
 
 def _cached_licences(access: Access, lock: Lock) -> dict[str, Known]:
     cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
     return {one.sha256: package_licences(one, cache.path(one)) for one in lock.packages if one not in absent}
+
+
+def _cached_carried(access: Access, lock: Lock) -> list[Component]:
+    """What wheels of the cache say that they carry; what is wrong with it is told."""
+    cache = PackageCache(access.settings.cache_path, package_index(access))
+    absent = set(cache.missing(lock.packages))
+    found = list[Component]()
+    for one in lock.packages:
+        carried, faults = package_carried(one, cache.path(one)) if one not in absent else ((), ())
+        found += carried
+        for fault in faults:
+            access.tell(fault)
+    return found
 
 
 def _store(access: Access) -> Place:

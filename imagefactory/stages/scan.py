@@ -13,7 +13,6 @@ from imagefactory.access import Access, open_registry
 from imagefactory.errors import RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents
 from imagefactory.oci.graph import (
-    ATTESTATION,
     Manifest,
     Place,
     choose_platform,
@@ -22,7 +21,7 @@ from imagefactory.oci.graph import (
     read_manifest,
 )
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import INDEX_TYPES, ImageConfig
+from imagefactory.oci.manifests import INDEX_TYPES, ImageConfig, images_of
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.oci.sif import sifs_of
@@ -179,9 +178,7 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
         return root
     parse_parts(root)  # well-formed from here on
     entries = json.loads(root.data)["manifests"]
-    (digest, *_) = (
-        str(entry["digest"]) for entry in entries if ATTESTATION not in (entry.get("annotations") or {})
-    )
+    (digest, *_) = (str(entry["digest"]) for entry in images_of(entries))
     return read_manifest(place, digest)
 
 

@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from imagefactory.model import Outcome, Target
 from imagefactory.pools.faults import (
     REMEMBERED,
     FailedMachine,
+    bad_by_row,
     blamed,
     format_excluded,
     format_faults,
@@ -64,7 +65,11 @@ from imagefactory.sweeps.cells import (
     SweepAsk,
     SweepPlan,
     check_room,
+    choose_machines,
+    driver_of,
+    leave_out_bad,
     plan_sweep,
+    within_budget,
 )
 from imagefactory.sweeps.claimed import cell_of, leave_out_claimed, left_out_by
 from imagefactory.sweeps.sweep_file import (
@@ -78,6 +83,7 @@ from imagefactory.sweeps.sweep_file import (
     write_sweep_file,
 )
 from imagefactory.sweeps.underway import Images, Looking, is_left, leave_out_underway, read_underway
+from imagefactory.verify.gpu_run import timeout_of
 from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import suite_digest
@@ -96,7 +102,7 @@ class SweepOptions:
     """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
 
     `folder` is where the sweep is written, None for the store's own place; `pool` is a row of POOLS, `site`
-    one of sites.py.
+    one of sites.py. `at_once` is how many jobs may be in the queue, 0 for all.
     """
 
     asked: SweepAsk = field(default_factory=SweepAsk)
@@ -107,13 +113,15 @@ class SweepOptions:
     site: str = GENERIC
     limits: JobLimits = field(default_factory=JobLimits)
     folder: Path | None = None
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
 
-    `own` is what the settings add to its jobs, `faults` those of the machines that get none.
+    `inventory` has the machines that may be used alone. `own` is what the settings add to its jobs, `faults`
+    those of the machines that get none.
     """
 
     plan: SweepPlan
@@ -161,15 +169,18 @@ def prepare_sweep(
     seen, notes = read_underway(sweeps_folder(factory.settings), images, looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     faults: tuple[Fault, ...] = ()
+    chosen = choose_machines(inventory, options.asked.machines)
     if plan.cells and BAD_MACHINE not in options.asked.allow:
-        machines = capable_machines(inventory, {str(cell.capability) for cell in plan.cells})
+        machines = capable_machines(chosen, plan.cells)
         faults = of_bad_machines(_remembered_faults(factory.settings, options.pool, bench), machines)
+        plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
     if plan.cells and CLAIMED not in options.asked.allow:
         found = read_claims(factory, registry, now)
         plan = leave_out_claimed(replace(plan, notes=plan.notes + found.notes), images, found.claims)
+    plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return Prepared(
-        plan=plan, inventory=inventory, place=place, id=name, options=options, own=own, faults=faults
+        plan=plan, inventory=chosen, place=place, id=name, options=options, own=own, faults=faults
     )
 
 
@@ -200,7 +211,7 @@ def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
     else:
         sifs = {name: kept_sif(factory, stage.target) for name, stage in stages.items()}
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
-    keys = [(cell.stage.target.name, str(cell.capability)) for cell in plan.cells]
+    keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
 
 
@@ -276,11 +287,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         raise faults[0][1] if faults else NothingSelectedError(left_out[-1].reason, hint=ROOM)
     claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
     given_up = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
-    left_out += [
-        left_out_by(other, kit.node.target, kit.node.capability)
-        for kit in kits
-        if (other := given_up[kit.node.name])
-    ]
+    left_out += [left_out_by(other, kit.node) for kit in kits if (other := given_up[kit.node.name])]
     kits = [kit for kit in kits if not given_up[kit.node.name]]
     if not kits:
         raise NothingSelectedError(left_out[-1].reason, hint=f"--allow {CLAIMED} queues it all the same")
@@ -294,7 +301,9 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         limits=prepared.options.limits,
         pool=prepared.options.pool,
         own=prepared.own,
-        machines=capable_machines(prepared.inventory, {kit.node.capability for kit in kits}),
+        machines=capable_machines(prepared.inventory, [kit.node for kit in kits]),
+        patterns=prepared.options.asked.machines,
+        at_once=prepared.options.at_once,
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     try:
@@ -353,26 +362,30 @@ def claim_again(access: Access, folder: Path, registry: str, bench: SweepBench, 
         access.tell(f"note: {note}")
 
 
-def capable_machines(inventory: Inventory, capabilities: Collection[str]) -> tuple[CapableMachines, ...]:
-    """The machines of a pool by capability, those that are asked for alone. Pure.
+def capable_machines(
+    inventory: Inventory, nodes: Sequence[SweepNode | QueuedCell]
+) -> tuple[CapableMachines, ...]:
+    """The machines of a pool by the rows of `nodes`, and of each row those with a driver that comes first.
 
-    Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
+    Pure. Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
     """
 
-    def names(capability: str) -> Iterator[str]:
+    def names(row: str, driver: str) -> Iterator[str]:
         for machine in inventory.machines:
-            if any(gpu.capability == capability for gpu in machine.gpus):
+            if any(gpu.row == row and driver in ("", driver_of(gpu)) for gpu in machine.gpus):
                 yield machine.name.rpartition("@")[2]
 
+    rows = {(node.row, driver) for node in nodes for driver in ("", node.first)}
     return tuple(
-        CapableMachines(capability=capability, machines=tuple(dict.fromkeys(names(capability))))
-        for capability in sorted(capabilities)
+        CapableMachines(capability=row, machines=tuple(dict.fromkeys(names(row, driver))), driver=driver)
+        for row, driver in sorted(rows)
     )
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
     reason = f"its image cannot be had: {error.message}"
-    return LeftOut(target=cell.stage.target.name, capability=str(cell.capability), rule=FAILED, reason=reason)
+    target, capability = cell.stage.target.name, str(cell.capability)
+    return LeftOut(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
 
 
 def submit_sweep(folder: Path, pools: Pools) -> str:

@@ -64,9 +64,13 @@ def make_nodes(
     return tuple(kits)
 
 
-def node_name(target: str, capability: Capability) -> str:
-    """`pytorch-2_3-cu121-sm80`; DAGMan takes neither `.` nor `+`. Names of targets have no `_`."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{target}-{capability.sm.replace('_', '')}")
+def node_name(target: str, capability: Capability, part: str = "") -> str:
+    """`pytorch-2_3-cu121-sm80`, of a slice `...-sm80-1g_10gb`.
+
+    DAGMan takes neither `.` nor `+`. Names of targets have no `_`.
+    """
+    slice_of = f"-{part}" if part else ""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{target}-{capability.sm.replace('_', '')}{slice_of}")
 
 
 def make_node(
@@ -75,7 +79,7 @@ def make_node(
     """The job of a cell; `asked` are its nonce and the suite's level. Pure."""
     nonce, level = asked
     return SweepNode(
-        name=node_name(definition.target.name, cell.capability),
+        name=node_name(definition.target.name, cell.capability, cell.part),
         target=definition.target.name,
         capability=str(cell.capability),
         image=image,
@@ -85,7 +89,9 @@ def make_node(
         disk=disk_of(image.kind, image.size, image.unpacked),
         timeout=timeout_of(level),
         python=suite_argv(definition)[0],
-        mig=cell.mig,
+        part=cell.part,
+        first=cell.first,
+        only=cell.only,
         processor="" if (platform := definition.target.platform) == AMD64 else architecture(platform),
     )
 

@@ -18,10 +18,18 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from imagefactory.catalogue.package import Packed
-from imagefactory.documents import Capability, Digest, Matching, Most, fault, format_document, parse_document
+from imagefactory.documents import (
+    CAPABILITY,
+    Digest,
+    Matching,
+    Most,
+    fault,
+    format_document,
+    parse_document,
+)
 from imagefactory.errors import StatementError
 from imagefactory.pools.model import MOST_NODES, LeftOut, SweepNode
-from imagefactory.sweeps.cells import CLAIMED, SweepPlan
+from imagefactory.sweeps.cells import CLAIMED, QueuedCell, SweepPlan
 from imagefactory.sweeps.sweep_file import ID
 from imagefactory.sweeps.underway import Images, image_of
 from imagefactory.verdicts.envelope import EnvelopeForm, format_json, parse_json, seal
@@ -42,18 +50,19 @@ CLAIMS = Packed(
 )
 STORE = re.compile(r"[0-9a-f]{16}")
 TAG = re.compile(r"claims-([0-9a-f]{16})")
+ROW = re.compile(rf"(?:{CAPABILITY.pattern})(?: [0-9a-z][0-9a-z.,+-]{{0,39}})?")
 MOST_SWEEPS = 256
 
 ClaimedCell = tuple[str, str]
-"""An image, by its digest or that of its .sif file, and a capability."""
+"""An image, by its digest or that of its .sif file, and a row: a capability, or a slice's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedImage:
-    """The capabilities on which an image is claimed. `image` is a digest as `image_of` gives it."""
+    """The rows on which an image is claimed. `image` is a digest as `image_of` gives it."""
 
     image: Digest
-    capabilities: Annotated[tuple[Capability, ...], Most(MOST_NODES)]
+    rows: Annotated[tuple[Annotated[str, Matching(ROW)], ...], Most(MOST_NODES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,7 @@ class SweepClaim:
 
     @property
     def cells(self) -> frozenset[ClaimedCell]:
-        return frozenset((one.image, capability) for one in self.images for capability in one.capabilities)
+        return frozenset((one.image, row) for one in self.images for row in one.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,19 +129,16 @@ def digest_in(image: str) -> str:
 
 
 def cell_of(node: SweepNode) -> ClaimedCell:
-    return digest_in(image_of(node)), node.capability
+    return digest_in(image_of(node)), node.row
 
 
 def claim_of(sweep: str, cells: Iterable[ClaimedCell], made: datetime, until: datetime) -> SweepClaim:
     """The claim of these cells, each image once."""
     images: dict[str, set[str]] = {}
-    for image, capability in cells:
-        images.setdefault(image, set()).add(capability)
-    rows = (
-        ClaimedImage(image=image, capabilities=tuple(sorted(there)))
-        for image, there in sorted(images.items())
-    )
-    return SweepClaim(sweep=sweep, made=made, until=until, images=tuple(rows))
+    for image, row in cells:
+        images.setdefault(image, set()).add(row)
+    claimed = (ClaimedImage(image=image, rows=tuple(sorted(rows))) for image, rows in sorted(images.items()))
+    return SweepClaim(sweep=sweep, made=made, until=until, images=tuple(claimed))
 
 
 def sign_claims(claims: StoreClaims, key: SigningKey) -> bytes:
@@ -183,17 +189,19 @@ def leave_out_claimed(plan: SweepPlan, images: Images, claims: Iterable[OtherCla
     claimed = first_claims(claims)
     kept, left_out = [], list(plan.left_out)
     for cell in plan.cells:
-        target, capability = cell.stage.target.name, str(cell.capability)
-        other = claimed.get((digest_in(images.get((target, capability), "")), capability))
+        image = images.get((cell.stage.target.name, cell.row), "")
+        other = claimed.get((digest_in(image), cell.row))
         if other is None:
             kept.append(cell)
         else:
-            left_out.append(left_out_by(other, target, capability))
+            left_out.append(left_out_by(other, cell))
     return SweepPlan(cells=tuple(kept), left_out=tuple(left_out), notes=plan.notes)
 
 
-def left_out_by(other: OtherClaim, target: str, capability: str) -> LeftOut:
-    return LeftOut(target=target, capability=capability, rule=CLAIMED, reason=other.reason)
+def left_out_by(other: OtherClaim, cell: QueuedCell | SweepNode) -> LeftOut:
+    target = cell.target if isinstance(cell, SweepNode) else cell.stage.target.name
+    capability = str(cell.capability)
+    return LeftOut(target=target, capability=capability, rule=CLAIMED, reason=other.reason, part=cell.part)
 
 
 def parse_own(data: bytes, where: str) -> OwnClaims:

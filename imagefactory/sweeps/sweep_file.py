@@ -75,7 +75,7 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
     def narrow(value: object) -> object:
         if not isinstance(value, dict):
             return value
-        value = {"pool": HTCONDOR, "machines": [], "own": [], **value}  # of sweeps that older versions made
+        value = _upgraded(value)
         if wanted is None:
             return value
         return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}
@@ -83,6 +83,24 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
     sweep = _parse(data, folder / SWEEP, ("sweep", Sweep), narrow)
     assert isinstance(sweep, Sweep)
     return sweep
+
+
+def _upgraded(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep with the fields that it lacks where an older version made it."""
+
+    def rows(name: str, **fields: object) -> object:
+        found = value.get(name, [])
+        if not isinstance(found, list):
+            return found
+        return [{**fields, **row} if isinstance(row, dict) else row for row in found]
+
+    nodes = rows("nodes", part="", first="", only=False)
+    for node in nodes if isinstance(nodes, list) else ():
+        if isinstance(node, dict) and isinstance(slices := node.pop("mig", None), bool) and slices:
+            node["part"] = "mig"
+    given = {"pool": HTCONDOR, "own": [], "patterns": [], "at_once": 0, **value}
+    left_out, machines = rows("left_out", part=""), rows("machines", driver="")
+    return {**given, "nodes": nodes, "left_out": left_out, "machines": machines}
 
 
 def read_pool(folder: Path) -> str:

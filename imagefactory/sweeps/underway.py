@@ -27,7 +27,7 @@ from imagefactory.model import Outcome
 from imagefactory.pools.folder import node_folder
 from imagefactory.pools.model import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, QueuedCell, SweepPlan
+from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
 from imagefactory.sweeps.sweep_file import (
     GONE,
     ID,
@@ -45,22 +45,27 @@ from imagefactory.verify.kit.program import KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
-"""By target and capability, the image that a job would run: as `image_of` names it."""
+"""By target and row (a capability, or a slice's), the image that a job would run: as `image_of` names it."""
 NOT_ASKED = "the queue was not asked"
 
 
 class InHand(StrEnum):
-    """How far a node is that may still bring a verdict: open, or what was not done yet about its result."""
+    """How far a node is that may still bring a verdict: open, or what was not done yet about its result.
+
+    UNMATCHED brings none: its machines alone have the oldest driver, and none took it. It is not asked again
+    while its sweep is remembered, since a verdict of a newer driver is there.
+    """
 
     OPEN = "open"
     ENDED = "not collected"
     NOT_SIGNED = "not signed"
     NOT_ATTACHED = "signed, and not attached yet"
+    UNMATCHED = "no machine took it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSeen:
-    """A sweep of the store as far as it has cells of a plan in hand, by target and capability.
+    """A sweep of the store as far as it has cells of a plan in hand, by target and row.
 
     `name` is what commands take for it. `driven`: something on the pool works on it; None where that is not
     known, and `why` says why not.
@@ -85,11 +90,18 @@ def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozen
     given: Counter[int] = Counter()
     for cell in plan.cells:
         key = _key(cell)
-        having = [(number, sweep) for number, sweep in enumerate(newest) if key in sweep.cells]
+        having = [
+            (number, sweep)
+            for number, sweep in enumerate(newest)
+            if key in sweep.cells and (cell.only or sweep.cells[key] is not InHand.UNMATCHED)
+        ]
         held = (_held(sweep, sweep.cells[key]) for _, sweep in having)
         rule, reason = next((found for found in held if found and found[0] not in allow), ("", ""))
         if rule:
-            left_out.append(LeftOut(target=key[0], capability=key[1], rule=rule, reason=reason))
+            capability = str(cell.capability)
+            left_out.append(
+                LeftOut(target=key[0], capability=capability, rule=rule, reason=reason, part=cell.part)
+            )
             continue
         kept.append(cell)
         doubtful = [number for number, sweep in having if not _held(sweep, sweep.cells[key])]
@@ -100,11 +112,13 @@ def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozen
 
 
 def _key(cell: QueuedCell) -> tuple[str, str]:
-    return cell.stage.target.name, str(cell.capability)
+    return cell.stage.target.name, cell.row
 
 
 def _held(seen: SweepSeen, state: InHand) -> tuple[str, str] | None:
     """The rule and reason by which it holds a cell back; None where it does not for certain."""
+    if state is InHand.UNMATCHED:
+        return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {seen.name}"
     if state is not InHand.OPEN:
         return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory collect {seen.name}"
     if seen.driven:
@@ -207,8 +221,10 @@ def read_underway(
 def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str]) -> _Candidate | None:
     """A sweep that has nodes of these cells whose verdict has not arrived; most have none."""
 
+    asked = {(target, row.partition(" ")[0]) for target, row in images}
+
     def wanted(target: str, capability: str) -> bool:
-        return (target, capability) in images
+        return (target, capability) in asked
 
     try:
         owner = (folder / SWEEP).stat().st_uid
@@ -222,7 +238,7 @@ def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str])
     nodes = tuple(
         node
         for node in sweep.nodes
-        if images.get((node.target, node.capability)) == image_of(node)
+        if images.get((node.target, node.row)) == image_of(node)
         and not (node.nonce in collected and collected[node.nonce].attached)
     )
     if not nodes or sweep.made + LIFETIME <= looking.now:
@@ -263,7 +279,7 @@ def _look(candidate: _Candidate, queue: frozenset[Path] | str, looking: Looking)
         pool=candidate.sweep.pool,
     )
     if candidate.owner:
-        cells = {(node.target, node.capability): InHand.OPEN for node in candidate.nodes}
+        cells = {(node.target, node.row): InHand.OPEN for node in candidate.nodes}
         return replace(seen, driven=None, why=f"it is a sweep of user {candidate.owner}", cells=cells)
     if _suite(candidate) != looking.suite:
         return seen
@@ -283,13 +299,15 @@ def _suite(candidate: _Candidate) -> str:
 def _states(candidate: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHand]:
     cells: dict[tuple[str, str], InHand] = {}
     for node in candidate.nodes:
-        key = (node.target, node.capability)
+        key = (node.target, node.row)
         if key in cells:
             continue
         node_state = pool.read_node(candidate.folder, node, candidate.sweep.limits)
         if node_state.run is None:
             if is_left(node_state.result.outcome, settled=node_state.settled):
                 cells[key] = InHand.OPEN
+            elif node.only and node_state.result.outcome is Outcome.NO_MATCH:
+                cells[key] = InHand.UNMATCHED
             continue
         result = pool.read_result(candidate.folder, node, candidate.sweep.limits)
         state = state_of(result.outcome, candidate.collected.get(node.nonce))

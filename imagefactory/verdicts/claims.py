@@ -29,8 +29,9 @@ RENEWED = 10
 _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
 
 
-def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capability, Claim]:
-    """The claim of each capability on which verdicts of one image speak of `driver` (empty: of any).
+def verified_claims(judged: Iterable[Judged], driver: str = "", part: str = "") -> Mapping[Capability, Claim]:
+    """The claim of each capability on which verdicts of one image speak of `driver` (empty: of any), of whole
+    GPUs or with `part` of such slices (MIG): neither says anything of the other.
 
     Of several the one of the newest driver that is not newer than `driver` counts, then the newest verdict;
     without a driver the newest verdict, where a driver that was too old says nothing of others.
@@ -39,6 +40,8 @@ def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capab
     for one in judged:
         verdict = one.verdict
         if verdict is None or one.standing is not Standing.GOOD or not _speaks(verdict, driver):
+            continue
+        if not _is_of(verdict, part):
             continue
         capability = _capability(verdict)
         if capability is not None and (
@@ -64,13 +67,13 @@ Proof = tuple[datetime, datetime]
 """When something was verified, and until when that holds."""
 
 
-def last_proofs(judged: Iterable[Judged]) -> Mapping[Capability, Proof]:
+def last_proofs(judged: Iterable[Judged], part: str = "") -> Mapping[Capability, Proof]:
     """When one image was last verified on each capability, by verdicts that hold or have expired."""
     found: dict[Capability, Proof] = {}
     for one in judged:
         if one.verdict is None or one.standing not in (Standing.GOOD, Standing.EXPIRED):
             continue
-        capability = _capability(one.verdict)
+        capability = _capability(one.verdict) if _is_of(one.verdict, part) else None
         if capability is not None and one.verdict.report.outcome is Outcome.VERIFIED:
             proof = one.verdict.issued, one.verdict.expires
             found[capability] = max(proof, found.get(capability, proof))
@@ -122,6 +125,11 @@ def _speaks(verdict: Verdict, driver: str) -> bool:
         return not driver or not older(driver, report.hardware.driver)
     except ValueError:  # no version that can be compared: it holds for nothing that is asked about
         return False
+
+
+def _is_of(verdict: Verdict, part: str) -> bool:
+    device = verdict.report.device
+    return device is not None and device.part == part
 
 
 def _capability(verdict: Verdict) -> Capability | None:

@@ -150,7 +150,7 @@ def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tup
     for one in judged:
         if one.proves and one.verdict and (device := one.verdict.report.device):
             end = expires(one.verdict, trust)
-            last[device.capability] = max(end, last.get(device.capability, end))
+            last[device.row] = max(end, last.get(device.row, end))
     return tuple((capability, end) for capability, end in sorted(last.items()) if end <= until)
 
 

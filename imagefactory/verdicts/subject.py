@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from imagefactory.errors import NoImageError, RegistryError
 from imagefactory.oci.graph import (
-    ATTESTATION,
     Manifest,
     Place,
     check_unambiguous,
@@ -16,7 +15,7 @@ from imagefactory.oci.graph import (
     parse_parts,
     read_manifest,
 )
-from imagefactory.oci.manifests import INDEX_TYPES
+from imagefactory.oci.manifests import INDEX_TYPES, images_of
 from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.verify.model import Subject
 
@@ -38,7 +37,7 @@ def read_subject(place: Place, wanted: str, platform: str = "") -> Subject:
         with _an_image(root):
             check_unambiguous(manifest)
             entries = json.loads(manifest.data)["manifests"]
-            (image,) = (one for one in entries if ATTESTATION not in (one.get("annotations") or {}))
+            (image,) = images_of(entries)
         manifest = read_manifest(place, str(image["digest"]))
     with _an_image(root):
         blobs = parse_parts(manifest)[1]

@@ -97,8 +97,9 @@ def pointer(plain: str, capability: str) -> str:
 
 
 def capability_of(verdict: Verdict) -> str:
-    """The capability that a verdict speaks of, empty where its run met no GPU."""
-    return verdict.report.device.capability if verdict.report.device else ""
+    """The capability that a verdict speaks of, empty where its run met no GPU, or a slice of one (MIG)."""
+    device = verdict.report.device
+    return device.capability if device and not device.part else ""
 
 
 def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:

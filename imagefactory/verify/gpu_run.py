@@ -24,7 +24,7 @@ from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, not_started, outcome_of
-from imagefactory.verify.kit.hardware import PCI_ORDER, SeenGpu, lost_gpus, read_visible
+from imagefactory.verify.kit.hardware import PCI_ORDER, SeenGpu, lost_gpus, names_lost, read_visible
 from imagefactory.verify.model import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
@@ -152,7 +152,10 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
         if seen is None:
             given = trial.ask.environ[VISIBLE_AMD if amd else VISIBLE][:200]
             reason = f"{VISIBLE_AMD if amd else VISIBLE}={given!a} names no GPU of this machine{lost}"
-            return not_started(run, Outcome.NO_GPU, reason)
+            uuids = [gpu.uuid for gpu in trial.hardware.gpus]
+            notes = dict(trial.hardware.notes)
+            broken = names_lost(given, uuids, trial.hardware.known, notes)
+            return not_started(run, Outcome.INFRASTRUCTURE if broken else Outcome.NO_GPU, reason)
         gpus = choose_gpus(seen, trial.ask.capability, amd=amd, several=several)
         if not gpus:
             there = ", ".join(f"{one.name} ({one.capability})" for one in seen)

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Annotated, Protocol
 
 from imagefactory.documents import NAME, Among, Capability, Count, Digest, Matching, Name, Named
+from imagefactory.gpu.model import row_of, slice_of
 from imagefactory.model import CheckResult, Definition, Outcome
 from imagefactory.oci.model import Image, Sif
 from imagefactory.settings.choices import POOLS
@@ -57,6 +58,15 @@ class GpuIdentity:
     capability: Capability
     uuid: Uuid
     memory: Count
+
+    @property
+    def part(self) -> str:
+        """The profile of a slice (MIG), `mig` where its name tells none; empty for a whole GPU."""
+        return slice_of(self.name) or ("mig" if self.uuid.startswith("MIG-") else "")
+
+    @property
+    def row(self) -> str:
+        return row_of(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

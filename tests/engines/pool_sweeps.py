@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,18 @@ class SweepRun:
 
     def ends(self) -> dict[str, dict[str, Any]]:
         """By target and capability, once all nodes have an outcome and DAGMan is gone."""
-        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and self.is_left_alone())
-        return self.nodes()
+        return {node["node"]: node for node in self.end()["nodes"]}
+
+    def end(self) -> dict[str, Any]:
+        """What `status` says of it then."""
+        last: dict[str, Any] = {}
+
+        def is_over() -> bool:
+            last.update(self.status())
+            return bool(last["done"]) and last["driven"] is False
+
+        wait_for(f"sweep {self.id}", is_over)
+        return last
 
     def is_left_alone(self) -> bool:
         """No DAGMan is in the queue. (None: the queue did not answer.)"""
@@ -90,6 +101,14 @@ def submit(
 
 def node(ground: PoolGround, trick: str, capability: str = "9.0") -> str:
     return f"{ground.name(trick)}-sm{capability.replace('.', '')}".replace(".", "_")
+
+
+def at_once(nodes: Iterable[dict[str, Any]], since: str) -> int:
+    """How many of their jobs were there at the same time, from `submitted` or `started` to their end."""
+    attempts = [one for row in nodes for one in row["attempts"] if one[since] and one["ended"]]
+    begun = sorted(one[since] for one in attempts)
+    ended = sorted(one["ended"] for one in attempts)
+    return max(bisect_right(begun, at) - bisect_right(ended, at) for at in begun)
 
 
 BLOCKS = """\

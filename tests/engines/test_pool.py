@@ -23,7 +23,7 @@ from imagefactory.stages.verdicts import find_in, local_place, read_court
 from imagefactory.sweeps.sweep_file import read_sweep
 from imagefactory.verdicts.model import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
-from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit, wait_for
+from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, somebody_else, submit, wait_for
 from tests.services import libcuda
 from tests.services.condor import CondorPool
 
@@ -67,10 +67,10 @@ class Sweeps:
 
 @pytest.fixture(scope="module")
 def sweeps(ground: PoolGround) -> Iterator[Sweeps]:
-    a100 = ("--capability", "8.0")
+    a100, only = ("--capability", "8.0"), ("--machine", "stand*,!a100", "--jobs", "3")
     with somebody_else(ground.pool) as leaves:
         yield Sweeps(
-            words=submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1"),
+            words=submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1", *only),
             simulated=submit(ground, ("plain", "good"), *a100),
             waiting=submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s"),
             full=submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s"),
@@ -109,6 +109,7 @@ def test_every_word_comes_back_from_a_job(words: SweepRun) -> None:
     found = words.ends()
     outcomes = {trick: found[node(words.ground, trick)]["outcome"] for trick in WORDS}
     assert outcomes == WORDS, json.dumps(found, indent=1)
+    assert at_once(found.values(), "submitted") <= 3
 
 
 def test_what_the_pool_broke_is_tried_again_and_kept(words: SweepRun) -> None:
@@ -172,6 +173,28 @@ def test_a_full_disk_on_the_slot_is_no_word_on_the_image(sweeps: Sweeps) -> None
     assert found["outcome"] in ("infrastructure", "held"), found
     assert len(found["attempts"]) == 2
     assert "No space left" in found["reason"] or "space" in found["reason"], found
+
+
+def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> None:
+    """It takes both jobs, since its driver is said to be the oldest, and fails them."""
+    tricks = ("no-kernel", "wrong-numbers")
+    with ground.pool.black_hole() as hole:
+        ground.run("pool", "-o", "inventory.json")
+        path = ground.root / "inventory.json"
+        document = json.loads(path.read_text())
+        (machine,) = (one for one in document["machines"] if one["name"] == hole)
+        machine["gpus"][0] |= {"driver": "535.54.03", "cuda": "12.2"}
+        path.write_text(json.dumps(document))
+        options = ("--inventory", "inventory.json", "--allow", "uncollected")
+        sweep = submit(ground, tricks, "--capability", "9.0", *options)
+        found = sweep.ends()
+    assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {one: one for one in tricks}
+    machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
+    assert machines == {(hole, "standin.pool.test")}
+    (told,) = sweep.status()["machines"]
+    assert (told["machine"], told["left_out"]) == (hole, True)
+    assert {one["node"] for one in told["faults"]} == set(found)
+    assert all("No space left" in one["why"] for one in told["faults"])
 
 
 def test_held_by_a_person(ground: PoolGround) -> None:

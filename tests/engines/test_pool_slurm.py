@@ -13,12 +13,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from imagefactory.pools.slurm.probe import Known, remember
 from imagefactory.settings.choices import SLURM
 from imagefactory.stages.verdicts import find_in, local_place, read_court
 from imagefactory.sweeps.sweep_file import read_sweep
 from imagefactory.verdicts.model import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
-from tests.engines.pool_sweeps import BAD, SweepRun, node, submit, wait_for
+from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, submit, wait_for
 from tests.services import slurm
 from tests.services.condor import CondorPool
 from tests.services.tier import many
@@ -55,10 +56,16 @@ def in_vain(ground: PoolGround) -> SweepRun:
 
 @pytest.fixture(scope="module")
 def words(ground: PoolGround, in_vain: SweepRun) -> SweepRun:
-    return submit(ground, tuple(TRICKS), "--capability", "9.0", "--retries", "0", to=SLURM)
+    only = ("--machine", "!h2", "--jobs", "9")
+    return submit(ground, tuple(TRICKS), "--capability", "9.0", "--retries", "0", *only, to=SLURM)
 
 
-def test_every_word_comes_back_from_a_job(words: SweepRun) -> None:
+@pytest.fixture(scope="module")
+def without_driver(ground: PoolGround, in_vain: SweepRun) -> SweepRun:
+    return submit(ground, ("plain", "good"), "--capability", "8.0", to=SLURM)
+
+
+def test_every_word_comes_back_from_a_job(words: SweepRun, without_driver: SweepRun) -> None:
     found = words.ends()
     outcomes = {trick: found[node(words.ground, trick)]["outcome"] for trick in TRICKS}
     assert outcomes == TRICKS, json.dumps(found, indent=1)
@@ -87,11 +94,31 @@ def test_collected_once_with_slurms_word_and_believed_by_nobody(words: SweepRun)
             assert ("slurm-gpu", "h1/0") in hardware.notes
 
 
-def test_a_node_without_a_driver_is_no_word_on_the_image(ground: PoolGround) -> None:
-    sweep = submit(ground, ("plain", "good"), "--capability", "8.0", to=SLURM)
-    found = sweep.ends()
+def test_a_node_without_a_driver_is_no_word_on_the_image(without_driver: SweepRun) -> None:
+    found = without_driver.ends()
     assert {row["outcome"] for row in found.values()} == {"no-gpu"}
     assert {row["attempts"][-1]["machine"] for row in found.values()} == {"a1"}
+
+
+def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> None:
+    """h2 is said to have the oldest driver, so it takes both jobs; it has none, and tells of no GPU."""
+    tricks, home = ("good", "no-kernel"), ground.pool.home / "slurm"
+    told = {"h1": "550.54.15", "h2": "535.54.03"}
+    remember(
+        {"HOME": str(home)},
+        [Known(node=one, type="h100", capability="9.0", memory=0, driver=told[one]) for one in told],
+    )
+    ground.pool.own(home / ".local")
+    with slurm.awake(ground.pool):
+        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected", to=SLURM)
+        found = sweep.ends()
+    assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {
+        trick: TRICKS[trick] for trick in tricks
+    }
+    machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
+    assert machines == {("h2", "h1")}
+    (told,) = sweep.status()["machines"]
+    assert (told["machine"], told["left_out"]) == ("h2", True)
 
 
 def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(ground: PoolGround) -> None:
@@ -136,8 +163,9 @@ def test_what_no_node_tells_is_said_and_can_be_found_out(ground: PoolGround, in_
 
 
 def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
+    few = ("--jobs", str(max(2, COPIES // 4)))  # fewer than there are arrays, and one GPU is busy
     told = json.loads(
-        ground.run("verify", "tiny-2.*", "--pool", SLURM, "--suite", "quick", "--json", err=False)
+        ground.run("verify", "tiny-2.*", "--pool", SLURM, "--suite", "quick", *few, "--json", err=False)
     )
     kinds = told["nodes"] // COPIES  # one more where it was found out before
     sweep = SweepRun(ground=ground, id=told["sweep"], folder=ground.pool.here(told["folder"]))
@@ -148,6 +176,7 @@ def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
     wait_for("all but the busy GPU's", lambda: open_ones() <= {"sm70"})
     words = Counter(row["outcome"] for row in sweep.nodes().values())
     assert words == {"no-gpu": (kinds - 1) * COPIES, None: COPIES}
+    assert at_once(sweep.nodes().values(), "started") <= int(few[1])
     ground.run("cancel", sweep.id)
     wait_for("an empty queue", sweep.is_left_alone)
     words = Counter(row["outcome"] for row in sweep.nodes().values())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError
-from imagefactory.lock.debian.archive import Archive, open_archive
+from imagefactory.lock.debian.archive import Archive, StaleIndexError, open_archive
 from imagefactory.lock.debian.file import deb_filename, downloaded_filename, format_package, lock_architecture
 from imagefactory.lock.debian.solve import solve_base
 from imagefactory.lock.debian.sources import DebianMirror
@@ -68,31 +68,54 @@ def fetch_base(
     """
     with _exclusive(mirror.debs, progress):
         moved: tuple[Moved, ...] = ()
-        missing = _missing(lock, mirror.debs)
-        if missing:
-            if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
-                progress.note(
-                    f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
-                    "checking the archive's indexes"
-                )
-            with open_archive(mirror, lock.suite, lock_architecture(lock), progress) as archive:
-                gone = _gone(missing, archive)
-                if gone and locked:
-                    raise BuildError(
-                        f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
-                        + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
-                        hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
-                        "a debian-mirror that keeps old versions gives the locked ones",
-                    )
-                if gone:
-                    newer = solve_base(base, archive, lock.content_hash)
-                    moved = compare_locks(lock, newer)
-                    lock, missing = newer, _missing(newer, mirror.debs)
-                _download(missing, archive, mirror.debs, progress)
+        if _missing(lock, mirror.debs):
+            try:
+                lock, moved = _bring(base, lock, mirror, progress, locked=locked)
+            except StaleIndexError:
+                progress.note(f"{base.name}: the archive has moved on; reading its indexes again")
+                lock, moved = _bring(base, lock, mirror, progress, locked=locked, fresh=True)
         for line in describe_moved(base, moved):
             progress.note(line)
     debs = tuple(deb_path(mirror.debs, package) for package in lock.packages)
     return FetchedBase(base=base, lock=lock, debs=debs, moved=moved)
+
+
+def _bring(
+    base: Base,
+    lock: BaseLock,
+    mirror: DebianMirror,
+    progress: Progress,
+    *,
+    locked: bool,
+    fresh: bool = False,
+) -> tuple[BaseLock, tuple[Moved, ...]]:
+    """Fetch what the cache lacks; a newer lock, and what moved, where the archive has moved on.
+
+    `fresh` indexes come from the archive itself, past any cache between. Raises StaleIndexError where an
+    index names a file that the archive does not have.
+    """
+    missing = _missing(lock, mirror.debs)
+    moved: tuple[Moved, ...] = ()
+    if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
+        progress.note(
+            f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
+            "checking the archive's indexes"
+        )
+    with open_archive(mirror, lock.suite, lock_architecture(lock), progress, fresh=fresh) as archive:
+        gone = _gone(missing, archive)
+        if gone and locked:
+            raise BuildError(
+                f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
+                + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
+                hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
+                "a debian-mirror that keeps old versions gives the locked ones",
+            )
+        if gone:
+            newer = solve_base(base, archive, lock.content_hash)
+            moved = compare_locks(lock, newer)
+            lock, missing = newer, _missing(newer, mirror.debs)
+        _download(missing, archive, mirror.debs, progress)
+    return lock, moved
 
 
 def compare_locks(old: BaseLock, new: BaseLock) -> tuple[Moved, ...]:

@@ -19,7 +19,7 @@ from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.gpu.platforms import architecture
 from imagefactory.model import Base, Completed, RunSpec
-from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, read_graph, read_manifest
+from imagefactory.oci.graph import Manifest, Place, choose_platform, read_graph, read_manifest
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import (
@@ -30,6 +30,7 @@ from imagefactory.oci.manifests import (
     MANIFEST_TYPES,
     canonical_json,
     format_descriptor,
+    images_of,
 )
 from imagefactory.oci.mirrors import Mirrors, resolve
 from imagefactory.oci.model import Descriptor, Image
@@ -190,7 +191,7 @@ def platform_manifest(root: Manifest, platform: str) -> str:
     if not choice.whole or root.descriptor.media_type not in INDEX_TYPES:
         return choice.digest
     entries = json.loads(root.data)["manifests"]
-    return next(str(e["digest"]) for e in entries if ATTESTATION not in (e.get("annotations") or {}))
+    return str(images_of(entries)[0]["digest"])
 
 
 def _check_types(base: Base, manifest: Manifest) -> None:

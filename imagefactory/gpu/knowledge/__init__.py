@@ -28,7 +28,7 @@ from imagefactory.gpu.knowledge.documents import (
     documented,
     releases,
 )
-from imagefactory.gpu.knowledge.gpu_names import Gpu, capabilities, find_gpu, gpus, is_slice
+from imagefactory.gpu.knowledge.gpu_names import Gpu, capabilities, find_gpu, gpus
 from imagefactory.gpu.knowledge.indexes import ElsewhereRow, elsewhere, known_index
 from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_for_amd64, scanned_wheels
 from imagefactory.gpu.knowledge.toolkits import (
@@ -84,7 +84,6 @@ __all__ = [
     "find_gpu",
     "gpu_drivers",
     "gpus",
-    "is_slice",
     "known_index",
     "known_processors",
     "last_with",

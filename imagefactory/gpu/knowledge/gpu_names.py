@@ -17,12 +17,9 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge.amd_gpus import find_amd
 from imagefactory.gpu.knowledge.tables import read_table
+from imagefactory.gpu.model import PROFILE
 
 _SHOWN = 6
-# A slice, of MIG or of a virtual GPU: "MIG 1c.3g.20gb", "1g.24gb+me.all", "MIG-1g.5gb-me", "A100-1-5CME".
-_SLICE = re.compile(
-    r"(mig[ _-]*)?([0-9]c\.)?[0-9]g\.[0-9]+gb([+.,-](me|gfx|all|none)(?![a-z0-9]))*|-[0-9]-[0-9]+c(me)?\b"
-)
 # Words that say how a board is built, sold or shared: "with Max-Q Design", "Server Edition", "480GB".
 _LEFT_OUT = re.compile(
     r"nvidia|geforce|tesla|grid|gpus?|graphics|cards?|device|laptop|notebook|mobile|generation|edition|design"
@@ -112,13 +109,6 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
-def is_slice(name: str) -> bool:
-    """Whether a name is that of a slice of a GPU."""
-    return (
-        re.search(r"\bmig\b", name[:200].lower()) is not None or _SLICE.search(name[:200].lower()) is not None
-    )
-
-
 def _of_amd(name: str) -> Gpu | None:
     words = re.findall(r"[a-z0-9]+", name[:200].lower())
     if len(words) == 1 and words[0].startswith("gfx"):
@@ -139,7 +129,7 @@ def _known() -> Mapping[tuple[str, ...], Gpu]:
 
 def _words(name: str) -> tuple[str, ...]:
     """What of a name tells GPUs apart: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
-    text = _GLUED.sub(lambda found: f"{found[0]} ", _SLICE.sub(" ", name[:200].lower()))
+    text = _GLUED.sub(lambda found: f"{found[0]} ", PROFILE.sub(" ", name[:200].lower()))
     words = re.findall(r"[a-z0-9]+", text)
     return tuple(word for word in words if not _LEFT_OUT.fullmatch(word))
 

@@ -38,6 +38,11 @@ def format_cyclonedx(bill: Bill) -> str:
     parts = [_component(one) for one in bill.components]
     for part in parts:
         bom.components.add(part)
+    by_key = {one.key: part for one, part in zip(bill.components, parts, strict=True)}
+    for one in bill.components:
+        for owner in one.within:
+            if owner in by_key:
+                bom.register_dependency(by_key[owner], [by_key[one.key]])
     bom.register_dependency(root, parts)
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
 

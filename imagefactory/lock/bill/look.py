@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packageurl import PackageURL
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
@@ -26,7 +27,7 @@ from imagefactory.lock.bill.licences import (
     read_licence,
     unique,
 )
-from imagefactory.lock.bill.model import Component, Kind, Licence, sorted_components
+from imagefactory.lock.bill.model import Component, Kind, Licence, merge_carried, sorted_components
 from imagefactory.lock.debian.sources import parse_stanzas
 from imagefactory.model import LockedPackage, LockedWheel
 from imagefactory.oci.inflate import DamagedError
@@ -42,6 +43,7 @@ _HINT = "it was made or changed by hand: build or pull the image again"
 _STATUS, _RELEASE, _DOC = "var/lib/dpkg/status", "usr/lib/os-release", "usr/share/doc/"
 _COPYRIGHT = re.compile(r"usr/share/doc/[^/]+(?:/copyright)?")
 _METADATA = ".dist-info/METADATA"
+_SBOM = re.compile(r"(?:^|(?<=/))[^/]+\.dist-info/sboms/[^/]+\.json")
 _DIST_INFO = re.compile(  # dist-packages are Debian's own, but for those below /usr/local
     r"(?:(?:.*/)?site-packages|usr/local/lib/python3[^/]*/dist-packages)/[^/]+\.dist-info/METADATA"
 )
@@ -72,6 +74,64 @@ def package_licences(package: LockedPackage, path: Path) -> Known:
     return (), "its wheel has no METADATA"
 
 
+def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[Component, ...], tuple[str, ...]]:
+    """The libraries that a wheel says it carries, and what is wrong with what it says of them (PEP 770)."""
+    if not isinstance(package, LockedWheel):
+        return (), ()
+    found, faults = list[Component](), list[str]()
+    for member in members_of(path):
+        if _SBOM.fullmatch(member.filename):
+            try:
+                if member.file_size > LARGEST:
+                    raise ValueError(f"it has {member.file_size} bytes")
+                data = b"".join(member_bytes(path, member))
+                found += _carried(data, (Kind.PYPI, package.name, package.version))
+            except (DamagedError, ValueError) as error:
+                faults.append(f"{package.filename}: {member.filename[:200]} cannot be read: {error}")
+    return tuple(found), tuple(faults)
+
+
+def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[Component]:
+    """The libraries of a CycloneDX document, but its owner. Raises ValueError for what is none."""
+    try:
+        document = json.loads(data)
+        if document.get("bomFormat") != "CycloneDX":
+            raise ValueError("it is no CycloneDX document")
+        rows = list(document.get("components") or ())
+        for row in rows:  # which may hold others
+            rows += row.get("components") or ()
+            if not row.get("purl"):
+                continue
+            purl = PackageURL.from_string(str(row["purl"]))
+            if purl.type not in set(Kind) or not purl.version:
+                continue
+            name = canonicalize_name(purl.name) if purl.type == Kind.PYPI else plain(purl.name)
+            one = Component(
+                kind=Kind(purl.type),
+                name=name,
+                version=plain(purl.version),
+                namespace=plain(purl.namespace or ""),
+                licences=(licences := _document_licences(row)),
+                why="" if licences else "the wheel that carries it does not say it",
+                qualifiers=tuple(
+                    sorted((plain(key), plain(value)) for key, value in purl.qualifiers.items())
+                ),
+                within=(owner,),
+            )
+            if one.key != owner:
+                yield one
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
+
+
+def _document_licences(row: dict[str, Any]) -> tuple[Licence, ...]:
+    texts = []
+    for one in row.get("licenses") or ():
+        own: dict[str, Any] = one.get("license") or {}
+        texts.append(str(one.get("expression") or own.get("id") or own.get("name") or ""))
+    return unique([read_licence(text) for text in texts])
+
+
 def _record_licences(record: dict[str, Any]) -> Known:
     found = unique([read_licence(str(record.get("license") or ""))])
     return found, "" if found else NO_FIELD
@@ -97,7 +157,14 @@ class _Record:
     owned: tuple[str, ...] = ()
 
 
-_Fact = _Record | Known | str
+@dataclass(frozen=True, slots=True)
+class _Sbom:
+    """What a wheel says that it carries, of a package that is still to be named."""
+
+    data: bytes
+
+
+_Fact = _Record | Known | _Sbom | str
 
 
 class Layers:
@@ -106,6 +173,7 @@ class Layers:
     def __init__(self) -> None:
         self._facts: dict[str, _Fact] = {}  # by path; a text is a file's, of a symbolic link its target
         self._links: dict[str, str] = {}
+        self.faults: list[str] = []
 
     def add(self, chunks: Iterator[bytes]) -> None:
         """The tar in `chunks`. Raises DamagedError."""
@@ -163,6 +231,14 @@ class Layers:
         for path, fact in sorted(self._facts.items()):
             if isinstance(fact, _Record) and path not in owned:
                 found.setdefault(fact.component.key, fact.component)
+        self.faults = []
+        for path, fact in sorted(self._facts.items()):
+            owner = self._facts.get(f"{path.rpartition('/sboms/')[0]}/METADATA")
+            if isinstance(fact, _Sbom) and isinstance(owner, _Record):
+                try:
+                    merge_carried(found, list(_carried(fact.data, owner.component.key)))
+                except ValueError as error:
+                    self.faults.append(f"{path[:200]} cannot be read: {error}")
         return sorted_components(found)
 
     def _debian(self) -> Iterator[Component]:
@@ -191,7 +267,7 @@ class Layers:
         path = f"{_DOC}{package}/copyright"
         for _ in range(8):  # links of links; a circle ends too
             fact = self._facts.get(path)
-            if fact is not None and not isinstance(fact, str | _Record):
+            if fact is not None and not isinstance(fact, str | _Record | _Sbom):
                 return fact
             folder = path.rpartition("/")[0]
             if path in self._links:
@@ -208,12 +284,16 @@ def _tells(path: str) -> bool:
         return bool(_COPYRIGHT.fullmatch(path))
     if path.endswith(_METADATA):
         return bool(_DIST_INFO.fullmatch(path))
+    if _SBOM.search(path):
+        return bool(_DIST_INFO.fullmatch(f"{path.rpartition('/sboms/')[0]}/METADATA"))
     return path in (_STATUS, _RELEASE) or bool(path.endswith(".json") and _CONDA_META.fullmatch(path))
 
 
 def _read(path: str, data: bytes) -> _Fact:
     if path.startswith(_DOC):
         return copyright_licences(data.decode(errors="replace"))
+    if _SBOM.search(path):
+        return _Sbom(data)
     if path.endswith("/METADATA"):
         return _Record(component=_distribution_component(path, data))
     if found := _CONDA_META.fullmatch(path):

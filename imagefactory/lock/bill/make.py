@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from imagefactory.lock.bill.look import Known, conda_qualifiers, debian_component
-from imagefactory.lock.bill.model import Bill, Component, Kind, sorted_components
+from imagefactory.lock.bill.model import Bill, Component, Kind, merge_carried, sorted_components
 from imagefactory.lock.debian.file import format_base_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Base, BaseLock, Lock, LockedPackage, LockedWheel
@@ -15,8 +15,14 @@ from imagefactory.model import Base, BaseLock, Lock, LockedPackage, LockedWheel
 NOT_AT_HAND = "the package is not at hand"
 
 
-def lock_bill(lock: Lock, base: Base, base_lock: BaseLock | None, licences: Mapping[str, Known]) -> Bill:
-    """The bill of a target; `licences` by the sha256 of packages that were at hand.
+def lock_bill(
+    lock: Lock,
+    base: Base,
+    base_lock: BaseLock | None,
+    licences: Mapping[str, Known],
+    carried: Iterable[Component] = (),
+) -> Bill:
+    """The bill of a target; `licences` by the sha256 of packages that were at hand, `carried` within them.
 
     Without `base_lock` the base is one component: an image that is pulled by digest.
     """
@@ -26,11 +32,13 @@ def lock_bill(lock: Lock, base: Base, base_lock: BaseLock | None, licences: Mapp
     else:
         found.append(_pulled(base.image))
     decided = f"{lock_digest(lock)}\n{base_digest(base, base_lock)}"
+    components = {one.key: one for one in found}
+    merge_carried(components, carried)
     return Bill(
         name=lock.target,
         digest=f"sha256:{hashlib.sha256(decided.encode()).hexdigest()}",
         created=base_lock.source_date_epoch if base_lock else None,
-        components=sorted_components({one.key: one for one in found}),
+        components=sorted_components(components),
     )
 
 

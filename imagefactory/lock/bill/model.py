@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -18,6 +19,9 @@ class Kind(StrEnum):
     PYPI = "pypi"
     CONDA = "conda"
     OCI = "oci"
+    RPM = "rpm"
+    APK = "apk"
+    GENERIC = "generic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -35,7 +39,8 @@ class Component:
     `sha256` is of the package's own file (64 hex digits), empty where it is not known. No `licences` means
     that none is known, and `why` says why. `namespace` and `qualifiers` are those of its package address;
     `source` is (name, version) of the Debian source package, empty where not known, and `release` that of
-    the distribution (`12`).
+    the distribution (`12`). `within` are the keys of the packages that carry a copy of it, as wheels carry
+    libraries of a distribution.
     """
 
     kind: Kind
@@ -48,6 +53,7 @@ class Component:
     qualifiers: tuple[tuple[str, str], ...] = ()
     source: tuple[str, str] = ("", "")
     release: str = ""
+    within: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -77,13 +83,24 @@ class Bill:
     def serial(self) -> uuid.UUID:
         """The same content has the same number, whoever writes it."""
         told = [self.name, self.digest, str(self.created)]
-        told += [repr([getattr(one, field.name) for field in fields(one)]) for one in self.components]
+        told += [
+            repr([getattr(one, field.name) for field in fields(one) if field.name != "within" or one.within])
+            for one in self.components
+        ]
         return uuid.uuid5(uuid.NAMESPACE_OID, hashlib.sha256("\n".join(told).encode()).hexdigest())
 
     @property
     def moment(self) -> datetime:
         """`created` as a time; the beginning of 1970 where nothing says, as reproducible builds have it."""
         return datetime.fromtimestamp(self.created or 0, UTC)
+
+
+def merge_carried(components: dict[tuple[str, str, str], Component], carried: Iterable[Component]) -> None:
+    """Adds what packages carry, each once; what is installed too only says who carries it."""
+    for one in carried:
+        own = components.setdefault(one.key, one)
+        if own is not one:
+            components[one.key] = replace(own, within=tuple(sorted({*own.within, *one.within})))
 
 
 def sorted_components(components: dict[tuple[str, str, str], Component]) -> tuple[Component, ...]:

@@ -145,7 +145,7 @@ def _asked(one: Component) -> tuple[str, str]:
         except InvalidVersion:
             return "packages of PyPI: their version is none by PEP 440", ""
         return "PyPI", one.name
-    if one.kind is Kind.DEB:
+    if one.kind is Kind.DEB and (one.source[0] or not one.within):
         if not one.source[0]:
             return "Debian packages: the image that tells their source packages is not at hand", ""
         if not one.release:
@@ -153,6 +153,8 @@ def _asked(one: Component) -> tuple[str, str]:
         return f"{one.namespace.capitalize()}:{one.release}", one.source[0]
     if one.kind is Kind.CONDA:
         return "conda packages: OSV has no ecosystem of theirs", ""
+    if one.within:
+        return "libraries that wheels carry: their versions are those of other distributions", ""
     return "base image: ask for the bill of the built image", ""
 
 

@@ -34,6 +34,7 @@ _DOCUMENT, _ROOT = "SPDXRef-DOCUMENT", "SPDXRef-image"
 def format_spdx(bill: Bill) -> str:
     """The same bill gives the same bytes."""
     identifiers = [f"SPDXRef-{n}-{_plain(f'{c.kind}-{c.name}')}" for n, c in enumerate(bill.components, 1)]
+    by_key = {one.key: identifier for one, identifier in zip(bill.components, identifiers, strict=True)}
     names = _references(bill)
     document = Document(
         creation_info=CreationInfo(
@@ -61,6 +62,12 @@ def format_spdx(bill: Bill) -> str:
         relationships=[
             Relationship(_DOCUMENT, RelationshipType.DESCRIBES, _ROOT),
             *(Relationship(_ROOT, RelationshipType.CONTAINS, identifier) for identifier in identifiers),
+            *(
+                Relationship(by_key[owner], RelationshipType.CONTAINS, by_key[one.key])
+                for one in bill.components
+                for owner in one.within
+                if owner in by_key
+            ),
         ],
         extracted_licensing_info=[
             ExtractedLicensingInfo(license_id=reference, license_name=name, extracted_text=name)

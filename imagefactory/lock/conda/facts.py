@@ -10,10 +10,12 @@ import re
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import built_for, minor_version
+from imagefactory.lock.conda.solver import split_spec
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi.facts import brings_cuda, cuda_runtimes
 from imagefactory.model import Lock, LockedConda, Target
 
+_CPU_ONLY = "cpuonly"
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
 """Packages that hold the CUDA runtime library; their version begins with CUDA's."""
 _NAMES = ("pytorch-cuda", "cuda-version")
@@ -98,10 +100,16 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
         return
     for word, part in built:
         if word == "cpu":
+            chain = _cpu_chain(lock, target, part)
+            who = f", as {' -> '.join(chain)} asks for it" if chain else ""
+            hint = f'add "{part.name} * *cuda*" to the constraints at {target.where}'
+            if chain:
+                name = chain[0].partition(" ")[0]
+                hint = f"leave out {name} at {target.where}, or ask for another version of it"
             raise LockError(
-                f"{target.name}: {_shown(part)} is a build for the CPU: "
+                f"{target.name}: {_shown(part)} is a build for the CPU{who}: "
                 "the image would silently compute without the GPU",
-                hint=f'add "{part.name} * *cuda*" to the constraints at {target.where}',
+                hint=hint,
             )
     # cuda-version bounds what others bring, and brings nothing itself.
     if not built and all(package.name == "cuda-version" for _, package in told):
@@ -142,6 +150,30 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
             f"the recipe asks {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
         )
+
+
+def _cpu_chain(lock: Lock, target: Target, part: LockedConda) -> tuple[str, ...]:
+    """From a package of the recipe down to what asks for a build for the CPU; empty where nothing does."""
+    packages = {package.name: package for package in lock.conda}
+    own = (*target.requirements, *target.constraints)
+    asked = [name for text in own if (name := split_spec(text)[1]) in packages and name != part.name]
+    before: dict[str, str] = dict.fromkeys(asked, "")
+    waiting = list(before)
+    while waiting:
+        name = waiting.pop(0)
+        for text in packages[name].depends:
+            needed = split_spec(text)[1]
+            build = text.split()[2] if len(text.split()) > 2 else ""
+            if needed == _CPU_ONLY or (needed == part.name and "cpu" in build):
+                chain = [text]
+                while name:
+                    chain.insert(0, f"{name} {packages[name].version}")
+                    name = before[name]
+                return tuple(chain)
+            if needed in packages and needed not in before and needed != part.name:
+                before[needed] = name
+                waiting.append(needed)
+    return ()
 
 
 def _shown(package: LockedConda) -> str:

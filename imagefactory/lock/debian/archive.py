@@ -11,7 +11,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -23,6 +24,17 @@ from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror, parse_st
 from imagefactory.model import DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
+
+PAUSES = (5.0, 20.0, 60.0)
+"""Seconds before each new try at an archive that limits how much one address may fetch. 429 and 503 apt
+itself waits for, as long as Retry-After says; of 509, which snapshot.debian.org sends, it knows nothing."""
+_LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
+_SYNCING = re.compile(r"^E: .*(?:Mirror sync in progress|Hash Sum mismatch)", re.MULTILINE)
+_NOT_FOUND = re.compile(r"^E: Failed to fetch \S+/pool/\S+\s+404\b", re.MULTILINE)
+
+
+class StaleIndexError(DownloadError):
+    """An index names a file that the archive does not have any more, or not yet."""
 
 
 def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
@@ -63,6 +75,7 @@ APT::Update::Error-Mode "any";
 Acquire::AllowInsecureRepositories "false";
 Acquire::AllowDowngradeToInsecureRepositories "false";
 Acquire::AllowWeakRepositories "false";
+Acquire::Check-Date "true";
 Acquire::Check-Valid-Until "true";
 Acquire::Languages "none";
 Acquire::Retries "3";
@@ -119,7 +132,7 @@ class Archive:
         argv = ["apt-get", "-c", str(self.root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "download"]
         with progress.task(f"{len(wanted)} Debian packages", total=total) as task:
             done = 0
-            for percent in _watch([*argv, *wanted], folder, self.environ):
+            for percent in _watch([*argv, *wanted], folder, self.environ, progress):
                 now = int(total * percent / 100)
                 if now > done:
                     task.advance(now - done)
@@ -176,9 +189,11 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
 
 @contextmanager
 def open_archive(
-    mirror: DebianMirror, suite: str, architecture: str, progress: Progress
+    mirror: DebianMirror, suite: str, architecture: str, progress: Progress, *, fresh: bool = False
 ) -> Iterator[Archive]:
     """Read the indexes of `suite` for `architecture` (`arm64`) into a private apt root, removed at the end.
+
+    `fresh`: no cache between here and the archive may answer.
 
     Raises ToolError without apt or Debian's keyring, LockError when the archive cannot be reached or
     its signatures do not hold.
@@ -197,11 +212,18 @@ def open_archive(
         (root / "state/status").touch()
         (root / "sources.list").write_text(sources_text(mirror, suite, architecture), encoding="utf-8")
         (root / "apt.conf").write_text(apt_config(root, architecture, mirror.certificates), encoding="utf-8")
-        argv = ["apt-get", "-c", str(root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "update"]
+        argv = ["apt-get", "-c", str(root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1"]
+        argv += [
+            option
+            for kind in ("http", "https")
+            if fresh
+            for option in ("-o", f"Acquire::{kind}::No-Cache=true")
+        ]
+        argv.append("update")
         with progress.task(f"package lists of Debian {suite}", total=100, unit="percent") as task:
             done = 0
             try:
-                for percent in _watch(argv, root, mirror.environ):
+                for percent in _watch(argv, root, mirror.environ, progress):
                     task.advance(max(0, int(percent) - done))
                     done = max(done, int(percent))
             except DownloadError as error:
@@ -220,8 +242,38 @@ def open_archive(
             remove_tree(root)
 
 
-def _watch(argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...]) -> Iterator[float]:
-    """Run an apt command that reports on its standard output; yields percents. Raises DownloadError."""
+def _watch(
+    argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...], progress: Progress
+) -> Iterator[float]:
+    """Run an apt command that reports on its standard output; yields percents. Raises DownloadError.
+
+    An archive that limits one address is asked again after PAUSES; what apt has stays.
+    """
+    for pause in (*PAUSES, None):
+        code, text = yield from _watch_once(argv, folder, environ)
+        if not code:
+            return
+        limited = _LIMITED.search(text)
+        if pause is None or not (limited or _SYNCING.search(text)):
+            break
+        why = "limits how much this address may fetch (509)" if limited else "is being changed"
+        progress.note(f"the archive {why}: waiting {pause:.0f} seconds")
+        time.sleep(pause)
+    said = error_lines(text) or f"{argv[0]} ended with {code}"
+    if _NOT_FOUND.search(text):
+        raise StaleIndexError(
+            said,
+            hint=f"the index names files that the archive does not have: try again later, or {MIRROR_HINT}",
+        )
+    raise DownloadError(
+        said, hint="look at the network and the machine's apt settings, then run the command again"
+    )
+
+
+def _watch_once(
+    argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...]
+) -> Generator[float, None, tuple[int, str]]:
+    """Yields percents; gives the exit code and what it complains of."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         with subprocess.Popen(
             argv,
@@ -242,12 +294,7 @@ def _watch(argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ..
                 process.terminate()
                 raise
         complaints.seek(0)
-        text = complaints.read()
-    if process.returncode:
-        raise DownloadError(
-            error_lines(text) or f"{argv[0]} ended with {process.returncode}",
-            hint="look at the network and the machine's apt settings, then run the command again",
-        )
+        return process.returncode, complaints.read()
 
 
 def error_lines(stderr: str) -> str:

@@ -98,6 +98,11 @@ class Download:
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
+            if data.lstrip()[:1] == b"<":
+                page = f"what came for {wanted} is a page for people, not a manifest"
+                raise TransientError(page) from None
+            if b'"fsLayers"' in data:
+                raise RefusedError(f"{wanted} is a manifest of docker's schema 1") from None
             raise TransientError(f"what came for {wanted} is no manifest") from None
         # Docker and Podman go by the header, whatever the bytes say.
         if header in (*INDEX_TYPES, *MANIFEST_TYPES) and header != media_type:

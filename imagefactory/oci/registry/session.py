@@ -65,6 +65,8 @@ _HINTS = (
     ("no other server may send", "ask who runs {host}: its own address belongs there, or a public one"),
     ("no space left", "the registry's disk is full: prune it, then run the same command again"),
     ("507 ", "the registry is full: prune it, then run the same command again"),
+    ("a page for people", "is {host} the registry itself? a proxy or a login page answered"),
+    ("schema 1", "its format is from before 2016: docker pull it and push it again"),
     ("413 ", "a proxy before the registry limits the size of a request: ask who runs {host}"),
 )
 

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
-from imagefactory.gpu.knowledge.gpu_names import is_slice
+from imagefactory.gpu.model import slice_of
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.suite_report import clean
 
@@ -236,7 +236,7 @@ def read_gpu(id: str, given: Ad, *, free: bool) -> PoolGpu | str:
         memory=int(memory) * 2**20 if _is_number(memory) and 0 < memory < 1e9 else 0,
         driver=_driver(properties.get("nvidiadriver")),
         cuda=_cuda(properties),
-        mig=id.startswith("MIG-") or uuid.startswith("MIG-") or is_slice(name),
+        mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(slice_of(name)),
         free=free,
     )
 

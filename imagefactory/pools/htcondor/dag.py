@@ -1,6 +1,6 @@
 """A sweep as HTCondor takes it: one DAG with one description for all jobs, and the files that go with them.
 
-DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST
+DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST; at most so many at once
 DIR/sweep.sub                     the submit commands that all jobs share
 DIR/machines.json                 the pool's machines by capability
 DIR/faults                        which machines failed jobs, in the days before too; post.py adds to it
@@ -34,6 +34,7 @@ from imagefactory.pools.htcondor.node.post import (
     MACHINES,
     MOST_SHADOWS,
     MOST_STARTS,
+    Places,
     bad_machines,
     format_job,
     parse_faults,
@@ -41,6 +42,7 @@ from imagefactory.pools.htcondor.node.post import (
 )
 from imagefactory.pools.model import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
 from imagefactory.pools.sites import find_site
+from imagefactory.settings.own_commands import machine_expressions
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
 from imagefactory.verify.kit_make import CARRIED
 from imagefactory.verify.kit_make import HERE as KIT_FOLDER
@@ -86,7 +88,10 @@ _FAILED_MACHINE = (
     ' || (HoldReasonCode == 45 && !regexp("://", HoldReason)))'
 )
 _ARCH = {"": "X86_64", "arm64": "aarch64"}
-_LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,500}")
+_LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,5000}")
+_PART = re.compile(r"[0-9a-z][0-9a-z.,+-]{0,39}")
+_DAG_JOBS = "sweep"
+"""The category of all nodes, of which so many run at once."""
 
 
 def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
@@ -106,7 +111,11 @@ def format_dag(sweep: Sweep) -> str:
     if len(set(names)) != len(names):
         raise UsageError("two nodes of one sweep have the same name", hint="name each of them differently")
     arch = _several_processors(sweep)
-    return "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
+    text = "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
+    if not sweep.at_once:
+        return text
+    every = "".join(f"CATEGORY {node.name} {_DAG_JOBS}\n" for node in sweep.nodes)
+    return f"{text}\n{every}MAXJOBS {_DAG_JOBS} {sweep.at_once}\n"
 
 
 def _description(limits: JobLimits) -> tuple[str, ...]:
@@ -167,8 +176,11 @@ def _seconds(time: timedelta) -> int:
 
 
 def format_gpu(node: SweepNode) -> str:
-    """`require_gpus` of a node. A slice (MIG) is another class: left out unless the node says otherwise."""
-    whole = "" if node.mig else f" && {WHOLE_GPUS}"
+    """`require_gpus` of a node. A slice (MIG) is another class, each profile one of its own."""
+    part = _checked(node.part, _PART, "slice of a GPU") if node.part else ""
+    part = part.replace(".", "[.]").replace("+", "[+]")
+    named = f'regexp("(^|[^0-9a-z.]){part}([^0-9a-z.,+-].*)?$", DeviceName, "i")'
+    whole = f" && {named if part else WHOLE_GPUS}"
     floor = f" && DriverVersion >= {_checked(node.cuda, _CUDA, 'version of CUDA')}" if node.cuda else ""
     return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
 
@@ -227,8 +239,11 @@ def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
     needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
     needs |= {'(Arch == "$(processor)")'} if _several_processors(sweep) else set()
+    wanted, avoided = machine_expressions(sweep.patterns)
+    needs |= {f'regexp("{wanted}", TARGET.Machine, "i")'} if wanted else set()
+    needs |= {f'!regexp("{avoided}", TARGET.Machine, "i")'} if avoided else set()
     lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
-    lines.append(f"requirements = {' && '.join(('$(elsewhere)', *sorted(needs)))}")
+    lines.append(f"requirements = {' && '.join(('$(elsewhere)', '$(first)', *sorted(needs)))}")
     images = {node.image for node in sweep.nodes}
     if all(one.kind is ImageKind.SIF and folder not in Path(one.address).parents for one in images):
         lines.append("transfer_container = false")
@@ -274,15 +289,21 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
         for program in (INSIDE, POST):
             (folder / program).write_bytes((PROGRAMS / program).read_bytes())
         (folder / POST).chmod(0o755)
-        machines = {one.capability: one.machines for one in sweep.machines}
+        machines = {one.capability: one.machines for one in sweep.machines if not one.driver}
+        by_driver = {(one.capability, one.driver): one.machines for one in sweep.machines}
         (folder / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
         (folder / COMMON).write_text(common, encoding="ascii")
         write_nodes(folder, sweep, texts)
         faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
-        bad = {capability: bad_machines(faults, list(names)) for capability, names in machines.items()}
+        jobs: dict[tuple[str, str, bool], str] = {}
         for node in sweep.nodes:
-            job = format_job(bad.get(node.capability, ()))
-            (node_folder(folder, node.name) / JOB).write_text(job, encoding="ascii")
+            place = node.row, node.first, node.only
+            if place not in jobs:
+                first = by_driver[node.row, node.first] if node.first else ()
+                bad = bad_machines(faults, list(first if node.only else machines.get(node.row, ())))
+                good = [name for name in first if name not in bad]
+                jobs[place] = format_job(Places(node.row, good, node.only), bad)
+            (node_folder(folder, node.name) / JOB).write_text(jobs[place], encoding="ascii")
         beside = folder / f".{DAG}-{os.getpid()}"
         beside.write_text(dag, encoding="ascii")
         beside.replace(folder / DAG)

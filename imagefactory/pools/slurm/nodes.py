@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.knowledge.gpu_names import find_gpu, is_slice
+from imagefactory.gpu.knowledge.gpu_names import find_gpu
+from imagefactory.gpu.model import slice_of
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.slurm.commands import run
 
@@ -67,7 +68,7 @@ def _gpus(node: str, told: Mapping[str, str]) -> Iterator[PoolGpu]:
                 memory=0,
                 driver="",
                 cuda="",
-                mig=is_slice(kind),
+                mig=bool(slice_of(kind)),
                 free=place >= used.get(found["type"], 0),
                 host=_HOSTS.get(told.get("Arch", ""), ""),
             )

@@ -40,9 +40,11 @@ from imagefactory.pools.slurm.batch import (
     format_batch,
     next_number,
     note_tasks,
+    read_jobs,
     read_options,
     read_row,
     run_limit,
+    throttled,
     waiting,
     write_folder,
     write_row,
@@ -113,7 +115,7 @@ class Slurm(SweepFolder):
         """
         now, folder = _now(), folder.resolve()
         self.look(folder)
-        jobs: Jobs = read_row(folder / JOBS, Jobs)
+        jobs = read_jobs(folder)
         limits = JobLimits(idle=timedelta(seconds=jobs.idle), retries=jobs.retries)
         left = [job for job in jobs.jobs if _left(read_node(folder, job.node, limits))]
         if not left:
@@ -123,10 +125,15 @@ class Slurm(SweepFolder):
             )
         taken, fault = "", None
         faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
-        batches = batches_of(left, self.inventory(now), faults)
-        for number, batch in enumerate(batches, next_number(folder)):
+        batches = batches_of(left, self.inventory(now), faults, jobs.patterns)
+        lanes: dict[int, tuple[str, int]] = {}
+        for number, batch in enumerate(throttled(batches, jobs.at_once), next_number(folder)):
+            before, seconds = lanes.get(batch.lane, ("", 0)) if batch.share else ("", 0)
+            seconds += waiting(batch, jobs)
             try:
-                taken = self._submit(folder, number, batch, jobs) or taken
+                job = self._submit(folder, number, batch, jobs, (before, seconds))
+                lanes[batch.lane] = (job, seconds) if job else (before, seconds)
+                taken = job or taken
             except ToolError as error:
                 fault = fault or error
         if not taken:
@@ -136,14 +143,17 @@ class Slurm(SweepFolder):
             )
         return taken
 
-    def _submit(self, folder: Path, number: int, batch: Batch, jobs: Jobs) -> str:
-        """The job of an array; empty where no GPU of the cluster would take it, which the folder says."""
+    def _submit(self, folder: Path, number: int, batch: Batch, jobs: Jobs, after: tuple[str, int]) -> str:
+        """The job of an array; empty where no GPU of the cluster would take it, which the folder says.
+
+        `after` is the job that it waits for, empty for none, and for how many seconds it may wait in all.
+        """
         script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
-        until = now + timedelta(seconds=waiting(batch, jobs))
-        script.write_text(format_batch(batch, number, jobs, read_options(folder)), encoding="utf-8")
+        until = now + timedelta(seconds=after[1])
+        script.write_text(format_batch(batch, number, jobs, read_options(folder), after), encoding="utf-8")
         note_tasks(folder, number, batch)
         if not batch.options:
-            why = f"this cluster tells of no GPU with capability {batch.jobs[0].capability}"
+            why = f"this cluster tells of no GPU with capability {batch.jobs[0].row} that may be used"
             write_row(row, Submitted(job="", at=now, until=until, refused=why, unmatched=True))
             return ""
         try:

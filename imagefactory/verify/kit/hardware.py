@@ -45,6 +45,10 @@ class NoGpu(Exception):
     """No GPU of NVIDIA that can be used is to be seen here; the message is one line that says why."""
 
 
+class LostGpu(NoGpu):
+    """There are GPUs, and none of them can be used: the machine is at fault."""
+
+
 class Places(NamedTuple):
     """Where a machine tells of its GPUs: two folders and the name of NVML's library."""
 
@@ -204,7 +208,7 @@ def _ask(nvml: Any, shared: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
         gpus.append(gpu)
         notes.update(dict.fromkeys(parts, gpu["uuid"]))
     if not gpus:
-        raise NoGpu(f"{UNUSABLE}{'; '.join(lost)}")
+        raise LostGpu(f"{UNUSABLE}{'; '.join(lost)}")
     return gpus, notes
 
 
@@ -272,6 +276,15 @@ def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
     """GPUs that cannot be used, by NVML's index, and why."""
     found = {name[len(LOST) :]: text for name, text in notes.items() if name.startswith(LOST)}
     return {int(index): text for index, text in found.items() if index.isdecimal() and len(index) < 4}
+
+
+def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES begins with a GPU that cannot be used. `known` are the UUIDs in /proc."""
+    first, lost = text.split(",")[0].strip(), lost_gpus(notes)
+    if number := re.match(r"\+?([0-9]{1,4})(?![0-9])", first):
+        return int(number[1]) in lost
+    others = [one for one in known if one not in uuids and one.startswith(first)]
+    return bool(lost and first.startswith("GPU-") and others)
 
 
 class SeenGpu(NamedTuple):

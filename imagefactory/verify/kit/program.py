@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import hardware
-from .hardware import PCI_ORDER, lost_gpus, read_visible
+from .hardware import PCI_ORDER, lost_gpus, names_lost, read_visible
 from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
 from .start import REPORT, RUNNERS, Kit, choose_runner
 from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
@@ -87,11 +87,10 @@ def seen_gpus(
     ordered = pci or len({gpu["name"] for gpu in gpus}) == 1
     found = read_visible(given, [gpu["uuid"] for gpu in gpus], hardware["notes"], ordered=ordered)
     if not found:
-        raise Stop(
-            f"{VISIBLE}={given[:200]!a} names no GPU of this machine{told_lost(hardware)}",
-            EXIT_CHECK,
-            "no-gpu",
-        )
+        uuids = [gpu["uuid"] for gpu in gpus]
+        broken = names_lost(given, uuids, hardware["known"], hardware["notes"])
+        text = f"{VISIBLE}={given[:200]!a} names no GPU of this machine{told_lost(hardware)}"
+        raise Stop(text, EXIT_CHECK, "infrastructure" if broken else "no-gpu")
     sliced = {uuid for name, uuid in hardware["notes"].items() if name.startswith("MIG-")}
     # inside, CUDA may count in another order
     plain = [pci and one.entry.isdigit() and one.uuid not in sliced for one in found]
@@ -219,7 +218,8 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
     try:
         seen = hardware.read_hardware(job.places)
     except hardware.NoGpu as error:
-        raise Stop(str(error), EXIT_CHECK, "no-gpu") from error
+        lost = isinstance(error, hardware.LostGpu)
+        raise Stop(str(error), EXIT_CHECK, "infrastructure" if lost else "no-gpu") from error
     mine, visible = seen_gpus(seen, job.environ)
     gpus = choose_gpus(seen, mine, kit.capability, kit.level)
     if not visible and (len(seen["gpus"]) > len(gpus) or lost_gpus(seen["notes"])):

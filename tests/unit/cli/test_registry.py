@@ -21,7 +21,7 @@ from imagefactory.oci.layout import (
     Layout,
 )
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
@@ -569,6 +569,21 @@ def test_a_damaged_image_is_a_failure_and_the_others_are_listed(
     assert [row["target"] for row in value["errors"]] == ["one:12.1-cu121"]
     said = call("store", "list", code=errors.EXIT_BUILD)
     assert "two:12.1-cu121" in said.out.split()
+
+
+def test_an_index_without_platforms_is_listed_and_hurts_nothing(
+    call: Call, graph: Graph, tmp_path: Path
+) -> None:
+    layout = Layout(tmp_path / "store")
+    rows = [format_descriptor(one.descriptor) for one in (graph.manifests[0], graph.manifests[0])]
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
+    layout.tag("other:1", layout.add(canonical_json(index), INDEX_TYPE))
+    value = listed(call)
+    assert [row["name"] for row in value["images"]] == ["one:12.1-cu121"]
+    assert [row["target"] for row in value["errors"]] == ["other:1"]
+    assert "other:1" in call("store", "list").out.split()
+    call("store", "rm", "other:1")
+    assert listed(call)["errors"] == []
 
 
 def test_ages() -> None:

@@ -17,12 +17,14 @@ from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineF
 from imagefactory.doctor.judge import can_build, decide, explain_refusal
 from imagefactory.doctor.look import (
     examine,
+    find_lost_gpus,
     gather,
     has_subordinate_ids,
 )
 from imagefactory.errors import ToolError
 from imagefactory.runners.amd_devices import AmdGpus
 from imagefactory.settings.load import load_settings
+from tests.services.gpu_host import Told, make_host
 
 REACHED = {"package index", "debian mirror", "registry", "docker"}
 REFUSED = SandboxAttempt(
@@ -137,6 +139,7 @@ def test_overlay_denied_is_its_own_finding() -> None:
     ({"cores": 1}, "cores", Health.WARNING, ""),
     ({"landlock": False}, "landlock", Health.WARNING, "boot Linux 5.19"),
     ({"gpu_nodes": ()}, "GPU", Health.WARNING, "imagefactory run --nv"),
+    ({"lost_gpus": ("GPU 1: GPU is lost",)}, "GPU", Health.WARNING, "--gpu-reset"),
     ({"driver_libraries": ()}, "GPU", Health.MISSING, "ldconfig"),
     ({"gpu_nodes": ("/dev/nvidia0",)}, "GPU", Health.DENIED, "nvidia-modprobe"),
     ({"uid": 1000, "user": "ann"}, "subordinate ids", Health.MISSING, "apt-get install uidmap"),
@@ -322,3 +325,12 @@ def test_a_limit_of_zero_is_seen_in_proc(limit: str, tmp_path: Path, monkeypatch
     settings = load_settings(directory=tmp_path, start=tmp_path, environ={"HOME": str(tmp_path)})
     facts = gather(settings, environ={}, root=tmp_path)
     assert explain_refusal(facts) == (f"{limit} is 0", f"sysctl -w {limit}=15000")
+
+
+def test_a_lost_gpu_is_found_with_its_index(tmp_path: Path) -> None:
+    (one,) = find_lost_gpus(make_host(tmp_path / "a", Told(count=2, lost=1)))
+    assert one.startswith("GPU 1: ")
+    (alone,) = find_lost_gpus(make_host(tmp_path / "b", Told(lost=0)))
+    assert alone.startswith("GPU 0: ")
+    assert find_lost_gpus(make_host(tmp_path / "c")) == ()
+    assert find_lost_gpus(make_host(tmp_path / "d", Told(count=0))) == ()

@@ -551,6 +551,40 @@ def test_a_library_for_older_drivers_leaves_it_open_whether_they_do() -> None:
     assert predict(too_old, parse_capability("9.0"), "535.54.03").answer is Answer.NO
 
 
+def test_a_library_that_names_its_drivers_says_where_it_works() -> None:
+    note = ("driver", "libcuda.so.550.54.14", "CUDA 12.4 for drivers 470,535,545")
+    place = replace(tensorflow_2_18(), toolkit=("libcuda.so.550.54.14",), facts=(note,))
+    data_center, mixed = parse_capability("9.0"), parse_capability("8.6")
+    assert predict(place, data_center, "535.54.03").answer is Answer.PTX
+    assert "forward compatibility" in predict(place, data_center, "535.54.03").reason
+    assert predict(place, data_center, "525.60.13").answer is Answer.NO
+    assert predict(place, mixed, "470.57.02").answer is Answer.UNKNOWN
+    assert predict(place, mixed, "470.57.02", gpu="A40").answer is Answer.UNKNOWN
+    assert predict(place, mixed, "470.57.02", gpu="RTX 3090 (8.6)").answer is Answer.NO
+    newer = predict(place, data_center, "595.10")
+    assert newer.answer is Answer.PTX
+    assert any("803" in warning for warning in newer.warnings)
+
+
+def test_the_drivers_own_libraries_in_an_image_are_told() -> None:
+    names = ("libcuda.so.610.43", "libnvidia-ml.so.610.43")
+    own = tuple(("driver", name, "of the image itself") for name in names)
+    place = replace(tensorflow_2_18(), toolkit=names[:1], facts=own)
+    for driver in ("", "595.10", "610.43"):
+        (warning, *_) = predict(place, parse_capability("9.0"), driver).warnings
+        assert names[1] in warning
+        assert ("not 595.10" in warning) == (driver == "595.10")
+    assert predict(place, parse_capability("9.0"), "535.54.03").answer is Answer.NO  # not for older ones
+
+
+def test_what_compiles_at_run_time_may_be_too_new_for_the_driver() -> None:
+    place = replace(torch_2_3(), facts=(("torch", "cuda", "12.4"),))
+    old = predict(place, parse_capability("8.0"), "535.54.03")
+    assert old.answer is Answer.YES
+    assert any("PTX of CUDA 12.4" in warning for warning in old.warnings)
+    assert predict(place, parse_capability("8.0"), "550.54.14").warnings == ()
+
+
 def test_of_a_library_for_each_cuda_the_one_of_its_own_counts() -> None:
     """bitsandbytes loads that of PyTorch's CUDA: what the others lack is no matter."""
     old = library("bitsandbytes/libbitsandbytes_cuda118.so", "9 sm_60 sm_80")

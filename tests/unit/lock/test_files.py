@@ -453,6 +453,22 @@ MISFITS = {
 }
 
 
+def test_what_asks_for_a_build_for_the_cpu_is_named() -> None:
+    packages = {one.name: one for one in swapped("pytorch 2.3.1 py3.11_cpu_0").conda}
+    for one in (
+        make_conda("torchdata 0.4.0 py311_0", "helper"),
+        make_conda("helper 1.0 0", "cpuonly", "pytorch"),
+        make_conda("cpuonly 2.0 0", "pytorch-mutex 1.0 cpu"),
+    ):
+        packages[one.name] = one
+    lock = replace(LOCK, conda=tuple(packages[name] for name in sorted(packages)))
+    target = replace(TARGET, requirements=(*TARGET.requirements, "torchdata"))
+    with pytest.raises(LockError) as caught:
+        check_facts(lock, target)
+    assert "torchdata 0.4.0 -> helper 1.0 -> cpuonly" in caught.value.message
+    assert "torchdata" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize(
     ("build", "asked"), [("py3.11_cuda11.8_cudnn8_0", "*cuda12.1*"), ("cuda118_py311_1", "*cuda121*")]
 )

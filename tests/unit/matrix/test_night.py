@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
 from imagefactory.gpu.capability import Capability
-from imagefactory.matrix.night import tonight
+from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.matrix.night import oldest_drivers, tonight
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
 from imagefactory.report.plan import format_kits, format_matrix, summary
 from tests.made.values import make_target
@@ -50,6 +51,26 @@ def test_the_oldest_proof_comes_first_and_none_comes_last() -> None:
     for most, names in ((1, ["a 8.2"]), (2, ["a 8.2", "b 8.0"]), (3, ["a 8.1", "a 8.2", "b 8.0"])):
         now, waiting = tonight(plan, most, DAY)
         assert (sorted(chosen(now)), waiting) == (sorted(names), 4 - most)
+
+
+def test_of_each_row_the_oldest_driver_that_the_image_takes_stays() -> None:
+    """A slice is a row of its own. A verdict against the image stays, unless it is about the driver."""
+
+    def on(driver: str, state: CellState = CellState.VERIFY, part: str = "", no: str = "") -> PlannedCell:
+        device = PlanGpu(capability=Capability(8, 0), driver=driver, part=part)
+        claim = Claim(basis=Basis.VERIFIED, answer=Answer.NO, rule=no, reason="", source="")
+        return replace(cell(0, state=state), device=device, ruling=Ruling(claim=claim if no else None))
+
+    def kept(*cells: PlannedCell) -> list[str]:
+        made = oldest_drivers(Plan(targets=(target("a", *cells),), on_gpus=True))
+        return [f"{one.device.driver} {one.device.part}".strip() for one in made.cells]
+
+    pruned = CellState.PRUNED
+    assert kept(on("550.54.15"), on("535.54.03"), on("99.1", pruned)) == ["535.54.03"]
+    assert kept(on("550.54.15"), on("535.54.03", part="1g.10gb")) == ["550.54.15", "535.54.03 1g.10gb"]
+    assert kept(on("550.54.15", pruned), on("535.54.03", pruned)) == ["550.54.15"]
+    assert kept(on("550.54.15"), on("535.54.03", pruned, no="wrong-numbers")) == ["535.54.03", "550.54.15"]
+    assert kept(on("550.54.15"), on("535.54.03", pruned, no="driver-too-old")) == ["550.54.15"]
 
 
 def test_nothing_that_was_never_proven_waits_for_ever() -> None:

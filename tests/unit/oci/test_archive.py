@@ -363,6 +363,14 @@ def test_manifest_that_is_none(manifest: bytes, layout: Layout) -> None:
         take_docker(layout, io.BytesIO(tar_of({"manifest.json": manifest})), taking())
 
 
+def test_of_several_saved_images_none_is_taken_silently(layout: Layout) -> None:
+    entries = [{"Config": "c", "RepoTags": tags, "Layers": []} for tags in (["x:1", "y:2"], None)]
+    saved = tar_of({"manifest.json": json.dumps(entries).encode(), "c": saved_config()})
+    with pytest.raises(StoreError, match="2 images: x:1, y:2, one without a name") as told:
+        take_docker(layout, io.BytesIO(saved), taking())
+    assert told.value.hint
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_a_small_saved_layer_of_zeros_is_not_held_in_memory(pack, layout: Layout) -> None:
     plain = bytes(100 << 20)

@@ -6,18 +6,24 @@ import json
 
 import pytest
 
-from imagefactory.errors import RegistryError
-from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.errors import NoPlatformError, RegistryError
+from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.manifests import (
+    ATTESTATION,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    choose_image,
     digest_of,
     media_type_of,
     parse_config,
     read_json,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import RegistryOptions
+from imagefactory.web import Patience
 from tests.made.registry import RegistryMadeHere, Repository
+from tests.made.service import service
 
 DIFF_ID = "sha256:" + "1" * 64
 
@@ -59,6 +65,84 @@ def test_a_config_with_two_lists_of_layers_is_rejected() -> None:
     text = f'{{"rootfs": {{"diff_ids": ["{DIFF_ID}"]}}, "RootFS": {{"diff_ids": []}}}}'
     with pytest.raises(ValueError, match="key"):
         parse_config(text.encode(), 1)
+
+
+def test_what_is_attested_of_an_image_has_no_platform() -> None:
+    def entry(number: int, system: str = "linux", processor: str = "arm64") -> dict[str, object]:
+        digest = "sha256:" + str(number) * 64
+        platform = {"platform": {"os": system, "architecture": processor}} if system else {}
+        return {"mediaType": MANIFEST_TYPE, "digest": digest, "size": 1, **platform}
+
+    unknown = entry(2, "unknown", "unknown")
+    noted = {**unknown, "annotations": {ATTESTATION: "attestation-manifest"}}
+    for attested in (unknown, noted):
+        assert choose_image("a", [entry(1), attested]).digest == "sha256:" + "1" * 64
+        assert choose_image("a", [attested, entry(1), entry(3, "linux", "amd64")]).digest[7] == "3"
+    assert choose_image("a", [unknown]).digest[7] == "2"  # some builders call every image so
+    for none in ([noted], [entry(1), entry(2)], [entry(1, ""), entry(2, "")], []):
+        with pytest.raises(NoPlatformError):
+            choose_image("a", none)
+
+
+CONFIG = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": DIFF_ID, "size": 1}
+
+
+def image(**changes: object) -> dict[str, object]:
+    return {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": CONFIG, "layers": [], **changes}
+
+
+@pytest.mark.parametrize("header", ["application/json", "", f"{MANIFEST_TYPE}; charset=utf-8"])
+def test_a_manifest_is_what_it_says_where_the_header_says_nothing(header: str) -> None:
+    """Of registries that are plain files, or behind such a proxy: without the header of the digest too."""
+    data = json.dumps(image()).encode()
+    with service(lambda _: (200, {"Content-Type": header} if header else {}, data)) as served:
+        found = read_manifest(Place(store=Registry(served.address), repository="a"), "1")
+    assert (found.descriptor.media_type, found.descriptor.digest) == (MANIFEST_TYPE, digest_of(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "said", "hint"),
+    [
+        (b"<html><title>Forbidden</title></html>", "a page for people", "a proxy or a login page"),
+        (b'{"schemaVersion": 1, "fsLayers": [], "history": []}', "schema 1", "push it again"),
+    ],
+)
+def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, said: str, hint: str) -> None:
+    options = RegistryOptions(patience=Patience(attempts=1))
+    with service(lambda _: (200, {}, data)) as served, pytest.raises(RegistryError, match=said) as raised:
+        read_manifest(Place(store=Registry(served.address, options), repository="a"), "1")
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({key: row for key, row in image().items() if key != "layers"}, "it has no 'layers'"),
+        (image(layers=5), "of another type"),
+        (image(config=None), "of another type"),
+        (image(config={**CONFIG, "size": -1}), "a blob of -1 bytes"),
+        (image(layers=[{**CONFIG, "digest": "sha512:" + "a" * 128}]), "no sha256 digest"),
+        (image(mediaType=INDEX_TYPE), "at once|has no|says that it is"),
+    ],
+)
+def test_a_malformed_manifest_is_said_in_words(value: dict[str, object], said: str) -> None:
+    data = json.dumps(value).encode()
+    descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
+    with pytest.raises(RegistryError, match=said) as raised:
+        parse_parts(Manifest(descriptor=descriptor, data=data))
+    assert "Error" not in raised.value.message
+
+
+def test_a_list_that_is_null_is_empty() -> None:
+    """As Go writes and reads it."""
+    for kind, value in (
+        (MANIFEST_TYPE, image(layers=None)),
+        (INDEX_TYPE, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": None}),
+    ):
+        data = json.dumps(value).encode()
+        descriptor = Descriptor(media_type=kind, digest=digest_of(data), size=len(data))
+        children, blobs = parse_parts(Manifest(descriptor=descriptor, data=data))
+        assert (len(children), len(blobs)) == (0, kind == MANIFEST_TYPE)
 
 
 @pytest.mark.parametrize("told", [{}, {"mediaType": MANIFEST_TYPE}])

@@ -88,6 +88,20 @@ def refused_by_all(store: LayerStore, layer: Layer) -> None:
         ([file("d"), folder("d"), file("d/e")], {"d": b"folder", "d/e": b"x"}),
         ([link("d", "/etc"), folder("d"), file("d/e")], {"d": b"folder", "d/e": b"x"}),
         ([file("a", b"1"), link("b", "a", LINK), file("a", b"2")], {"a": b"2", "b": b"1"}),
+        # of public reports: bazel's rules_img, kaniko's links, X11's link to its folder, SELinux's labels
+        (
+            [file("b/app"), link("b/app.runfiles/_main/app", "b/app", LINK)],
+            {"b": b"folder", "b/app": b"x", "b/app.runfiles": b"folder", "b/app.runfiles/_main": b"folder",
+             "b/app.runfiles/_main/app": b"x"},
+        ),
+        ([file("gawk-5"), file("gawk"), link("gawk", "/gawk-5", LINK)], {"gawk-5": b"x", "gawk": b"x"}),
+        (
+            [link("usr/bin/X11", "."), file("usr/bin/X11/x"), file("usr/bin/y")],
+            {"usr": b"folder", "usr/bin": b"folder", "usr/bin/X11": b"->.", "usr/bin/x": b"x",
+             "usr/bin/y": b"x"},
+        ),
+        ([folder(".", pax_headers={"SCHILY.xattr.security.selinux": "system_u:s0"}), file("a")], {"a": b"x"}),
+        ([file("etc/.wh..opq", b""), file("etc/a")], {"etc": b"folder", "etc/a": b"x"}),
         # FIFOs and device nodes are skipped, wherever they are
         ([file("pipe", b"", type=FIFO), file("a")], {"a": b"x"}),
         ([file("disk", b"", type=tarfile.BLKTYPE), link("e", "disk", LINK)], {}),
@@ -122,6 +136,8 @@ def test_what_engines_unpack_is_the_same_for_every_reader(
         [link("a", "b"), link("b", "a"), file("a/x")],
         [file("/")],
         [link(".", "/etc")],
+        [folder("."), link("/", ".", LINK)],
+        [file("a", pax_headers={"uid": "1000.5"})],
         [file(".wh.", b"")],
         [file(".wh..", b"")],
         [file("a/.wh...", b"")],

@@ -326,6 +326,10 @@ def test_an_index_without_the_platform_is_refused() -> None:
 def test_without_a_platform_it_is_the_only_image_and_of_several_that_for_amd64() -> None:
     arm, amd = {"platform": platform("arm64")}, {"platform": platform("amd64")}
     assert choose_platform(index_of(arm), "").whole
+    attested = {"platform": {"os": "unknown", "architecture": "unknown"}}  # a copy may lose annotations
+    assert choose_platform(index_of(arm, attested), "linux/arm64").whole
+    with pytest.raises(RegistryError):
+        choose_platform(index_of(arm, attested), "linux/amd64")
     assert choose_platform(index_of(arm, amd), "").digest == digest_of(b"1")
     assert platforms_in(index_of(arm)) == ()
     assert platforms_in(index_of(arm, amd, ATTESTATION_ROW)) == (

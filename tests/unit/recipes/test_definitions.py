@@ -224,6 +224,14 @@ def test_a_section_that_apptainer_does_not_know_is_refused_also_in_a_script(line
     assert raised.value.message.startswith("t.def:5:1: ")
 
 
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [("From: nvidia/cuda:${CUDA_VERSION}-devel-ubuntu22.04", ["2:7"]), ("From: python:3.11   # $HOME", [])],
+)
+def test_a_variable_of_a_shell_in_the_header_is_no_build_argument(line: str, lost: list[str]) -> None:
+    assert places(given(f"Bootstrap: docker\n{line}\n%post #test\n  pip install a\n").left) == lost
+
+
 def test_a_section_may_stand_behind_blanks_as_apptainer_reads_it() -> None:
     assert given("Bootstrap: docker\nFrom: python:3.11\n  %post\n  pip install a\n").pip == ["a"]
 

@@ -765,6 +765,11 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
             "version cannot be '2.*'",
         ),
         (["x", "--from", "requirements.txt", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
+        (["x", "--build-arg", "A=1"], "--build-arg says nothing here"),
+        (["x", "--from", "requirements.txt", "--build-arg", "A=1"], "--build-arg says nothing"),
+        (["x", "--from", "Dockerfile", "--build-arg", "A"], "'A' is not NAME=VALUE"),
+        (["x", "--from", "Dockerfile", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
+        (["x", "--from", "Dockerfile", "--build-arg", "B=1"], "no build argument 'B'"),
         (["x", "--from", "/nonexistent/environment.yml"], "cannot be read: No such file or directory"),
     ],
 )
@@ -777,6 +782,7 @@ def test_arguments_that_do_not_fit(
 ) -> None:
     (factory / "requirements.txt").write_text("torch==2.3\n")
     (factory / "environment.yml").write_text(ENVIRONMENT)
+    (factory / "Dockerfile").write_text("FROM python:3.11\nARG A\nRUN pip install torch==$A\n")
     monkeypatch.chdir(factory)
     assert call(factory, "new", *arguments) == 2
     assert expected in capsys.readouterr().err

@@ -159,6 +159,23 @@ def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
     assert (wish.pip, wish.left) == (["a==1", "b==2", "c==3"], [])
 
 
+@pytest.mark.parametrize(
+    ("text", "taken", "notes"),
+    [
+        ("joblib==0.14.1 \\\n    --hash=sha256:06 \\\n    # via scikit-learn\nnumpy==1.18.1 \\\n    --hash=sha256:17\n",
+         ["joblib==0.14.1", "numpy==1.18.1"], 0),
+        ("anyio \\\n    >1.0.0\n", ["anyio>1.0.0"], 0),
+        ("requests==2.25.0 \\\n# comment\n", ["requests==2.25.0"], 0),
+        ("lxml==4.9.2\n  --hash sha256:7b51\n", ["lxml==4.9.2"], 1),
+        ("a==1; extra != 'dev'\nb==1 ; extra == 'dev'\n", ["a==1"], 1),
+        ("https://x.org/a-0.1-cp310-cp310-win_amd64.whl; platform_system == 'Windows'\na==0.1\n", ["a==0.1"], 1),
+    ],
+)  # fmt: skip
+def test_files_of_public_reports(text: str, taken: list[str], notes: int) -> None:
+    wish = read(text)
+    assert (wish.pip, wish.left, len(wish.notes)) == (taken, [], notes)
+
+
 def test_files_are_named_by_file_too() -> None:
     wish = read("-r file:more.txt\n-c file:bounds.txt\n", **{"more.txt": "a==1\n", "bounds.txt": "b<2\n"})
     assert (wish.pip, wish.constraints, wish.left) == (["a==1"], ["b<2"], [])

@@ -277,3 +277,15 @@ def test_a_pylock_that_is_for_others_is_refused(old: str, new: str, line: int) -
 def test_an_extra_that_a_pylock_does_not_have_is_refused() -> None:
     with pytest.raises(RecipeError):
         read(PYLOCK, "pylock.toml", extras=("none",))
+
+
+def test_a_default_group_of_pdm_is_taken() -> None:
+    text = (
+        'lock-version = "1.0"\ndependency-groups = ["default", "license"]\ndefault-groups = ["default"]\n'
+        '[[packages]]\nname = "numpy"\nversion = "2.0.0"\nrequires-python = ">=3.9"\n'
+        'marker = "\\"default\\" in dependency_groups"\nwheels = []\n'
+        '[[packages]]\nname = "pip-licenses"\nversion = "5.0.0"\n'
+        'marker = "python_version >= \\"3.10\\" and \\"license\\" in dependency_groups"\n'
+    )
+    assert read(text, "pylock.toml").pip == ["numpy==2.0.0"]
+    assert read(text, "pylock.toml", groups=("license",)).pip == ["numpy==2.0.0", "pip-licenses==5.0.0"]

@@ -464,6 +464,26 @@ def test_what_an_upper_layer_removes_or_covers_counts_no_more() -> None:
     assert over(("opt/.wh.torch", b""), lib) == every[:1]
 
 
+NOTE = b'{"Format":1,"CUDA Version":"13.0","Driver":[535,550],"Device":[1]}'
+
+
+def test_the_drivers_libraries_say_what_they_are_for(tmp_path: Path) -> None:
+    """NVIDIA's for forward compatibility in an ELF note; those that an installer left, by where they lie."""
+    compat, own = "usr/local/cuda/compat/libcuda.so.580.173.02", "usr/lib/libnvidia-ml.so.610.43"
+    data = b"\x7fELF\x02\x01" + bytes(700_000) + NOTE + bytes(100)
+    wanted = [
+        ("driver", "libcuda.so.580.173.02", "CUDA 13.0 for drivers 535,550"),
+        ("driver", "libnvidia-ml.so.610.43", "of the image itself"),
+    ]
+    for step in (100_000, 7 << 20):
+        found = scan_layer(pieces(tar((compat, data), (own, b"\x7fELF" + bytes(99))), step))
+        assert sorted(fact for one in found.found for fact in one.facts) == wanted
+    for name, content in ((compat, data), (own, b"\x7fELF" + bytes(99))):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert list(scan_folder(tmp_path, Quiet()).facts) == wanted
+
+
 def test_a_path_twice_in_a_layer_is_its_last() -> None:
     found = scan_layer(iter([tar(("a.so", TORCH), ("a.so", b"\x7fELF" + bytes(99)))]))
     assert (found.found, found.plain) == ((), ("a.so",))

@@ -13,7 +13,13 @@ from imagefactory.pools.htcondor.dag import format_common, site_lines
 from imagefactory.pools.sites import check_needs, find_site, own_of
 from imagefactory.pools.slurm.batch import Batch, format_batch, jobs_of
 from imagefactory.settings.load import Settings, load_settings
-from imagefactory.settings.own_commands import parse_commands, parse_options, parse_time
+from imagefactory.settings.own_commands import (
+    is_chosen,
+    parse_commands,
+    parse_machines,
+    parse_options,
+    parse_time,
+)
 from tests.made.pool import node
 from tests.made.pool import sweep as dag
 from tests.made.slurm_sweep import sweep, sweep_node
@@ -39,7 +45,40 @@ def test_a_sweep_gets_the_sites_lines_and_the_settings_own(tmp_path: Path) -> No
     assert {"accounting_group = igwn.dev.o4", "nice_user = true", "+WantGPULab = false"} <= set(lines)
     assert "+WantGPULab = true" not in lines
     (needs,) = (line for line in lines if line.startswith("requirements"))
-    assert needs == 'requirements = $(elsewhere) && ((Machine =!= "gpu07.example.org"))'
+    assert needs == 'requirements = $(elsewhere) && $(first) && ((Machine =!= "gpu07.example.org"))'
+
+
+@pytest.mark.parametrize(
+    ("patterns", "machines"),
+    [
+        ("", ["gpu01.x.org", "gpu07.x.org", "glidein_7@gpu1.y", "big"]),
+        ("gpu0?", ["gpu01.x.org", "gpu07.x.org"]),
+        ("gpu*,!gpu07", ["gpu01.x.org", "glidein_7@gpu1.y"]),
+        ("!GPU07.x !*.y", ["gpu01.x.org", "big"]),
+        ("gpu1", ["glidein_7@gpu1.y"]),
+    ],
+)
+def test_machines_are_chosen_by_name(tmp_path: Path, patterns: str, machines: list[str]) -> None:
+    """HTCondor's expression is the one that Python reads; its dot is a letter of names."""
+    names = ("gpu01.x.org", "gpu07.x.org", "glidein_7@gpu1.y", "big")
+    asked = parse_machines(patterns)
+    assert [name for name in names if is_chosen(name, asked)] == machines
+    lines = site_lines(replace(dag(node()), patterns=asked), tmp_path)
+    assert sum("TARGET.Machine" in line for line in lines) == bool(asked)
+
+
+@pytest.mark.parametrize(
+    "text", ['gpu"07', "gpu(1)", "!", "a" * 1001, "gpu{1}", " ".join(map(str, range(101)))]
+)
+def test_a_machine_that_cannot_be_called_so_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_machines(text)
+
+
+def test_limits_are_whole_numbers(tmp_path: Path) -> None:
+    assert settings(tmp_path, SWEEP_JOBS="20").sweep_jobs.value == "20"
+    with pytest.raises(UsageError, match="sweep-gpu-hours"):
+        settings(tmp_path, SWEEP_GPU_HOURS="0")
 
 
 def test_a_submit_file_gets_them_too(tmp_path: Path) -> None:

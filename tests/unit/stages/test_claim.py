@@ -16,6 +16,7 @@ import pytest
 from imagefactory.catalogue.publish import make_artifact
 from imagefactory.errors import NothingSelectedError, RegistryError, StatementError
 from imagefactory.factory import Factory
+from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import Place
@@ -50,7 +51,16 @@ from imagefactory.verdicts.trust import Trust, read_trust
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.command import run
 from tests.made.registry import Asked, Ways
-from tests.made.sweep import NOTHING_SEEN, STARTED, SUBMITTED, PoolMadeHere, log, play
+from tests.made.sweep import (
+    NOTHING_SEEN,
+    STARTED,
+    SUBMITTED,
+    PoolMadeHere,
+    inventory,
+    log,
+    play,
+    pool_gpu,
+)
 from tests.made.sweep_site import A100, V100, Site
 from tests.made.verdicts import STRANGER
 
@@ -101,6 +111,32 @@ def test_what_one_store_queued_another_leaves_out_until_the_claim_ends(first: Si
     assert (len(allowed.plan.cells), left(allowed)) == (2, {})
     over = later(second, timedelta(hours=54, minutes=11))
     assert len(over.makes().sweep.nodes) == 2
+
+
+def test_what_another_store_has_claimed_uses_no_budget(first: Site, second: Site) -> None:
+    first.makes(asked=SweepAsk(capabilities=(Capability(7, 0),)))
+    prepared = second.prepares(level="full", asked=SweepAsk(gpu_hours=1))
+    assert [cell.row for cell in prepared.plan.cells] == ["8.0"]
+    assert left(prepared) == {"7.0": "claimed"}
+    asked = SweepAsk(gpu_hours=1, allow=frozenset({"claimed"}))
+    alone = second.prepares(level="full", asked=asked)
+    assert (len(alone.plan.cells), sorted(left(alone).values())) == (1, ["budget"])
+
+
+def test_a_claim_of_a_gpu_is_none_of_its_slices(first: Site, second: Site) -> None:
+    slices = pool_gpu("8.0", mig=True, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    first.pool.gpus = second.pool.gpus = inventory(pool_gpu("8.0"), slices)
+    asked = SweepAsk(mig=True)
+    first.makes()
+    prepared = second.prepares(asked=asked)
+    assert ([cell.row for cell in prepared.plan.cells], left(prepared)) == (
+        ["8.0 1g.5gb"],
+        {"8.0": "claimed"},
+    )
+    second.makes(asked=asked)
+    found = [(one.rule, one.row) for one in first.prepares(asked=asked).plan.left_out]
+    assert ("claimed", "8.0 1g.5gb") in found
+    assert ("claimed", "8.0") not in found
 
 
 def test_a_store_is_not_held_by_its_own_claims(first: Site) -> None:

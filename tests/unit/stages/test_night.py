@@ -44,6 +44,7 @@ from imagefactory.stages.nights import (
 from imagefactory.stages.read_catalogue import keep_published
 from imagefactory.stages.sweep import find_sweeps
 from imagefactory.sweeps.cells import SweepAsk
+from imagefactory.sweeps.sweep_file import read_sweep
 from imagefactory.verify.model import Hardware
 from tests.made.catalogue import make_catalogue
 from tests.made.command import run
@@ -259,6 +260,50 @@ def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: N
     play(0)
     second = nights.run()
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
+
+
+def test_what_is_over_the_budget_is_named_and_the_next_night_takes_it(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGEFACTORY_SWEEP_GPU_HOURS", "1")
+    first = nights.run()
+    (proven,), (due,) = first.proven, first.due
+    assert {proven.on, due.on} == {"7.0", "8.0"}
+    assert any(
+        f"1 cell is over the budget and waits for another night: {NAME} on {due.on}" in note
+        for note in first.notes
+    )
+    nights.site.pool.submitted.clear()
+    nights.site.pool.at_work = True
+    second = nights.run()
+    assert [(row.what, row.on) for row in second.proven] == [(NAME, due.on)]
+    assert second.due == ()
+
+
+def test_machines_that_are_avoided_are_named_and_get_no_job(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGEFACTORY_SWEEP_MACHINES", "!gpu1")
+    settings = replace(nights.site.factory.settings, sweep_machines=Setting(value="!gpu1", origin="test"))
+    nights.site = replace(nights.site, factory=replace(nights.site.factory, settings=settings))
+    done = nights.run()
+    assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0")]
+    assert done.due == ()
+    assert any("8.0" in note and "gpu1.pool.test" in note for note in done.notes)
+
+
+def test_a_night_asks_for_the_oldest_driver_that_an_image_takes(nights: Nights, pool: PoolMadeHere) -> None:
+    """A GPU with an older driver than was verified is due, but not one that is too old for the image."""
+    assert nights.run().due == ()
+    older = pool_gpu("8.0", driver="545.23.06", cuda="12.3")
+    pool.gpus = inventory(pool_gpu("7.0"), pool_gpu("8.0"), older)
+    pool.submitted.clear()
+    done = nights.run(wait=timedelta(0))
+    assert [row.on for row in done.due] == ["8.0"]
+    (node,) = read_sweep(pool.submitted[0]).nodes
+    assert (node.capability, node.first, node.only) == ("8.0", older.driver, True)
+    pool.gpus = inventory(pool_gpu("7.0"), pool_gpu("8.0"), pool_gpu("8.0", driver="470.57.02", cuda="11.4"))
+    assert nights.run(wait=timedelta(0)).due == ()
 
 
 def test_what_has_come_is_promoted_while_a_gpu_is_away(

@@ -77,7 +77,7 @@ def test_an_unchanged_build_and_push_is_one_process_and_one_round_trip(
     )
     registry.log.clear()
     assert run("-C", root, "push", "--registry", registry.host, target.name, "-q") == 0
-    assert [str(one) for one in registry.log] == ["GET manifest", "GET manifest", "GET referrers"]
+    assert [str(one) for one in registry.log] == ["GET manifest"] * 2
 
 
 def test_a_registry_that_was_emptied_gets_all_again(
@@ -138,4 +138,4 @@ def test_what_it_is_made_of_is_told_once_more_where_that_changed(
     assert (push(factory, target, registry), records()) == (pushed, 2)
     registry.log.clear()
     assert push(factory, target, registry) == pushed
-    assert [str(one) for one in registry.log] == ["GET manifest", "GET manifest", "GET referrers"]
+    assert [str(one) for one in registry.log] == ["GET manifest"] * 2

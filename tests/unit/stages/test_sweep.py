@@ -606,7 +606,7 @@ def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> Non
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.address) == (ImageKind.OSDF, f"osdf:///chtc/staging/me/{sif.name}")
     text = (made.folder / "sweep.sub").read_text()
-    assert "requirements = $(elsewhere) && (HasCHTCStaging == true)" in text
+    assert "requirements = $(elsewhere) && $(first) && (HasCHTCStaging == true)" in text
     assert "transfer_container" not in text
     site.pool.play(made.folder)
     assert words(site.collects(made.folder)) == {V100: "verified", A100: "verified"}
@@ -623,11 +623,16 @@ def test_a_job_that_ran_another_file_than_the_nodes_is_not_verified(site: Site) 
 
 
 def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
+    """Beside whole GPUs of the same capability, as rows of their own."""
     slice_of = pool_gpu("8.0", name="NVIDIA Test GPU MIG 1g.5gb", mig=True)
-    site.pool.gpus = inventory(slice_of, pool_gpu("7.0"))
+    site.pool.gpus = inventory(slice_of, pool_gpu("7.0"), pool_gpu("8.0"))
     sweep = site.makes(asked=SweepAsk(mig=True)).sweep
-    assert [(node.name, node.mig) for node in sweep.nodes] == [(V100, False), (A100, True)]
-    assert [node.name for node in site.makes().sweep.nodes] == [V100]
+    parts = {V100: "", A100: "", f"{A100}-1g_5gb": "1g.5gb"}
+    assert {node.name: node.part for node in sweep.nodes} == parts
+    machines = {one.capability: one.machines for one in sweep.machines}
+    assert machines["8.0 1g.5gb"] == ("gpu0.pool.test",)
+    assert machines["8.0"] == ("gpu2.pool.test",)
+    assert [node.name for node in site.makes().sweep.nodes] == [V100, A100]
 
 
 # --- the commands ----------------------------------------------------------------------------------
@@ -710,16 +715,24 @@ def test_machines_that_failed_jobs_are_named_with_their_history(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "days", "allow", "excluded"),
+    ("outcome", "days", "allow", "chosen", "excluded"),
     [
-        ("wrong-numbers", 0, "uncollected", True),
-        ("no-gpu", 0, "uncollected", False),  # no machine ran it: the image may be at fault
-        ("wrong-numbers", 8, "uncollected", False),
-        ("wrong-numbers", 0, "bad-machine", False),
+        ("wrong-numbers", 0, "uncollected", (), True),
+        ("no-gpu", 0, "uncollected", (), False),  # no machine ran it: the image may be at fault
+        ("wrong-numbers", 8, "uncollected", (), False),
+        ("wrong-numbers", 0, "bad-machine", (), False),
+        ("wrong-numbers", 0, "uncollected", ("!bad",), False),  # it gets none anyway
+        ("wrong-numbers", 0, "uncollected", ("bad",), False),  # it is the only one that may be used
     ],
 )
 def test_a_machine_that_failed_jobs_gets_none_of_the_next_sweep(
-    site: Site, pool: PoolMadeHere, outcome: str, days: int, allow: str, excluded: bool
+    site: Site,
+    pool: PoolMadeHere,
+    outcome: str,
+    days: int,
+    allow: str,
+    chosen: tuple[str, ...],
+    excluded: bool,
 ) -> None:
     """`gpu` is what answers: the made-up jobs all run there."""
     both = pool_gpu("7.0"), pool_gpu("8.0")
@@ -738,7 +751,7 @@ def test_a_machine_that_failed_jobs_gets_none_of_the_next_sweep(
         met = {"device": None, "cuda": ""} if outcome == "no-gpu" else {}
         play(first, node, report={**said, **met}, run={"returncode": 1, **(NOTHING_SEEN if met else {})})
     later = datetime.now(UTC) + timedelta(days=days)
-    asked = SweepAsk(allow=frozenset({"uncollected", allow}))
+    asked = SweepAsk(allow=frozenset({"uncollected", allow}), machines=chosen)
     made = replace(site, clock=lambda: later).makes(asked=asked)
     told = [line for line in made.notes if line.startswith("bad.pool.test gets no job: it failed 2")]
     assert len(told) == (1 if excluded else 0)
@@ -747,6 +760,41 @@ def test_a_machine_that_failed_jobs_gets_none_of_the_next_sweep(
         assert ('!member(TARGET.Machine, {"bad.pool.test"})' in job) == excluded
     seen = read_status(made.folder, site.opens, queue=False).machines
     assert [(one.machine, one.left_out) for one in seen] == ([("bad.pool.test", True)] if excluded else [])
+
+
+def test_what_only_a_bad_machine_could_verify_waits_until_that_is_forgotten(
+    site: Site, pool: PoolMadeHere
+) -> None:
+    """`gpu` verifies both images, with a newer driver than `bad` has."""
+    drivers = {"bad": {"driver": "545.23.06", "cuda": "12.3"}, "gpu": {}}
+    machines = (
+        PoolMachine(
+            name=f"{name}.pool.test",
+            attributes={},
+            start="",
+            gpus=(pool_gpu("7.0", **told), pool_gpu("8.0", **told)),
+        )
+        for name, told in drivers.items()
+    )
+    pool.gpus = replace(pool.gpus, machines=tuple(machines))
+    first = site.makes().folder
+    assert {node.first for node in read_sweep(first).nodes} == {"545.23.06"}
+    for node in (V100, A100):
+        play(first, node)
+    site.collects(first)
+    assert [cell.only for cell in site.prepares().plan.cells] == [True, True]
+    at = int(datetime.now(UTC).timestamp()) + 1
+    lines = [f"bad.pool.test\t{node}\t1.0\t{at}\tno-gpu: none\n" for node in (V100, A100)]
+    (first / "faults").write_text("".join(lines))
+    plan = site.prepares().plan
+    assert plan.cells == ()
+    assert {(one.capability, one.rule) for one in plan.left_out if one.rule != "no-match"} == {
+        ("7.0", "bad-machine"),
+        ("8.0", "bad-machine"),
+    }
+    assert len(site.prepares(asked=SweepAsk(allow=frozenset({"bad-machine"}))).plan.cells) == 2
+    later = datetime.now(UTC) + timedelta(days=8)
+    assert len(replace(site, clock=lambda: later).prepares().plan.cells) == 2
 
 
 def test_a_recipe_with_faults_keeps_no_other_from_the_pool(

@@ -14,7 +14,15 @@ from imagefactory.gpu.model import Answer, Cell, Question
 from imagefactory.matrix.plan import Answerer, TargetStatus
 from imagefactory.model import Outcome
 from imagefactory.pools.model import Inventory
-from imagefactory.sweeps.cells import SweepAsk, SweepPlan, check_allowed, driver_of, plan_sweep
+from imagefactory.sweeps.cells import (
+    SweepAsk,
+    SweepPlan,
+    check_allowed,
+    driver_of,
+    leave_out_bad,
+    plan_sweep,
+    within_budget,
+)
 from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 from tests.made.claims import TARGET, claim
@@ -123,8 +131,40 @@ def test_of_gpus_that_tell_no_driver_none_is_asked() -> None:
 
 def test_slices_of_gpus_are_another_class() -> None:
     gpus = inventory(pool_gpu("8.0", mig=True))
-    assert left(plan(gpus=gpus)) == [("7.0", "no-match"), ("8.0", "no-match")]
-    assert queued(plan(gpus=gpus, mig=True)) == [(TARGET.name, "8.0", "12.0")]
+    assert [(one.row, one.rule) for one in plan(gpus=gpus).left_out] == [
+        ("8.0 mig", "mig"),
+        ("7.0", "no-match"),
+        ("8.0", "no-match"),
+    ]
+    assert [cell.row for cell in plan(gpus=gpus, mig=True).cells] == ["8.0 mig"]
+
+
+def test_each_profile_of_slices_is_a_row_and_proves_nothing_of_another() -> None:
+    named = {part: f"NVIDIA H100 80GB HBM3 MIG {part}" for part in ("1g.10gb", "3g.40gb")}
+    gpus = inventory(pool_gpu("9.0"), *(pool_gpu("9.0", mig=True, name=name) for name in named.values()))
+    rows = ["9.0", "9.0 1g.10gb", "9.0 3g.40gb"]
+    assert [cell.row for cell in plan(gpus=gpus, mig=True).cells] == rows
+    for proven, name in (("9.0", MADE_UP.name), ("9.0 1g.10gb", named["1g.10gb"])):
+        good = verdict("9.0")
+        assert good.verdict
+        report = good.verdict.report
+        assert report.device
+        report = replace(report, device=replace(report.device, name=name))
+        stage = replace(STAGE, verdicts=(replace(good, verdict=replace(good.verdict, report=report)),))
+        made = plan(stage, gpus=gpus, mig=True)
+        assert [cell.row for cell in made.cells] == [row for row in rows if row != proven]
+        assert [one.row for one in made.left_out if one.rule == "verified"] == [proven]
+
+
+def test_cells_whose_machines_are_avoided_are_left_out_with_their_names() -> None:
+    made = plan(machines=("!gpu1",))
+    assert queued(made) == [(TARGET.name, "7.0", "12.0")]
+    assert left(made) == [("8.0", "avoided")]
+    assert "gpu1.pool.test" in made.left_out[0].reason
+    assert plan(machines=("!gpu9",)).notes == ("no machine with a GPU is called !gpu9",)
+    for rule in ("avoided", "mig"):
+        with pytest.raises(UsageError):
+            check_allowed([rule])
 
 
 def test_the_newest_versions_of_each_family() -> None:
@@ -147,13 +187,72 @@ def test_what_cannot_be_built_is_blocked() -> None:
 # --- what is proven --------------------------------------------------------------------------------
 
 
-def test_a_verdict_for_a_gpu_there_is_enough() -> None:
-    stage = replace(STAGE, verdicts=(verdict(),))
+def test_a_verdict_on_the_oldest_driver_there_is_enough() -> None:
+    """Of a newer one the older GPUs are left, and only they are asked for."""
     gpus = inventory(pool_gpu("8.0"), pool_gpu("8.0", driver="535.54.03", cuda="12.2"))
-    made = plan(stage, gpus=gpus, capabilities=(Capability(8, 0),))
-    assert left(made) == [("8.0", "verified")]
-    assert "1 of 2 GPUs there have an older driver" in made.left_out[0].reason
-    assert len(plan(stage, gpus=gpus, allow=frozenset({"verified"})).cells) == 1
+
+    def first(*verdicts: Judged, **asked: Any) -> list[tuple[str, bool, int]]:
+        made = plan(replace(STAGE, verdicts=verdicts), gpus=gpus, **asked)
+        return [(cell.first, cell.only, cell.gpus) for cell in made.cells]
+
+    assert first() == [("535.54.03", False, 2)]
+    assert first(verdict()) == [("535.54.03", True, 1)]
+    assert first(verdict(driver="535.54.03")) == []
+    assert first(verdict(driver="535.54.03"), allow=frozenset({"verified"})) == [("535.54.03", False, 2)]
+    alike = plan(gpus=inventory(pool_gpu("8.0"), pool_gpu("8.0")))
+    assert [cell.first for cell in alike.cells] == [""]
+
+
+def test_bad_machines_do_not_come_first_and_the_next_driver_does() -> None:
+    told = {"470.57.02": "11.4", "535.54.03": "12.2", "545.23.06": "12.3", "550.54.15": "12.4"}
+    gpus = inventory(*(pool_gpu("8.0", driver=driver, cuda=told[driver]) for driver in told))
+
+    def first(made: SweepPlan, *bad: int) -> list[tuple[str, bool, int]]:
+        names = {"8.0": {f"gpu{number}.pool.test" for number in bad}}
+        found = leave_out_bad(made, gpus, names)
+        rules = [one.rule for one in found.left_out if one.capability == "8.0"]
+        assert rules == ([] if found.cells else ["bad-machine"])
+        return [(cell.first, cell.only, cell.gpus) for cell in found.cells]
+
+    every, only = plan(gpus=gpus), plan(replace(STAGE, verdicts=(verdict(),)), gpus=gpus)
+    assert first(every) == first(every, 0, 2) == [("535.54.03", False, 3)]  # gpu0 is too old for the image
+    assert first(every, 1) == [("545.23.06", False, 3)]
+    assert first(every, 1, 2) == [("", False, 3)]
+    assert first(only) == first(only, 3) == [("535.54.03", True, 1)]
+    assert first(only, 1) == [("545.23.06", True, 1)]
+    assert first(only, 1, 2) == []  # what is left there has been verified
+
+
+def test_what_is_over_the_budget_waits_and_the_oldest_verdict_comes_first() -> None:
+    """A run of an image before says how long it takes; without one the suite's own time does."""
+    lapsed = [
+        replace(found, standing=Standing.EXPIRED, verdict=replace(found.verdict, issued=NOW - days * DAY))
+        for found, days in ((verdict("7.0"), 100), (verdict("8.0"), 200))
+        if found.verdict
+    ]
+    stages = (
+        replace(STAGE, target=replace(TARGET, name="torchy-2.4-cu121")),
+        replace(STAGE, verdicts=tuple(lapsed)),
+    )
+    made = plan(*stages, gpu_hours=1)
+
+    def kept(seconds: float, **asked: Any) -> list[tuple[str, str]]:
+        cut = within_budget(made, SweepAsk(**{"gpu_hours": 1, **asked}), seconds, NOW.date())
+        assert len(cut.cells) + len(cut.left_out) == 4
+        assert {one.rule for one in cut.left_out} <= {"budget"}
+        return [(cell.stage.target.name, str(cell.capability)) for cell in cut.cells]
+
+    assert kept(4000) == [(TARGET.name, "7.0"), (TARGET.name, "8.0")]
+    assert len(kept(2000)) == 3
+    assert len(kept(1)) == 4
+    assert len(kept(4000, allow=frozenset({"budget"}))) == 4
+    assert len(kept(4000, gpu_hours=0)) == 4
+    only = replace(made, cells=tuple(cell for cell in made.cells if not cell.stage.verdicts))
+    cut = within_budget(only, SweepAsk(gpu_hours=1), 9000, NOW.date())
+    assert len(cut.cells) == 1  # one at least, or it would never be its turn
+    long = replace(made, cells=made.cells[2:])
+    cut = within_budget(long, SweepAsk(gpu_hours=1), 9000, NOW.date())
+    assert len(cut.cells) == 2
 
 
 @pytest.mark.parametrize(

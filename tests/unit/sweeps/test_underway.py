@@ -58,8 +58,10 @@ from tests.made.sweep import (
     STARTED,
     SUBMITTED,
     PoolMadeHere,
+    inventory,
     log,
     play,
+    pool_gpu,
     suite_report,
 )
 from tests.made.sweep_site import A100, V100, Site, failed, kept_sif
@@ -108,6 +110,14 @@ def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
         ),
     )
     assert made.notes == ()
+
+
+def test_machines_with_an_older_driver_that_take_no_job_are_not_asked_each_night() -> None:
+    cells = [replace(cell, only=str(cell.capability) == "8.0") for cell in plan().cells]
+    unmatched = [seen(driven=False, cells={SEVEN: InHand.UNMATCHED, EIGHT: InHand.UNMATCHED})]
+    made = leave_out_underway(SweepPlan(cells=tuple(cells), left_out=()), unmatched, NOBODY)
+    assert (queued(made), made.notes) == (["7.0"], ())
+    assert [(one.capability, one.rule) for one in made.left_out] == [("8.0", "verified")]
 
 
 @pytest.mark.parametrize("driven", [True, False, None])
@@ -234,6 +244,24 @@ def test_a_cancelled_sweep_or_one_whose_dagman_died_holds_only_what_came_back(
     assert left(made) == {"7.0": "uncollected"}
     assert queued(made.plan) == ["8.0"]
     assert f"imagefactory verify --pool htcondor --folder {folder}" in made.plan.notes[0]
+
+
+def test_a_job_for_an_older_driver_alone_that_no_machine_took_is_remembered(site: Site) -> None:
+    folder = site.makes().folder
+    play(folder, A100)
+    site.collects(folder)
+    site.pool.gpus = inventory(pool_gpu("8.0"), pool_gpu("8.0", driver="545.23.06", cuda="12.3"))
+    (cell,) = prepares(site).plan.cells
+    assert (cell.first, cell.only) == ("545.23.06", True)
+    over = ABORTED.replace("DAG Removed: User removed scheduler job from queue. (by user me)", LIMITS_OVER)
+    again = site.makes().folder
+    log(again, A100, SUBMITTED, over)
+    (again / "nodes" / A100 / "post.json").write_text(
+        json.dumps({"job": "12.0", "again": False, "left": False, "why": "", "format": 1, "return": -1002})
+    )
+    assert left(prepares(site)) == {"8.0": "verified"}
+    (cell,) = prepares(site, asked=SweepAsk(allow=frozenset({"verified"}))).plan.cells
+    assert not cell.only
 
 
 def test_what_ended_without_a_word_on_the_image_is_queued_again(site: Site) -> None:
@@ -566,3 +594,24 @@ def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(
     done = site.collects(folder, promote=True)
     assert [len(one.attached) for one in done.nodes] == [2, 2]
     assert len(done.promotions) == 1
+
+
+def test_a_sweep_that_an_older_version_made_is_read(site: Site) -> None:
+    """Its nodes said whether a slice will do, and nothing of drivers, machines or jobs at once."""
+    made = site.makes()
+    path = made.folder / "sweep.json"
+    document = json.loads(path.read_text())
+    row = document["sweep"]
+    for name in ("patterns", "at_once"):
+        del row[name]
+    for node in row["nodes"]:
+        node["mig"] = node["capability"] == "8.0"
+        for name in ("part", "first", "only"):
+            del node[name]
+    for one in (*row["machines"], *row["left_out"]):
+        one.pop("driver", None)
+        one.pop("part", None)
+    path.write_text(json.dumps(document))
+    found = read_sweep(made.folder)
+    assert [node.part for node in found.nodes] == ["", "mig"]
+    assert replace(found, nodes=()) == replace(made.sweep, nodes=())

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.model import Outcome
+from imagefactory.verdicts.claims import last_proofs, verified_claims
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 from imagefactory.verdicts.tags import (
     PromotionRule,
@@ -61,6 +62,18 @@ def after(tags: dict[str, str], *candidates: TagCandidate, rule: PromotionRule =
 
 
 BOTH = (judged("8.0"), judged("9.0"))
+
+
+def test_a_verdict_on_a_slice_moves_no_tag_and_none_on_a_whole_gpu_speaks_of_it() -> None:
+    whole = judged("9.0")
+    assert whole.verdict
+    report = replace(whole.verdict.report, device=replace(MADE_UP, capability="9.0", name="H100 MIG 1g.10gb"))
+    part = replace(whole, verdict=replace(whole.verdict, report=report))
+    assert stand([part], "9.0")[0] is Stand.OPEN
+    assert after({}, candidate(A, 1, part)) == {}
+    for found, claimed in ((part, "1g.10gb"), (whole, "")):
+        parts = [one for one in ("", "1g.10gb", "3g.40gb") if verified_claims([found], part=one)]
+        assert parts == [one for one in ("", "1g.10gb", "3g.40gb") if last_proofs([found], one)] == [claimed]
 
 
 def of_several(outcome: Outcome) -> Judged:

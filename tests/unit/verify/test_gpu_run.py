@@ -156,7 +156,7 @@ def test_which_gpu_the_image_gets_to_see(
     assert seen is not None
     gpus = choose_gpus(seen, capability)
     assert visible_gpus(host, gpus, environ) == (((CUDA, inside),) if inside else ())
-    told = {"gpus": [asdict(gpu) for gpu in host.gpus], "notes": dict(host.notes)}
+    told = {"gpus": [asdict(gpu) for gpu in host.gpus], "notes": dict(host.notes), "known": host.known}
     by_kit, word = seen_by_kit(told, environ)
     assert [gpu["uuid"] for gpu in choose_by_kit(told, by_kit, capability, "full")] == [
         gpu.uuid for gpu in gpus
@@ -170,10 +170,21 @@ def test_which_gpu_the_image_gets_to_see(
 def test_a_job_that_was_given_no_gpu_has_none(value: str) -> None:
     report = verify(gpu_trial(environ={CUDA: value}), ScriptedRunner(write=never))
     assert (report.outcome, report.device) == (Outcome.NO_GPU, None)
-    told = {"gpus": [asdict(gpu) for gpu in HOST.gpus], "notes": dict(HOST.notes)}
+    told = {"gpus": [asdict(gpu) for gpu in HOST.gpus], "notes": dict(HOST.notes), "known": HOST.known}
     with pytest.raises(Stop) as caught:
         seen_by_kit(told, {CUDA: value})
     assert (caught.value.outcome, caught.value.code) == ("no-gpu", 9)
+
+
+@pytest.mark.parametrize("value", ["1", "GPU-76543210"])
+def test_a_job_on_a_lost_gpu_is_the_machines_fault(value: str) -> None:
+    host = replace(HOST, known=HOST_OF_TWO.known, notes=LOST)
+    report = verify(gpu_trial(hardware=host, environ={CUDA: value}), ScriptedRunner(write=never))
+    assert report.outcome is Outcome.INFRASTRUCTURE
+    told = {"gpus": [asdict(gpu) for gpu in host.gpus], "notes": dict(host.notes), "known": host.known}
+    with pytest.raises(Stop) as caught:
+        seen_by_kit(told, {CUDA: value})
+    assert caught.value.outcome == "infrastructure"
 
 
 def test_a_job_sees_its_own_gpus_alone() -> None:

@@ -8,7 +8,7 @@ says why; of the last one post.json lies in nodes/<node>/.
 
 A fault of a machine is written to `faults`, a line each, and the next attempt of the node asks for other
 machines in nodes/<node>/job.sub. A machine on which two nodes failed gets none of the later attempts, while
-another one of machines.json is left.
+another one of machines.json is left. job.sub also names the machines that come first.
 
 imagefactory reads job logs and `faults` with this file too, so both know one language. The log's events are
 text, lines of `...` between them; what is no event is passed over. Source: HTCondor's manual, "Job Event Log
@@ -63,6 +63,7 @@ _CODE = re.compile(r"\s*Code ([0-9]{1,6}) Subcode -?[0-9]{1,11}")
 _USAGE = re.compile(r"\s*(?:\([0-9]\) |Usr |[0-9]+  -  |Code [0-9])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 _MACHINE = re.compile(r'\s*Machine = "([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})"')
+_FIRST = "first = "
 _SLOT = re.compile(r"\bslot[0-9_]+@([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})")
 PULLED = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
 """Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
@@ -292,14 +293,40 @@ def bad_machines(faults, machines):
     return bad if set(machines) - set(bad) else []
 
 
-def format_job(avoided=(), tried=()):
-    # type: (list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
+class Places:
+    """Where a node may run: `row` is its key in machines.json. On `first` before others, or there `only`."""
+
+    __slots__ = ("first", "only", "row")
+
+    def __init__(self, row="", first=(), only=False):
+        # type: (str, list[str] | tuple[str, ...], bool) -> None
+        self.row, self.first, self.only = row, list(first), only
+
+
+def read_places(data):
+    # type: (bytes | None) -> Places
+    """What `format_job` wrote of them."""
+    found, lines = Places(), (data or b"").decode("ascii", "replace").split("\n")
+    for line in lines:
+        if line.startswith("# "):
+            found.row = line[2:]
+        if line.startswith(_FIRST):
+            found.first = re.findall(r'"([^"]+)"', line)
+            found.only = bool(found.first) and "QDate" not in line
+    return found
+
+
+def format_job(places, avoided=(), tried=()):
+    # type: (Places, list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
     """The submit file of a node: never on `avoided`, and on `tried` after OTHERS_FIRST seconds alone."""
+    late = f"time() - QDate > {OTHERS_FIRST}"
     needs = [f"!member(TARGET.Machine, {_listed(avoided)})"] if avoided else []
     if tried:
-        late = f"time() - QDate > {OTHERS_FIRST}"
         needs.append(f"(!member(TARGET.Machine, {_listed(tried)}) || {late})")
-    return "elsewhere = {}\ninclude : sweep.sub\nqueue\n".format(" && ".join(needs) or "true")
+    first = f"member(TARGET.Machine, {_listed(places.first)})" if places.first else "true"
+    first = f"({first} || {late})" if places.first and not places.only else first
+    elsewhere = " && ".join(needs) or "true"
+    return f"# {places.row}\nelsewhere = {elsewhere}\n{_FIRST}{first}\ninclude : sweep.sub\nqueue\n"
 
 
 def _listed(names):
@@ -386,10 +413,10 @@ def keep(folder, job):
             (folder / name).rename(place / name)
 
 
-def known_machines(capability):
+def known_machines(row):
     # type: (str) -> list[str]
-    """The machines of that capability, by the inventory of the sweep."""
-    names = (parse_object(read(Path(MACHINES), LARGEST_LOG)) or {}).get(capability)
+    """The machines of that row, a capability or a slice's, by the inventory of the sweep."""
+    names = (parse_object(read(Path(MACHINES), LARGEST_LOG)) or {}).get(row)
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
@@ -436,7 +463,8 @@ def main(arguments):
     machine = machine_of(last, events, why)
     if machine and (word or again) and not is_pull(last, why):
         note_fault(machine, node, job, word or why)
-    machines = known_machines(capability)
+    places = read_places(read(folder / JOB, LARGEST_FILE))
+    machines = places.first if places.only else known_machines(places.row or capability)
     bad = bad_machines(parse_faults(read(Path(FAULTS), LARGEST_LOG)), machines)
     tried = [*tried_machines(folder), machine] if machine else tried_machines(folder)
     others = [name for name in machines if name not in tried and name not in bad]
@@ -449,7 +477,9 @@ def main(arguments):
     if again:
         keep(folder, job)
         soft = sorted(name for name in set(tried) if name not in bad) if others else []
-        write_beside(folder / JOB, format_job(bad, soft))
+        if not places.only:  # what failed there is tried elsewhere, be the driver newer
+            places.first = [name for name in places.first if name not in tried and name not in bad]
+        write_beside(folder / JOB, format_job(places, bad, soft))
     return 1 if again else 0
 
 

@@ -1,6 +1,7 @@
 #!/bin/bash
-# One job of a sweep, on the machine that Slurm gave it: task.sh BATCH NODE RETRIES MACHINES, in the sweep's
-# folder. MACHINES are those with a GPU that fits, with blanks between.
+# One job of a sweep, on the machine that Slurm gave it: task.sh BATCH NODE RETRIES MACHINES EXCLUDED,
+# in the sweep's folder. MACHINES are those with a GPU that fits, EXCLUDED those that the job excludes, with blanks
+# between.
 #
 # It runs the node's kit outside of the image, as a person would who carries it, and leaves in
 # nodes/NODE/BATCH-RESTART/ what slurmctld says of the job's GPU (record), what the kit wrote (result) and said
@@ -9,7 +10,7 @@
 # A fault of the machine is a line in `faults`: the job is queued again without the machines that failed it. One
 # on which two nodes failed runs no more of them, while another one of MACHINES is left.
 set -u
-batch=$1 node=nodes/$2 retries=$3 machines=${4:-}
+batch=$1 node=nodes/$2 retries=$3 machines=${4:-} excluded=${5:-}
 restart=${SLURM_RESTART_COUNT:-0}
 try=$node/$batch-$restart
 job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
@@ -31,13 +32,13 @@ others() {
     done
 }
 
-# Into the queue again, without the machines of `$1`. Slurm ends this script when it has the job back, and
-# starts it nowhere before that, so there is time to say where not. SLURM_JOB_ID will not do: that of an array's
-# last task is the array's own, and would queue all of its tasks again.
+# Into the queue again, without the machines of `$1` and EXCLUDED, which scontrol would forget. Slurm ends this
+# script when it has the job back, and starts it nowhere before that, so there is time to say where not.
+# SLURM_JOB_ID will not do: that of an array's last task is the array's own, and would queue all of its tasks again.
 requeue() {
     trap '' TERM
     scontrol requeue "$job" || return 1
-    [ -z "$1" ] || scontrol update "JobId=$job" "ExcNodeList=$(printf '%s' "$1" | tr -s ' ' ',')"
+    [ -z "$1" ] || scontrol update "JobId=$job" "ExcNodeList=$(printf '%s' "$excluded $1" | xargs | tr -s ' ' ',')"
     exit 0
 }
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from imagefactory.gpu.knowledge.gpu_names import is_slice
+from imagefactory.gpu.model import slice_of
 from imagefactory.pools.model import PoolGpu
 from imagefactory.submit.check.batch.asked import BatchAsk, capability_of, read_batch_asked
 from imagefactory.submit.check.batch.reach import find_batch_reach, looked_for
@@ -199,7 +199,7 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
             where = "on a login node, or with --inventory FILE, it is counted; imagefactory pool shows it"
             yield advice(at.line, "type", text, where, column=at.column)
             continue
-        word, why = known_on(_named(name, capability, part=asked.part or is_slice(name)), grounds)
+        word, why = known_on(_named(name, capability, part=asked.part or bool(slice_of(name))), grounds)
         if word != VERIFIED:
             says = f"fails on {name}" if word == REFUSED else f"is not verified on {name}"
             says = f"was revoked on {name}" if word == REVOKED else says

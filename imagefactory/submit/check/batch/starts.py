@@ -144,7 +144,7 @@ def _pyxis_image(words: Sequence[Word]) -> Word | None:
 def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
     """Its images are `[USER@][HOST#]NAME[:TAG]`, or a path of a file; it brings GPUs by itself."""
     named = None
-    if word.known and _is_path(word.text):
+    if word.known and (_is_path(word.text) or word.text.startswith(_OF_ENROOT)):
         named = JobImage(key=PYXIS, address=word.text, kind=None, needs="")
     elif word.known:
         text = word.text.removeprefix("docker://")
@@ -164,6 +164,10 @@ def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
     )
 
 
+_OF_ENROOT = ("dockerd://", "podman://")
+"""Images of a node's own docker or podman, as enroot names them; pyxis takes them since 0.14."""
+
+
 def _is_path(text: str) -> bool:
     """Whether pyxis takes it for a file: only with / or ./ in front."""
     return text.startswith(("/", "./"))
@@ -179,6 +183,8 @@ def misread_by_pyxis(text: str) -> tuple[str, str] | None:
                 f"pyxis cannot start '{text[:60]}', a .sif",
                 f"write {squash[:80]}, as enroot import makes it",
             )
+    elif text.startswith(_OF_ENROOT):
+        return None
     elif "://" in plain:
         return f"pyxis takes no '{plain[:60]}'", "write HOST#NAME:TAG, or ./FILE.sqsh"
     elif plain.lower().endswith((".sqsh", ".sqfs", ".squashfs", ".sif")) and "#" not in plain:

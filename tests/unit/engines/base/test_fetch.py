@@ -13,6 +13,7 @@ import pytest
 
 from imagefactory.engines.base import fetch
 from imagefactory.errors import BuildError, DownloadError
+from imagefactory.lock.debian.archive import StaleIndexError
 from imagefactory.lock.debian.file import downloaded_filename, format_package
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import BaseLock, DebianPackage
@@ -38,11 +39,16 @@ class Archive:
         self.packages: tuple[DebianPackage, ...] = ()
         self.opened = 0
         self.downloads: list[str] = []
+        self.stale = 0
+        self.fresh: list[bool] = []
 
     def offered(self, names: Sequence[str]) -> dict[tuple[str, str], DebianPackage]:
         return {(one.name, one.version): one for one in self.packages if one.name in names}
 
     def download(self, packages: Sequence[DebianPackage], folder: Path, _: object) -> None:
+        if self.stale:
+            self.stale -= 1
+            raise StaleIndexError("E: Failed to fetch http://m/pool/hello.deb  404  Not Found")
         for package in packages:
             self.downloads.append(package.name)
             (folder / downloaded_filename(package)).write_bytes(CONTENT)
@@ -53,8 +59,9 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     made = Archive()
 
     @contextmanager
-    def open_archive(*_: object) -> Iterator[Archive]:
+    def open_archive(*_: object, fresh: bool) -> Iterator[Archive]:
         made.opened += 1
+        made.fresh.append(fresh)
         yield made
 
     monkeypatch.setattr(fetch, "open_archive", open_archive)
@@ -98,6 +105,21 @@ def test_a_cached_file_of_another_content_than_the_index_says_does_not_count(
     with pytest.raises(DownloadError):
         fetch_locked(mirror)
     assert not fetch.is_recorded(HELLO, mirror.debs)
+
+
+def test_an_index_that_names_a_file_which_is_gone_is_read_once_more(
+    archive: Archive, mirror: DebianMirror
+) -> None:
+    archive.packages, archive.stale = (HELLO,), 1
+    assert fetch_locked(mirror).moved == ()
+    assert archive.fresh == [False, True]
+
+
+def test_an_index_that_stays_stale_is_told(archive: Archive, mirror: DebianMirror) -> None:
+    archive.packages, archive.stale = (HELLO,), 2
+    with pytest.raises(StaleIndexError):
+        fetch_locked(mirror)
+    assert archive.opened == 2
 
 
 def test_an_interrupted_download_counts_only_once_the_index_offers_it(

@@ -45,6 +45,25 @@ def bill() -> Bill:
     return lock_bill(lock, make_base(), BASE, known)
 
 
+def test_what_a_wheel_carries_is_below_it_in_both_documents(bill: Bill, tmp_path: Path) -> None:
+    torch = next(one for one in bill.components if one.name == "torch")
+    gomp = Component(
+        kind=Kind.RPM, name="libgomp", version="8.5.0", namespace="almalinux", why="-", within=(torch.key,)
+    )
+    lock = make_lock(conda=(make_conda("libblas 3.9 h1_0"),))
+    whole = lock_bill(lock, make_base(), BASE, {}, [gomp, gomp])
+    assert len(whole.components) == len(bill.components) + 1
+    cyclone = json.loads(format_cyclonedx(whole))
+    below = {one["ref"]: one.get("dependsOn", []) for one in cyclone["dependencies"]}
+    assert below[torch.purl.to_string()] == ["pkg:rpm/almalinux/libgomp@8.5.0"]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(format_cyclonedx(whole)) is None
+    path = tmp_path / "bill.spdx.json"
+    path.write_text(format_spdx(whole))
+    document = parse_file(str(path))
+    assert validate_full_spdx_document(document) == []
+    assert sum("torch" in one.spdx_element_id for one in document.relationships) == 1
+
+
 def test_a_bill_has_every_package_of_the_locks(bill: Bill) -> None:
     told = {one.purl.to_string(): (one.sha256[:1], one.why) for one in bill.components}
     conda = next(one for one in bill.components if one.kind is Kind.CONDA)

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.lock.bill.look import Layers, package_licences
+from imagefactory.lock.bill.look import Layers, package_carried, package_licences
 from imagefactory.oci.inflate import DamagedError
 from tests.made.scanned import Entry, tar
 from tests.made.values import make_conda
@@ -164,3 +164,62 @@ def test_packages_of_the_cache_tell_theirs(tmp_path: Path) -> None:
     archive.write_bytes(b"no zip")
     with pytest.raises(UsageError):
         package_licences(make_conda("x 1 0"), archive)
+
+
+GOMP = {
+    "type": "library",
+    "name": "libgomp",
+    "version": "8.5.0-22.el8",
+    "purl": "pkg:rpm/almalinux/libgomp@8.5.0-22.el8",
+}
+SELF = {"type": "library", "name": "demo", "version": "1.0", "purl": "pkg:pypi/demo@1.0"}
+SBOM = "demo-1.0.dist-info/sboms/auditwheel.cdx.json"
+
+
+def document(*components: object) -> bytes:
+    """As auditwheel 6.5 writes it; the wheel itself is among the components too."""
+    return json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.4", "components": components}).encode()
+
+
+def test_libraries_that_a_wheel_carries_are_named_once_below_it(tmp_path: Path) -> None:
+    nested = {**SELF, "components": [{**GOMP, "licenses": [{"license": {"id": "MIT"}}]}]}
+    path = make_wheel(tmp_path, "demo", {SBOM: document(nested, GOMP)})
+    (found, again), faults = package_carried(locked(path), path)
+    assert (found.purl.to_string(), found.within) == (GOMP["purl"], (("pypi", "demo", "1.0"),))
+    assert (faults, again.key) == ((), found.key)
+    them = Layers()
+    entries = (
+        (f"{SITE}/demo-1.0.dist-info/METADATA", metadata("demo", "1.0")),
+        (f"{SITE}/{SBOM}", document(SELF, GOMP, {"name": "no address"}, {**GOMP, "purl": "pkg:npm/x@1"})),
+        (f"{SITE}/other-1.dist-info/METADATA", metadata("other", "1")),
+        (f"{SITE}/other-1.dist-info/sboms/a.json", document(GOMP)),
+        (f"{SITE}/gone-1.dist-info/sboms/a.json", document(GOMP)),
+    )
+    them.add(iter([tar(*entries)]))
+    told = {one.purl.to_string(): one.within for one in them.components()}
+    assert told == {
+        "pkg:pypi/demo@1.0": (),
+        "pkg:pypi/other@1": (),
+        GOMP["purl"]: (("pypi", "demo", "1.0"), ("pypi", "other", "1")),
+    }
+    assert them.faults == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{", b"[]", b"{}", document("x"), document({**GOMP, "purl": "libgomp"}), b"[" * 100_000],
+)
+def test_what_a_wheel_says_wrongly_of_its_libraries_is_told_and_hurts_nothing(
+    tmp_path: Path, data: bytes
+) -> None:
+    path = make_wheel(tmp_path, "demo", {SBOM: data})
+    found, faults = package_carried(locked(path), path)
+    assert (found, len(faults)) == ((), 1)
+    them = Layers()
+    them.add(
+        iter(
+            [tar((f"{SITE}/demo-1.0.dist-info/METADATA", metadata("demo", "1.0")), (f"{SITE}/{SBOM}", data))]
+        )
+    )
+    assert [one.name for one in them.components()] == ["demo"]
+    assert len(them.faults) == 1

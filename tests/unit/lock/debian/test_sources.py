@@ -7,6 +7,7 @@ import fnmatch
 import hashlib
 import io
 import tarfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,7 @@ def test_indexes_are_read_with_debians_keys_and_checks() -> None:
     assert "check-valid-until=no" in archive.sources_text(replace(mirror, dated=True), "trixie", "arm64")
     config = archive.apt_config(Path("/root-of-apt"), "amd64")
     assert 'APT::Get::AllowUnauthenticated "false";' in config
+    assert {'Acquire::Check-Date "true";', 'Acquire::Check-Valid-Until "true";'} <= {*config.splitlines()}
     assert 'Dir::State::status "/root-of-apt/state/status";' in config
 
 
@@ -623,3 +625,43 @@ def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:
     assert checked.exit_code == 0, checked.output
     assert '"base:cuda-devel": "ok"' in checked.stdout
     assert not (tmp_path / "lockfiles").exists()
+
+
+APT = """#!/bin/sh
+echo run >>{folder}/runs
+[ "$(wc -l <{folder}/runs)" -gt {fails} ] && {{ echo dlstatus:1:100:done; exit 0; }}
+echo "E: Failed to fetch http://m/debian/pool/a_1_amd64.deb  {said} [IP: 127.0.0.1 80]" >&2
+exit 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "said", "runs", "raised"),
+    [
+        (2, "509  Bandwidth Limit Exceeded", 3, None),
+        (2, "509  ", 3, None),
+        (9, "509  ", 4, DownloadError),
+        (1, "File has unexpected size (67760 != 66692). Mirror sync in progress?", 2, None),
+        (1, "Hash Sum mismatch", 2, None),
+        (9, "500  Internal Server Error", 1, DownloadError),
+        (9, "404  Not Found", 1, archive.StaleIndexError),
+    ],
+)
+def test_an_archive_that_limits_an_address_is_asked_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: int,
+    said: str,
+    runs: int,
+    raised: type[DownloadError] | None,
+) -> None:
+    (tmp_path / "apt-get").write_text(APT.format(folder=tmp_path, fails=fails, said=said))
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(archive, "PAUSES", (0.0, 0.0, 0.0))
+    made = archive.Archive(
+        root=tmp_path, suite="s", released=1, environ=(("PATH", f"{tmp_path}:/usr/bin:/bin"),)
+    )
+    with pytest.raises(raised) if raised else nullcontext():
+        made.download((), tmp_path, Quiet())
+    assert len((tmp_path / "runs").read_text().splitlines()) == runs

@@ -17,7 +17,8 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.pools.folder import node_folder
 from imagefactory.pools.htcondor.dag import format_common, format_dag, make_suite_tar, site_lines, write_sweep
-from imagefactory.pools.model import ImageKind
+from imagefactory.pools.htcondor.node.post import read_places
+from imagefactory.pools.model import CapableMachines, ImageKind
 from imagefactory.verify.suite_files import digest_of, suite_digest
 from tests.made.pool import DOCKER, node, sweep
 
@@ -75,16 +76,64 @@ def test_the_whole_text() -> None:
 
 
 def test_a_slice_is_for_those_who_ask_for_one() -> None:
-    assert " mig " not in format_dag(sweep(node(mig=True)))
+    """Of a profile it is that alone: what else its name may hold does not match."""
     assert " mig " in format_dag(sweep(node()))
+    text = format_dag(sweep(node(part="1g.10gb+me"))).replace('\\"', '"')
+    (expression,) = re.findall(r'regexp\("([^"]*)", DeviceName', text)
+    names = ("NVIDIA H100 MIG 1g.10gb+me", "NVIDIA H100 MIG 1g.10gb", "NVIDIA H100 MIG 1c.1g.10gb+me")
+    assert [bool(re.search(expression, name, re.IGNORECASE)) for name in names] == [True, False, False]
+
+
+def test_the_dag_runs_so_many_at_once() -> None:
+    made = replace(sweep(node("a"), node("b")), at_once=1)
+    assert format_dag(made).splitlines()[-3:] == ["CATEGORY a sweep", "CATEGORY b sweep", "MAXJOBS sweep 1"]
+
+
+def test_the_machines_with_the_oldest_driver_come_first(tmp_path: Path) -> None:
+    rows = (("8.0", "", ("gpu1", "gpu2")), ("8.0", "535.54.03", ("gpu2",)))
+    machines = tuple(CapableMachines(capability=row, driver=old, machines=on) for row, old, on in rows)
+    nodes = (node("a", first="535.54.03"), node("b", first="535.54.03", only=True))
+    texts = {"kit.json": b"{}", "expectations.json": b"{}"}
+    write_sweep(tmp_path / "s", replace(sweep(*nodes), machines=machines), {"a": texts, "b": texts})
+    found = [(tmp_path / f"s/nodes/{name}/job.sub").read_text().splitlines()[2] for name in "ab"]
+    first = 'member(TARGET.Machine, {"gpu2"})'
+    assert found == [f"first = ({first} || time() - QDate > 3600)", f"first = {first}"]
+    assert json.loads((tmp_path / "s/machines.json").read_text()) == {"8.0": ["gpu1", "gpu2"]}
+
+
+def test_a_machine_that_was_bad_before_comes_neither_first_nor_later(tmp_path: Path) -> None:
+    rows = (("8.0", "", ("gpu1", "gpu2", "gpu3")), ("8.0", "535.54.03", ("gpu2", "gpu3")))
+    machines = tuple(CapableMachines(capability=row, driver=old, machines=on) for row, old, on in rows)
+    nodes = (node("a", first="535.54.03"), node("b", first="535.54.03", only=True), node("c"))
+    texts = {name: {"kit.json": b"{}", "expectations.json": b"{}"} for name in "abc"}
+    made = replace(sweep(*nodes), machines=machines)
+
+    def places(*bad: str) -> list[tuple[str, bool, str]]:
+        """Whether others do, after which of these machines, and on which never."""
+        folder = tmp_path / "-".join(bad)
+        folder.mkdir()
+        faults = [f"{name}\t{one}\t1.0\t7\tno-gpu\n" for name in bad for one in "xy"]
+        (folder / "faults").write_text("".join(faults))
+        write_sweep(folder, made, texts)
+        jobs = [(folder / f"nodes/{name}/job.sub").read_text() for name in "abc"]
+        found = [read_places(job.encode()) for job in jobs]
+        never = [" ".join(re.findall(r"gpu\d", job.splitlines()[1])) for job in jobs]
+        return [(" ".join(one.first), one.only, no) for one, no in zip(found, never, strict=True)]
+
+    assert places("gpu2") == [("gpu3", False, "gpu2"), ("gpu3", True, "gpu2"), ("", False, "gpu2")]
+    both = [("", False, "gpu2 gpu3"), ("gpu2 gpu3", True, ""), ("", False, "gpu2 gpu3")]
+    assert places("gpu2", "gpu3") == both
 
 
 def test_jobs_of_another_processor_say_so_and_then_all_do(tmp_path: Path) -> None:
     """HTCondor adds the submitting machine's own to what says nothing of it."""
     plain = sweep(node("a"))
-    assert site_lines(plain, tmp_path)[-1] == "requirements = $(elsewhere)"
+    assert site_lines(plain, tmp_path)[-1] == "requirements = $(elsewhere) && $(first)"
     mixed = sweep(node("a"), node("b", processor="arm64"))
-    assert site_lines(mixed, tmp_path)[-1] == 'requirements = $(elsewhere) && (Arch == "$(processor)")'
+    assert (
+        site_lines(mixed, tmp_path)[-1]
+        == 'requirements = $(elsewhere) && $(first) && (Arch == "$(processor)")'
+    )
     assert re.findall(r'processor="(\w+)"', format_dag(mixed)) == ["X86_64", "aarch64"]
 
 
@@ -181,7 +230,7 @@ def test_the_folder_of_a_sweep(tmp_path: Path) -> None:
         *("sweep.dag", "sweep.sub"),
     ]
     job = (tmp_path / "s/nodes/tiny-8_0/job.sub").read_text()
-    assert job == "elsewhere = true\ninclude : sweep.sub\nqueue\n"
+    assert job == "# 8.0\nelsewhere = true\nfirst = true\ninclude : sweep.sub\nqueue\n"
     assert (tmp_path / "s/post.py").stat().st_mode & stat.S_IXUSR
     assert (tmp_path / "s/empty/result").is_dir()
 

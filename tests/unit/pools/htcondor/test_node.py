@@ -250,9 +250,9 @@ def two(tmp_path: Path) -> Path:
 
 
 def elsewhere(folder: Path, name: str = NODE) -> str:
-    first, *rest = (folder / "nodes" / name / "job.sub").read_text().splitlines()
-    assert rest == ["include : sweep.sub", "queue"]
-    return first.removeprefix("elsewhere = ")
+    row, where, first, *rest = (folder / "nodes" / name / "job.sub").read_text().splitlines()
+    assert (row, first, rest) == ("# 8.0", "first = true", ["include : sweep.sub", "queue"])
+    return where.removeprefix("elsewhere = ")
 
 
 def reports(*checks: Mapping[str, Any], capability: str = "8.0") -> bytes:
@@ -291,6 +291,24 @@ def test_the_only_machine_of_its_kind_is_not_asked_twice(folder: Path) -> None:
     assert after(folder, WHOLE, 0) == 0
     (fault,) = post.parse_faults((folder / "faults").read_bytes())
     assert (fault.machine, fault.node, fault.job) == (HERE, NODE, "12.0")
+
+
+@pytest.mark.parametrize(
+    ("only", "first"), [(False, "true"), (True, f'member(TARGET.Machine, {{"{HERE}"}})')]
+)
+def test_where_the_oldest_drivers_machine_fails_another_will_do_or_none(
+    tmp_path: Path, only: bool, first: str
+) -> None:
+    """One that is there for that driver alone has no other machine to go to: its word is the answer."""
+    rows = (("8.0", "", (HERE, THERE)), ("8.0", "535", (HERE,)))
+    machines = tuple(CapableMachines(capability=row, driver=old, machines=on) for row, old, on in rows)
+    made = replace(sweep(node(first="535", only=only)), machines=machines)
+    dag.write_sweep(tmp_path / "two", made, {NODE: texts()})
+    folder = tmp_path / "two"
+    brings(folder, report=reports(NO_GPU))
+    assert after(folder, WHOLE, 0) == (0 if only else 1)
+    job = (folder / "nodes" / NODE / "job.sub").read_text().splitlines()
+    assert job[2] == f"first = {first}"
 
 
 FULL = "Transfer input files failure at execution point slot1_2@gpu01.example.org: No space left on device"

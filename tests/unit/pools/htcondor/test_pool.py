@@ -293,6 +293,7 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
     assert [(cell["gpu"], cell["capability"], cell["driver"], cell["rule"]) for cell in cells] == [
         ("V100", "7.0", "", "driver-floor"),  # CUDA 12 needs driver 525, and 11.4 came with 470
         ("", "8.0", "550.54.15", "code"),
+        ("H100 MIG 1g.10gb", "9.0", "", "code"),
     ]
     gpus[2]["cuda"] = "12.2"
     del gpus[2]["driver"], gpus[3]["driver"]
@@ -301,10 +302,17 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
     )
     said = call("plan", "--inventory", str(file), "--github", "--registry", "", "pytorch-2.3-cu121").out
     jobs = json.loads(said.removeprefix("matrix="))["include"]
-    assert [(job["capability"], job["driver"]) for job in jobs] == [("8.0", "")] * 2
+    assert [(job["capability"], job["driver"]) for job in jobs] == [("8.0", "")] * 2 + [("9.0", "")]
+    avoided = call("plan", "--inventory", str(file), "--machine", "!gpu*", "--json", "pytorch-2.3-cu121")
+    cells = avoided.json()["targets"][0]["cells"]
+    assert {(cell["state"], cell["against"][0]["rule"]) for cell in cells} == {("pruned", "avoided")}
+    assert {cell["part"] for cell in cells} == {"", "1g.10gb"}
     sliced = {"name": "gpu01", "gpus": gpus[-1:]}
     file.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [sliced]}))
-    assert call("plan", "--inventory", str(file), "pytorch-2.3-cu121").code == 3
+    (cell,) = call("plan", "--inventory", str(file), "--json", "pytorch-2.3-cu121").json()["targets"][0][
+        "cells"
+    ]
+    assert (cell["capability"], cell["part"]) == ("9.0", "1g.10gb")
 
 
 @pytest.mark.parametrize(

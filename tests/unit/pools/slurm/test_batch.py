@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from imagefactory.pools.slurm.batch import (
     Job,
     Jobs,
     batches_of,
+    excluded,
     fits,
     format_batch,
     jobs_of,
     next_number,
     note_tasks,
+    read_jobs,
     read_row,
     read_tasks,
     run_limit,
+    throttled,
     waiting,
     write_folder,
 )
@@ -46,7 +50,7 @@ def job(name: str = "tiny", **changes: Any) -> Job:
         "capability": "8.0",
         "memory": 100,
         "seconds": 90,
-        "mig": False,
+        "part": "",
         "processor": "amd64",
         **changes,
     }
@@ -85,6 +89,57 @@ def test_a_machine_that_failed_two_nodes_gets_no_more_of_them() -> None:
     assert batches_of([job("a")], cluster, every)[0].options == batch.options
 
 
+def test_machines_that_are_avoided_get_no_job() -> None:
+    """Also none with another driver than the oldest, while that has a GPU free."""
+    nodes = [node("a1"), node("a2"), node("b1", used="gpu:a100:4(IDX:0-3)")]
+    cluster = parse_nodes("\n".join(nodes), NOW)
+    drivers = {"a1": "550.54.15", "a2": "535.54.03", "b1": "470.57.02"}
+    cluster = replace(
+        cluster,
+        machines=tuple(
+            replace(one, gpus=tuple(replace(gpu, driver=drivers[one.name]) for gpu in one.gpus))
+            for one in cluster.machines
+        ),
+    )
+
+    def starts(made: Job, *patterns: str) -> tuple[str, tuple[str, ...]]:
+        """Where its jobs start, and where what failed there may go."""
+        (batch,) = batches_of([made], cluster, patterns=patterns)
+        assert {*batch.machines, *batch.excluded} == {"a1", "a2", "b1"}
+        return " ".join(sorted({"a1", "a2", "b1"} - {*excluded(batch.options)})), batch.machines
+
+    every = ("a1", "a2", "b1")
+    assert starts(job()) == ("a1 a2 b1", every)
+    assert starts(job(), "a*") == ("a1 a2", ("a1", "a2"))
+    assert starts(job(), "a*", "!a1") == ("a2", ("a2",))
+    assert starts(job(first="535.54.03")) == ("a2", every)
+    assert starts(job(first="470.57.02")) == ("a1 a2 b1", every)  # all are busy there
+    assert starts(job(first="470.57.02", only=True)) == ("b1", ("b1",))
+    assert batches_of([job(first="470.57.02", only=True)], cluster, patterns=("!b1",))[0].options == ()
+    faults = [Fault(on, name, "1", 7, "no GPU") for on in ("a2", "of-old") for name in ("x", "y")]
+    (batch,) = batches_of([job(first="535.54.03")], cluster, faults)
+    assert (excluded(batch.options), batch.machines) == (("a2",), every)  # sbatch knows no of-old
+    (batch,) = batches_of([job()], cluster, faults, ("!a2",))
+    assert (excluded(batch.options), batch.machines) == (("a2",), ("a1", "b1"))
+    (batch,) = batches_of([job()], cluster, faults, ("a2",))  # the only one that is left
+    assert (excluded(batch.options), batch.machines) == (("a1", "b1"), ("a2",))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at_once", "shares"),
+    [
+        ((5, 9), 0, [(0, 0), (0, 0)]),
+        ((5, 9), 5, [(2, 0), (3, 1)]),
+        ((5, 9, 1), 2, [(1, 0), (1, 1), (1, 0)]),  # the third waits for the first
+    ],
+)
+def test_no_more_jobs_are_at_work_than_were_asked_for(
+    sizes: tuple[int, ...], at_once: int, shares: list[tuple[int, int]]
+) -> None:
+    batches = [Batch(options=(), jobs=(job(),) * size) for size in sizes]
+    assert [(one.share, one.lane) for one in throttled(batches, at_once)] == shares
+
+
 def test_an_array_is_no_longer_than_slurm_takes() -> None:
     batches = batches_of([job(f"n{number}") for number in range(2400)], CLUSTER)
     assert [len(batch.jobs) for batch in batches] == [1000, 1000, 400]
@@ -96,7 +151,9 @@ def test_an_array_is_no_longer_than_slurm_takes() -> None:
         ({}, {}, True),
         ({}, {"capability": "7.0"}, False),
         ({}, {"mig": True}, False),
-        ({"mig": True}, {"mig": True}, True),
+        ({"part": "1g.10gb"}, {"mig": True, "name": "h100_1g.10gb"}, True),
+        ({"part": "1g.10gb"}, {"mig": True, "name": "h100_2g.20gb"}, False),
+        ({"part": "1g.10gb"}, {}, False),
         ({}, {"host": "arm64"}, False),
         ({"processor": "arm64"}, {"host": "arm64"}, True),
         ({"processor": "arm64"}, {"host": ""}, True),
@@ -120,7 +177,12 @@ def test_the_script_names_its_nodes(tmp_path: Path) -> None:
         said = subprocess.run(
             ["bash", "-c", text], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
         )
-        assert said.stdout == f"7 {name} 2 gpu1 gpu2\n"
+        assert said.stdout == f"7 {name} 2 gpu1 gpu2 \n"
+    after = format_batch(replace(batch, share=1, excluded=("h1", "h2")), 7, jobs, after=("12", 99))
+    options = [line.removeprefix("#SBATCH ") for line in after.splitlines() if line.startswith("#SBATCH")]
+    assert {"--array=0-1%1", "--dependency=afterany:12", "--deadline=now+99"} <= {*options}
+    assert after.splitlines()[-1].endswith("'gpu1 gpu2' 'h1 h2'")
+    assert waiting(replace(batch, share=1), jobs) == 840  # the second may wait for the first
 
 
 def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
@@ -134,7 +196,15 @@ def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
     assert (tmp_path / "nodes/tiny-sm90" / EXPECTATIONS).read_bytes() == b"[]"
     assert suite_digest(tmp_path / "suite") == own_digest()
     assert {path.name for path in (tmp_path / "kit").glob("*.py")} >= {"program.py", "start.py"}
-    assert read_row(tmp_path / JOBS, Jobs) == jobs_of(made)
+    assert read_jobs(tmp_path) == jobs_of(made)
+    older = json.loads((tmp_path / JOBS).read_text())
+    older["jobs"] = [
+        {**{k: v for k, v in one.items() if k not in ("part", "first", "only")}, "mig": False}
+        for one in older["jobs"]
+    ]
+    del older["patterns"], older["at_once"]
+    (tmp_path / JOBS).write_text(json.dumps(older))
+    assert read_jobs(tmp_path) == jobs_of(made)
     with pytest.raises(UsageError, match="cannot be written"):
         write_folder(tmp_path / "nodes/tiny-sm80/image", made, texts)
 

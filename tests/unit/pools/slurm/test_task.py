@@ -48,7 +48,13 @@ class Folder:
             (place / "result").rmdir()
 
     def runs(
-        self, machine: str, restart: int = 0, *, node: str = "tiny", machines: str = "h1 h2"
+        self,
+        machine: str,
+        restart: int = 0,
+        *,
+        node: str = "tiny",
+        machines: str = "h1 h2",
+        excluded: str = "",
     ) -> list[str]:
         """A task on a machine; what it told scontrol beside showing its job."""
         calls = self.path / "calls"
@@ -59,7 +65,7 @@ class Folder:
             **{"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": str(restart)},
         }
         done = subprocess.run(
-            ["bash", "task.sh", "1", "tiny", "2", machines],
+            ["bash", "task.sh", "1", "tiny", "2", machines, excluded],
             cwd=self.path,
             env=environ,
             capture_output=True,
@@ -139,7 +145,8 @@ def test_an_image_that_cannot_be_had_is_no_machines_fault(folder: Folder) -> Non
 
 def test_a_machine_on_which_two_nodes_failed_runs_no_more(folder: Folder) -> None:
     (folder.path / "faults").write_text("h1\ta\t1\t7\tno\nh1\tb\t2\t8\tno\nh2\tb\t3\t9\tno\nodd\n")
-    assert folder.runs("h1") == ["requeue 77_0", "update JobId=77_0 ExcNodeList=h1"]
+    asked = folder.runs("h1", excluded="x1 x2")  # of which the job would know nothing any more
+    assert asked == ["requeue 77_0", "update JobId=77_0 ExcNodeList=x1,x2,h1"]
     assert not list((folder.path / "nodes/tiny").glob("1-*"))  # it was no try
     assert (folder.path / "log/1-0").read_text() == ""
     folder.kit_on("h1", 0)
