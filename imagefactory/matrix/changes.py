@@ -261,7 +261,7 @@ def _due(target: KeptTarget) -> Iterator[NightRow]:
     cells = [cell for cell in target.cells if cell.state is CellState.VERIFY]
     if cells:
         last = max((cell.proven for cell in cells if cell.proven), default=None)
-        why = f"to verify, last proven {last:%Y-%m-%d}" if last else "to verify, never proven"
+        why = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
         yield NightRow(what=target.name, on=_capabilities(cells), why=why)
 
 

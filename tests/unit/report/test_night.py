@@ -18,7 +18,7 @@ HOSTILE = "</li><script>alert(1)</script> @somebody #1 `x` ``y`` [a](http://b)"
 
 def test_a_mail_says_first_what_needs_somebody() -> None:
     assert format_night(night_report()).splitlines() == [
-        "night of 2026-11-25 02:17 UTC, 3 h 12 min: 1 built, 1 proven, 1 broken, 1 due",
+        "night of 2026-11-25 02:17 UTC, 3 h 12 min: 1 built, 1 verified, 1 broken, 1 due",
         "r.example/gpu: oldest verdict of 2026-09-06; 3 expire within 14 days",
         "",
         "broken",
@@ -28,11 +28,11 @@ def test_a_mail_says_first_what_needs_somebody() -> None:
         "built",
         "  jax-0.4-cu12",
         "",
-        "proven",
+        "verified",
         "  jax-0.4-cu12 on 8.0, 9.0",
         "",
         "due",
-        "  tf-2.16-cu12 on 7.0: to verify, never proven",
+        "  tf-2.16-cu12 on 7.0: to verify, never verified",
     ]
 
 
