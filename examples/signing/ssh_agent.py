@@ -32,7 +32,10 @@ def receive(agent: socket.socket, size: int) -> bytes:
 
 def sign(address: str, key: bytes, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as agent:
-        agent.connect(address)
+        try:
+            agent.connect(address)
+        except OSError as error:
+            sys.exit(f"no ssh-agent answers at {address} (SSH_AUTH_SOCK): {error.strerror}")
         agent.sendall(string(bytes([SIGN_REQUEST]) + string(key) + string(data) + bytes(4)))
         size = int.from_bytes(receive(agent, 4), "big")
         answer = receive(agent, min(size, 1 << 16))

@@ -267,7 +267,7 @@ def refuse_return(
         ):
             raise UsageError(
                 f"the key '{row['name']}' is retired in {where}, and this invitation would bring it back",
-                hint="ask your centre for its present invitation; if they mean it, remove that row first",
+                hint="ask your center for its present invitation; if they mean it, remove that row first",
             )
 
 

@@ -59,7 +59,7 @@ def catalogue_place(text: str) -> Reference:
     if not text:
         raise UsageError(
             "no catalogue is known here, and this is no factory",
-            hint="ask your centre for its invitation, then: imagefactory join ADDRESS|FILE; or go to a "
+            hint="ask your center for its invitation, then: imagefactory join ADDRESS|FILE; or go to a "
             "factory: -C DIR",
         )
     place, tag = split_tagged(text)

@@ -27,7 +27,7 @@ SITE_WORDS = {"missing": "not set up", "denied": "broken"}
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
-    """Say what this machine lacks, and the command that mends it.
+    """Say what this machine lacks, and the command that fixes it.
 
     \b
     imagefactory doctor                   for building images here
@@ -51,7 +51,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
             word = words.get(finding.state.value, finding.state.value)
             say(f"{word:{width}}  {finding.name}: {finding.detail}")
             if finding.remedy:
-                say(f"{'':{width}}  mend it: {finding.remedy}")
+                say(f"{'':{width}}  fix: {finding.remedy}")
     if good:
         say_next("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)

@@ -57,7 +57,7 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
 
     It says where the catalogue is, whose rules submit files follow, and which keys to believe: those that are
     trusted here. It holds no secret. Tell your people the key's fingerprint on another way, such as a page of
-    your centre: they are asked to compare it.
+    your center: they are asked to compare it.
     """
     from imagefactory.catalogue.invitation import fingerprint, format_invitation, invitation_place
     from imagefactory.files import replace_text
@@ -179,7 +179,7 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
         lines += [
             "",
             "WARNING: THE KEY OF THIS SITE HAS CHANGED.",
-            "Somebody may have put another invitation there. Ask your centre before you go on.",
+            "Somebody may have put another invitation there. Ask your center before you go on.",
         ]
         for name, keyid in joining.before:
             lines += [f"  believed so far: {name}", f"    {fingerprint(keyid)}"]
@@ -189,7 +189,7 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
         lines += [f"  to believe from now on: {grant.key.name}, {said}"]
         lines += [f"    {fingerprint(grant.key.keyid)}"]
     if joining.fresh:
-        lines.append("Compare these digits with what your centre tells, on its pages or in person.")
+        lines.append("Compare these digits with what your center tells, on its pages or in person.")
     lines += [f"It changes {user.path}:", *(f"  {line}" for line in joining.told)]
     return "\n".join(lines)
 
@@ -202,7 +202,7 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
     if yes:
         raise CheckFailedError(
             "the site's key has changed, and --yes takes no changed key",
-            hint=f"ask your centre; then imagefactory join {where} in a terminal, or delete the [[trust]] "
+            hint=f"ask your center; then imagefactory join {where} in a terminal, or delete the [[trust]] "
             f"rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
         )
     if not at_terminal():

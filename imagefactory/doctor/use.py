@@ -13,7 +13,7 @@ from imagefactory.doctor.facts import Diagnosis, Health, Probe
 
 SOON = timedelta(days=14)
 NEW_KEY = "imagefactory keys new NAME && imagefactory keys trust NAME"
-JOIN = "ask your centre for its invitation, then: imagefactory join ADDRESS|FILE"
+JOIN = "ask your center for its invitation, then: imagefactory join ADDRESS|FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

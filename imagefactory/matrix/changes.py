@@ -249,7 +249,8 @@ def _broken(target: KeptTarget, old: KeptTarget | None) -> Iterator[NightRow]:
     known = {(cell.gpu, cell.refused) for cell in old.cells} if old else set()
     for cell in target.cells:
         if cell.refused and (cell.required or (cell.gpu, cell.refused) not in known):
-            hint = "another version, or `imagefactory verify --allow` to try again"
+            rule = cell.refused.partition(":")[0]
+            hint = f"another version, or `imagefactory verify TARGET --allow {rule}` to try again"
             yield NightRow(what=target.name, on=cell.capability, why=cell.refused, hint=hint, code=EXIT_CHECK)
 
 
@@ -260,7 +261,7 @@ def _due(target: KeptTarget) -> Iterator[NightRow]:
     cells = [cell for cell in target.cells if cell.state is CellState.VERIFY]
     if cells:
         last = max((cell.proven for cell in cells if cell.proven), default=None)
-        why = f"to verify, last proven {last:%Y-%m-%d}" if last else "to verify, never proven"
+        why = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
         yield NightRow(what=target.name, on=_capabilities(cells), why=why)
 
 

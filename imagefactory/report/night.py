@@ -14,13 +14,15 @@ from imagefactory.report.verdicts import format_ages
 WIDTH = 80
 MOST = 60
 """Rows of one kind in a mail or an issue; the page has all."""
-KINDS = (("broken", "Broken"), ("built", "Built"), ("proven", "Proven"), ("due", "Due"))
+KINDS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
 """The parts of a page, what needs somebody first."""
 
 
 def headline(night: NightReport) -> str:
-    """`2 built, 5 proven, 1 broken, 3 due`."""
-    return ", ".join(f"{len(rows_of(night, kind))} {kind}" for kind in ("built", "proven", "broken", "due"))
+    """`2 built, 5 verified, 1 broken, 3 due`."""
+    titles = dict(KINDS)
+    kinds = ("built", "proven", "broken", "due")
+    return ", ".join(f"{len(rows_of(night, kind))} {titles[kind].lower()}" for kind in kinds)
 
 
 def rows_of(night: NightReport, kind: str) -> Sequence[NightRow]:

@@ -34,7 +34,7 @@ def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = No
 def _cell(cell: QueuedCell) -> tuple[str, ...]:
     driver = f"CUDA {cell.cuda} or newer" if cell.cuda else "any"
     driver += f", {'only' if cell.only else 'first'} {cell.first}" if cell.first else ""
-    doing = "to build; " if cell.stage.missing else ""
+    doing = "to build or push; " if cell.stage.missing else ""
     return cell.stage.target.name, cell.row, str(cell.gpus), driver, f"{doing}{cell.reason}"
 
 

@@ -23,15 +23,15 @@ _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
 
 
 def format_ages(ages: ProofAges) -> str:
-    """`oldest proof of 2026-09-01; 3 lapse within 14 days`."""
+    """`oldest verdict of 2026-09-01; 3 expire within 14 days`."""
     if ages.oldest is None:
-        return "no proof that holds"
-    lapse = f"{ages.lapsing} lapse{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
-    return f"oldest proof of {ages.oldest:%Y-%m-%d}; {lapse}"
+        return "no valid verdict"
+    soon = f"{ages.lapsing} expire{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
+    return f"oldest verdict of {ages.oldest:%Y-%m-%d}; {soon}"
 
 
 def ages_json(ages: ProofAges) -> dict[str, object]:
-    """The same for programs: `oldest` is null where none holds."""
+    """The same for programs: `oldest` is null where none is valid."""
     return {"oldest": format_time(ages.oldest) if ages.oldest else None, "lapsing": ages.lapsing}
 
 

@@ -44,7 +44,7 @@ from imagefactory.stages.build import find_built
 from imagefactory.stages.candidates import belongs, is_own
 from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.locked import require_lock
-from imagefactory.stages.push import find_candidate
+from imagefactory.stages.push import explain_no_candidate, find_candidate
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.approval import Approval, Approvals, read_approvals
 from imagefactory.verdicts.attached import read_revocations, read_statements
@@ -208,7 +208,7 @@ def _catalogue_one(
         else:
             offered.append(one)
     if not offered:
-        why = why or f"{place} has no image of what the lock gives"
+        why = why or explain_no_candidate(factory, place)
         return _LeftOut(why=why, waits=bool(roots))
     root = next((root for root in offered if any(judged.proves for judged in root.judged)), offered[0])
     image = _describe(factory, target, (place, shelves.host, root), court)

@@ -89,7 +89,11 @@ class OpenCenters:
         said = tuple(note for one in self.open for note in one.notes)
         return (
             *said,
-            *(f"the images of {one.name} are left out: {why.message}" for one, why in self.lacking),
+            *(
+                f"the images of {one.name} are left out: {why.message}"
+                + (f" ({why.hint})" if why.hint else "")
+                for one, why in self.lacking
+            ),
         )
 
     def asked(self, name: str) -> tuple[str, tuple[OpenCenter, ...]]:

@@ -51,7 +51,7 @@ def examine_for(
         findings = (*project, *examine(settings, environ=environ))
         return findings, can_build(findings)
     if purpose == "site":
-        findings = (*project, *examine_site(settings, environ, now))
+        findings = project or examine_site(settings, environ, now)
     elif purpose == "submit":
         findings = (*project, *judge_submit(_look(settings, environ, now, catalogue=True)))
     else:
@@ -66,7 +66,10 @@ def examine_for(
 
 
 def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
-    """Every other command stops at a project that sets what only a trusted one may."""
+    """Every other command stops at a project that sets what only a trusted one may.
+
+    Its registry and keys do not count, so whether a site is set up cannot be said either.
+    """
     if not settings.untrusted:
         return ()
     names = ", ".join(one.name for one in settings.untrusted)

@@ -131,12 +131,10 @@ class _Site:
         said = f"{path} ({self.settings.store.origin}): {format_bytes(free)} free"
         if not os.access(there, os.W_OK):
             yield _broken("store", f"{said}, not writable", 'store = "DIR" in imagefactory.toml')
-        elif not (path / "oci-layout").exists():
-            yield _missing("store", f"{said}; nothing is in it yet", "imagefactory build TARGET")
         elif free < STORE_BYTES:
             yield _soon("store", f"{said}, less than an image takes", "imagefactory store gc")
         else:
-            yield _ok("store", said)
+            yield _ok("store", said if (path / "oci-layout").exists() else f"{said}; nothing is in it yet")
 
     def audit(self) -> Iterator[Diagnosis]:
         try:

@@ -81,7 +81,7 @@ def _read_file(path: Path) -> bytes:
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", hint="name the file that your centre gave you, or its registry"
+            f"{path}: {error.strerror}", hint="name the file that your center gave you, or its registry"
         ) from error
     if len(data) > LARGEST:
         raise UsageError(f"{path}: is larger than any invitation", hint="is that the file?")
@@ -95,7 +95,7 @@ def _fetch(settings: Settings, environ: Mapping[str, str], reference: Reference)
     if manifest is None:
         raise RegistryError(
             f"there is no invitation at {reference}",
-            hint="ask your centre for its address or file (they write one: imagefactory invite --push)",
+            hint="ask your center for its address or file (they write one: imagefactory invite --push)",
         )
     layer = parse_layer(manifest[1], str(asked), INVITATION)
     if layer.size > LARGEST:

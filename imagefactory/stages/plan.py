@@ -38,7 +38,7 @@ from imagefactory.scan.records import recall_scan
 from imagefactory.settings.own_commands import is_chosen
 from imagefactory.stages.build import find_built
 from imagefactory.stages.locked import base_state, require_lock
-from imagefactory.stages.push import find_candidate
+from imagefactory.stages.push import explain_no_candidate, find_candidate
 from imagefactory.stages.verdicts import Judge
 from imagefactory.verdicts.claims import to_renew
 from imagefactory.verdicts.model import Judged, Standing
@@ -159,7 +159,7 @@ def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False
         place = Place(store=registry, repository=repository_of(path, target.family))
         candidate = find_candidate(factory, target, place)
         if candidate is None:
-            return replace(stage, missing=f"{place} has no candidate of what the lock gives")
+            return replace(stage, missing=explain_no_candidate(factory, place))
         where = Reference(registry=host, repository=place.repository, digest=candidate.digest)
         return replace(
             stage,

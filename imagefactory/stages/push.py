@@ -40,7 +40,7 @@ from imagefactory.oci.transfer import (
     told_of,
 )
 from imagefactory.progress import Progress
-from imagefactory.settings.load import read_ledger_key
+from imagefactory.settings.load import LEDGER_KEY, read_ledger_key
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
 from imagefactory.stages.layers import promised_image
@@ -201,13 +201,15 @@ def _push(
                 f"{root.target.name} is not built yet, and {host} lacks layers of it: {titles}",
                 hint=f"imagefactory build {root.target.name}, then push it again",
             ) from error
-        if known != made:
+        # What was pushed without this key does not count for other stores.
+        mark = {f"{repository}@{graph.root.descriptor.digest} key": hash_key("mac", made, key)} if key else {}
+        if known != made or not mark.items() <= memory.items():
             place = Place(store=registry, repository=repository)
             if not lacks:
                 _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
             # Read again: another push may have learned something meanwhile.
             memory = layout.recall("pushed", host) or {}
-            layout.record("pushed", host, remember(memory, repository, graph, made))
+            layout.record("pushed", host, remember(memory, repository, graph, made) | mark)
     where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
     return where, sent
 
@@ -243,6 +245,14 @@ def _tell_made_from(place: Place, candidate: Descriptor, record: tuple[datetime,
     records = read_records(place, candidate.digest, key=key)
     if all(row.get(MADE_FROM) != made for row in records):
         put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made, key=key))
+
+
+def explain_no_candidate(factory: Factory, place: Place) -> str:
+    """Return why `find_candidate` found none; without the key, pushes of other stores do not count."""
+    said = f"{place} has no image of what the lock gives"
+    if read_ledger_key(factory.environ):
+        return said
+    return f"{said} that this store pushed ({LEDGER_KEY} is not set, so pushes of other stores do not count)"
 
 
 def find_candidate(factory: Factory, target: Target, place: Place) -> Descriptor | None:

@@ -216,7 +216,7 @@ def _read_file(path: Path) -> bytes:
     except OSError as error:
         raise UsageError(
             f"catalogue: {path}: {error.strerror}",
-            hint="is the setting right (imagefactory settings)? then ask your centre where the file is now",
+            hint="is the setting right (imagefactory settings)? then ask your center where the file is now",
         ) from error
     if len(data) > LARGEST:
         raise StatementError(f"{path}: has more than {LARGEST} bytes", hint="is that a catalogue?")

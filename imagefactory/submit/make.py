@@ -227,7 +227,7 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
             f"nothing is offered that a job can take (site {ask.site.name})",
             hint="write an image's file: imagefactory export TARGET --format sif; or push it"
             if ask.own
-            else "ask your centre to publish images that its jobs can take, or look at another site: --site",
+            else "ask your center to publish images that its jobs can take, or look at another site: --site",
         )
     return tuple(rows)
 
@@ -261,7 +261,7 @@ def _not_proven(
         if strangers:
             hint = "compare the key's fingerprint with who verifies; then imagefactory keys trust FILE.pub"
     else:
-        hint = f"take another: imagefactory find {offer.image.family}; or ask your centre to verify this one"
+        hint = f"take another: imagefactory find {offer.image.family}; or ask your center to verify this one"
         if strangers:
             hint = f"{ASK_CENTER}; then imagefactory join ADDRESS|FILE, and compare them"
     if guessed:

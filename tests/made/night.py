@@ -44,7 +44,7 @@ def night_report(**changes: Any) -> NightReport:
         "built": (NightRow(what="jax-0.4-cu12", why="sha256:aa"),),
         "proven": (NightRow(what="jax-0.4-cu12", on="8.0, 9.0"),),
         "broken": (NightRow(what="torch-2.3-cu121", why="its smoke test did not pass", hint="look", code=9),),
-        "due": (NightRow(what="tf-2.16-cu12", on="7.0", why="to verify, never proven"),),
+        "due": (NightRow(what="tf-2.16-cu12", on="7.0", why="to verify, never verified"),),
         "ages": ProofAges(oldest=NIGHT - 80 * DAY, lapsing=3),
         **changes,
     }

@@ -85,7 +85,7 @@ def catalogue_findings(
     """Of an image that is pinned: whether there is a catalogue, it has that image, what was revoked of it."""
     if catalogue is None:
         text = "there is no catalogue here, so nothing is known of this image on any GPU"
-        hint = "join your centre: imagefactory join ADDRESS|FILE"
+        hint = "join your center: imagefactory join ADDRESS|FILE"
         yield advice(at.line, "no-catalogue", text, hint, column=at.column)
         return
     target, revoked = find_revoked(catalogue.images, image.digest, image.hexes)

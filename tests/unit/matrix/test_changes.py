@@ -58,8 +58,8 @@ def test_what_was_built_and_proven_is_what_the_second_plan_finds_done() -> None:
     assert told(night.built) == [("a", "")]
     assert told(night.proven) == [("a", "8.0"), ("b", "8.0")]
     assert [(row.what, row.on, row.why) for row in night.due] == [
-        ("a", "9.0", "to verify, never proven"),
-        ("b", "7.0", "to verify, last proven 2026-08-18"),
+        ("a", "9.0", "to verify, never verified"),
+        ("b", "7.0", "to verify, last verified 2026-08-18"),
     ]
 
 

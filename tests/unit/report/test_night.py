@@ -18,8 +18,8 @@ HOSTILE = "</li><script>alert(1)</script> @somebody #1 `x` ``y`` [a](http://b)"
 
 def test_a_mail_says_first_what_needs_somebody() -> None:
     assert format_night(night_report()).splitlines() == [
-        "night of 2026-11-25 02:17 UTC, 3 h 12 min: 1 built, 1 proven, 1 broken, 1 due",
-        "r.example/gpu: oldest proof of 2026-09-06; 3 lapse within 14 days",
+        "night of 2026-11-25 02:17 UTC, 3 h 12 min: 1 built, 1 verified, 1 broken, 1 due",
+        "r.example/gpu: oldest verdict of 2026-09-06; 3 expire within 14 days",
         "",
         "broken",
         "  torch-2.3-cu121: its smoke test did not pass",
@@ -28,11 +28,11 @@ def test_a_mail_says_first_what_needs_somebody() -> None:
         "built",
         "  jax-0.4-cu12",
         "",
-        "proven",
+        "verified",
         "  jax-0.4-cu12 on 8.0, 9.0",
         "",
         "due",
-        "  tf-2.16-cu12 on 7.0: to verify, never proven",
+        "  tf-2.16-cu12 on 7.0: to verify, never verified",
     ]
 
 
@@ -50,8 +50,8 @@ def test_a_mail_has_80_columns_and_an_end() -> None:
 
 
 def test_ages_are_told_in_a_line() -> None:
-    assert format_ages(ProofAges(oldest=None, lapsing=0)) == "no proof that holds"
-    assert format_ages(ProofAges(oldest=NIGHT, lapsing=1)).endswith("; 1 lapses within 14 days")
+    assert format_ages(ProofAges(oldest=None, lapsing=0)) == "no valid verdict"
+    assert format_ages(ProofAges(oldest=NIGHT, lapsing=1)).endswith("; 1 expires within 14 days")
 
 
 def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
@@ -72,7 +72,7 @@ def test_words_of_an_error_are_no_markup_of_an_issue() -> None:
 
 def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: Path) -> None:
     report = catalogue_report(tmp_path, many_images(2))
-    assert "oldest proof of 20" in dict(make_site(report))["index.html"]
+    assert "oldest verdict of 20" in dict(make_site(report))["index.html"]
     assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
     row = NightRow(what="a", why=HOSTILE, code=7)
     site = dict(make_site(replace(report, night=night_report(broken=(row,)))))

@@ -53,7 +53,7 @@ from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import LEDGER_KEY, load_settings
 from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
 from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, predicted_claims, unpacked_size
-from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.push import PushOptions, explain_no_candidate, push_target
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.approval import Approvable, sign_approval
 from imagefactory.verdicts.attached import Statement, attach
@@ -200,9 +200,10 @@ def test_what_is_not_there_is_left_out_and_said(
     registry: RegistryMadeHere,
 ) -> None:
     making = CatalogueMaking(targets=(target,), now=NOW, registry=registry.host)
+    place = Place(store=Registry(registry.host), repository="pytorch")
     made = catalogue_of(factory, making, Quiet())
     assert made.catalogue.images == ()
-    assert made.left_out == ((NAME, f"{registry.host}/pytorch has no image of what the lock gives"),)
+    assert made.left_out == ((NAME, explain_no_candidate(factory, place)),)
     with pytest.raises(NothingSelectedError, match=NAME):
         catalogue_of(factory, replace(making, named=True), Quiet())
 
@@ -406,7 +407,7 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     toml.write_text(f'catalogue = "{registry.host}"\n{toml.read_text()}')
     said = run(factory, signer, registry).output
     assert "note:" not in said
-    assert f"oldest proof of {now:%Y-%m-%d}; " in said
+    assert f"oldest verdict of {now:%Y-%m-%d}; " in said
     toml.write_text(toml.read_text().replace(registry.host, f"{registry.host}/other", 1))
     assert f"take another: catalogue = {registry.host}/other" in run(factory, signer, registry).output
     text = f'registry = "{registry.host}"\n{trust_row(signer)}\n{lab}'

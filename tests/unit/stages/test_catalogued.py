@@ -27,7 +27,7 @@ def joined(person: Call, tmp_path: Path) -> Call:
 def test_list_says_who_answers_and_what_is_verified(joined: Call) -> None:
     lines = joined("list").out.splitlines()
     assert lines[0].startswith("images of the catalogue /")
-    assert lines[1].startswith("oldest proof of ")
+    assert lines[1].startswith("oldest verdict of ")
     assert [" ".join(line.split()) for line in lines[3:]] == [
         "IMAGE FRAMEWORK VERIFIED ON PREDICTED ON",
         "pytorch-2.3-cu121 torch 2.3.1 8.0 7.0",

@@ -23,6 +23,7 @@ from imagefactory.oci.registry.client import Registry
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.settings.load import load_settings
 from imagefactory.stages import doctor_site
+from imagefactory.stages.doctor import examine_for
 from imagefactory.stages.doctor_site import examine_site
 from imagefactory.stages.night_units import NAME, format_units
 from imagefactory.stages.nights import keep_reserve, nights_folder, write_night
@@ -169,8 +170,7 @@ def test_a_fresh_project(bare: Center) -> None:
     found = bare.look()
     states = {one.name: one.state.value for one in found}
     assert {name for name, state in states.items() if state == "missing"} == {
-        "store", "registry", "signing key", "trusted keys", "catalogue", "invitation", "nightly run",
-        "last night",
+        "registry", "signing key", "trusted keys", "catalogue", "invitation", "nightly run", "last night"
     }  # fmt: skip
     assert all(one.remedy for one in found if one.state != "ok")
     assert not works(found)
@@ -341,6 +341,10 @@ def test_an_untrusted_project_sets_nothing(center: Center) -> None:
     states = center.states()
     assert len(center.registry.log) == before
     assert (states["registry"], states["trusted keys"]) == ("missing", "missing")
+    settings = load_settings(directory=None, start=center.root, environ=center.environ, strict=False)
+    found, good = examine_for("site", settings, center.environ, NOW)
+    assert [(one.name, one.state.value) for one in found] == [("project", "denied")]  # no line misleads
+    assert not good
 
 
 def test_a_pool_s_account(bare: Center, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
     said = joined("find", "pytorch", "2.5", "--inventory", pool)
     lines = said.out.splitlines()
     assert lines[0].startswith("images of the catalogue /")
-    assert re.fullmatch(r"oldest proof of [0-9-]+; [0-9]+ lapses? within 14 days", lines[1])
+    assert re.fullmatch(r"oldest verdict of [0-9-]+; [0-9]+ expires? within 14 days", lines[1])
     assert lines[2].startswith("pool: 3 machines with 5 GPUs, 4 free; of cm.example.org")
     assert [" ".join(line.split()) for line in lines[4:]] == [
         "IMAGE GPU GPUS FREE KNOWN",

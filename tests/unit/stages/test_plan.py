@@ -31,10 +31,12 @@ from imagefactory.oci.graph import Place, make_artifact, read_manifest
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry.client import Registry
+from imagefactory.progress import Quiet
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.stages.push import PushOptions, explain_no_candidate, push_target
 from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
@@ -172,6 +174,22 @@ def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
     assert stage(factory, target, registry.host).image == pushed  # this store knows what it pushed
 
 
+def test_a_push_with_the_key_makes_an_earlier_one_count_elsewhere(
+    factory: Factory, target: Target, registry: RegistryMadeHere, tmp_path: Path
+) -> None:
+    put_base(factory, target)
+    index = put_built(factory, target)
+    other, place = elsewhere(factory, tmp_path), Place(store=Registry(registry.host), repository="pytorch")
+    push_target(factory, target, PushOptions(now=NOW, registry=registry.host), Quiet())
+    assert stage(other, target, registry.host).missing
+    counts = []
+    for _ in range(2):
+        push(factory, target, registry)
+        assert stage(other, target, registry.host).image == index
+        counts.append(len(read_records(place, index)))
+    assert counts == [2, 2]
+
+
 def test_a_record_that_speaks_of_another_image_counts_for_nothing(
     factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
@@ -199,7 +217,10 @@ def test_a_registry_without_that_candidate_has_it_built(
     first = replace(lock.packages[0], sha256="0" * 64)
     path.write_text(base_image.format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
     missing = stage(factory, target, registry.host).missing
-    assert missing == f"{registry.host}/pytorch has no candidate of what the lock gives"
+    place = Place(store=Registry(registry.host), repository="pytorch")
+    assert missing == explain_no_candidate(factory, place)
+    assert LEDGER_KEY in missing
+    assert LEDGER_KEY not in explain_no_candidate(replace(factory, environ={LEDGER_KEY: "k" * 64}), place)
 
 
 def test_an_image_that_is_not_of_the_lock_says_of_none(

@@ -177,7 +177,7 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
         "predicted: it runs on 7.0; predicted or documented: not on 3.5"
     )
     assert "imagefactory submit pytorch-2.3-cu121 --accept predicted" in caught.value.hint
-    assert "ask your centre to verify this one" in caught.value.hint
+    assert "ask your center to verify this one" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
         make(without_verdicts(), own=True)
     assert "imagefactory verify pytorch-2.3-cu121 --pool htcondor" in caught.value.hint

@@ -340,3 +340,20 @@ def test_the_example_signs_by_ssh_agent(bench: Bench, tmp_path: Path) -> None:
     raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     assert json.loads(sealed)["signatures"][0]["keyid"] == said["keyid"]
     assert is_signed_by(parse_envelope(sealed, "x"), said["keyid"], raw)
+
+
+def test_the_example_names_an_agent_that_does_not_answer(tmp_path: Path) -> None:
+    public, address = tmp_path / "id.pub", tmp_path / "agent"
+    public.write_bytes(
+        Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
+    done = subprocess.run(
+        [sys.executable, str(SSH_AGENT), str(public)],
+        env={"SSH_AUTH_SOCK": str(address)},
+        input=b"x",
+        capture_output=True,
+        check=False,
+    )
+    (line,) = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert str(address) in line

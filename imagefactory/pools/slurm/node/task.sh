@@ -55,7 +55,7 @@ finish() {
     *) why="the suite was not started: exit code $1" ;;
     esac
     [ -z "$why" ] || printf '%s\t%s\t%s\t%s\t%s\n' "$SLURMD_NODENAME" "${node#nodes/}" "$job-$restart" \
-        "$(date +%s)" "$why: $(tail -n 1 "$try/out" 2>/dev/null | tr -d '\t')" >>faults
+        "$(date +%s)" "$why: $(grep -v '^bring \|: not-run - ' "$try/out" 2>/dev/null | tail -n 1 | tr -d '\t')" >>faults
     avoid=$(printf '%s\n' "$SLURMD_NODENAME" "$(failed_on "${node#nodes/}")" "$(failed_on)" | sort -u | xargs)
     left=$(others "$avoid")
     [ -n "$left" ] || avoid=

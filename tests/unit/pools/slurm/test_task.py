@@ -26,6 +26,8 @@ PYTHON = """\
 place=$RUNS/$SLURMD_NODENAME
 [ ! -d "$place/result" ] || cp -R "$place/result" "${3%/run.py}/result"
 echo "the last word"
+echo "device: not-run - 'driver' failed before it"
+echo "bring /tmp/kit back to where it was made"
 exit "$(cat "$place/code")"
 """
 NO_GPU = json.dumps({"checks": [{"name": "device", "outcome": "no-gpu"}]})
