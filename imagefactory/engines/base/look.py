@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 
 from imagefactory.lock.debian.file import format_base_lock
 from imagefactory.model import Base, BaseLock
 
 # Part of every base's key: count it up when the code below gives other bytes for the same lock.
-LAYOUT = "imagefactory-base-layout 1"
+LAYOUT = "imagefactory-base-layout 2"
 
 # Documentation and translations nobody reads in a container, the Python library for static linking and
 # gcc's dumper of link-time objects (together 150 MB). Copyright files stay: licences ask for them.
@@ -68,6 +69,11 @@ LEFTOVERS = re.compile(
 )
 
 
+_ZONE = b"TZif2" + bytes(15) + struct.pack(">6L", 0, 0, 0, 0, 1, 4) + struct.pack(">l2B", 0, 0, 0) + b"UTC\0"
+UTC_ZONE = _ZONE * 2 + b"\nUTC0\n"
+"""UTC as zoneinfo writes it (RFC 9636). Apptainer mounts the host's zone there, and only over a file."""
+
+
 def fixed_files(base: Base) -> dict[str, bytes]:
     """Files that are the same whatever the machine: path without a leading slash -> content (mode 0644)."""
     return {
@@ -75,6 +81,7 @@ def fixed_files(base: Base) -> dict[str, bytes]:
         "etc/dpkg/dpkg.cfg.d/imagefactory": DPKG_EXCLUDES.encode(),
         "etc/hostname": b"localhost\n",
         "etc/hosts": HOSTS.encode(),
+        "etc/localtime": UTC_ZONE,
         "etc/machine-id": b"",
         "etc/resolv.conf": b"",
     }

@@ -7,8 +7,10 @@ import fnmatch
 import hashlib
 import io
 import tarfile
+import zoneinfo
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +410,13 @@ def test_fixed_files_name_no_address() -> None:
     for path, content in look.fixed_files(BASE).items():
         assert b"://" not in content, path
         assert all(line.startswith(b"#") for line in content.splitlines()) or "apt" not in path
+
+
+def test_local_time_of_a_base_is_utc() -> None:
+    content = look.fixed_files(BASE)["etc/localtime"]
+    zone = zoneinfo.ZoneInfo.from_file(io.BytesIO(content))
+    assert datetime(2026, 7, 1, tzinfo=zone).utcoffset() == timedelta(0)
+    assert datetime(2026, 7, 1, tzinfo=zone).tzname() == "UTC"
 
 
 def test_the_key_follows_the_lock() -> None:
