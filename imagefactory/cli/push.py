@@ -97,7 +97,10 @@ def push(
     if options["kind"] != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
         pushed_ones = [str(one["reference"]) for one in results if one["target"] in on_gpus]
-        say_next("verify", *pushed_ones) if pushed_ones else say_next("promote", *names)
+        if pushed_ones:  # the addresses of several are longer than a terminal
+            say_next("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
+        else:
+            say_next("promote", *names)
 
 
 def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:

@@ -116,7 +116,9 @@ def _read_others(place: Place, own: str, trust: Trust, now: datetime) -> FoundCl
             raise
         except FactoryError as error:
             faults.append(error.message)
-    notes: tuple[str, ...] = (f"{len(faults)} lists of claims do not count: {faults[0]}",) if faults else ()
+    notes: tuple[str, ...] = (
+        (f"claims of {len(faults)} other store(s) do not count: {faults[0]}",) if faults else ()
+    )
     if len(others) > MOST_STORES:
         notes += (f"{place} has claims of {len(others)} stores, and {MOST_STORES} were read",)
     return FoundClaims(claims=tuple(claims), notes=notes)

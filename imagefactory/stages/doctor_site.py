@@ -280,10 +280,10 @@ class _Site:
             said = f"{current.where}, signed by '{name}' on {made:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
             if expires <= self.now:
                 line = _broken("catalogue", f"{said}: it expired", "imagefactory catalogue")
-            elif (own := self._own_key()) and own.keyid != current.keyid:
-                line = _soon("catalogue", f"{said}; '{own.name}' signs now", "imagefactory catalogue")
             elif expires - self.now < CATALOGUE_SOON:
                 line = _soon("catalogue", f"{said}, which is soon", "imagefactory catalogue")
+            elif (own := self._own_key()) and own.keyid != current.keyid:  # of two facilitators one signs it
+                line = _ok("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
             else:
                 line = _ok("catalogue", said)
         return _InRegistry(lines=lines, published=(line, self._invitation(where)), made=made)

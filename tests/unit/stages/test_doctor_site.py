@@ -231,6 +231,15 @@ def test_a_catalogue_that_another_key_signed(center: Center) -> None:
     assert center.states()["invitation"] == "denied"
 
 
+def test_a_second_facilitator_need_not_sign_the_catalogue(center: Center) -> None:
+    key = PublicKey(name="other", raw=STRANGER.public)
+    center.write(format_row(Grant(key=key, since=NOW.date() - DAY, until=NOW.date() + 90 * DAY)))
+    center.publish(NOW - DAY / 2, STRANGER)
+    center.invite(STRANGER)
+    states = center.states()
+    assert (states["catalogue"], states["invitation"]) == ("ok", "warning")
+
+
 def test_a_catalogue_in_a_file(bare: Center) -> None:
     key, made = bare.key, NOW - DAY
     envelope = sign_catalogue(make_catalogue(made=made, expires=made + LIFE), key)
