@@ -328,7 +328,7 @@ def waiting_tags(said: Mapping[str, object]) -> list[str]:
     results = said.get("results")
     rows = [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
     return [
-        one_line(f"{row.get('target')}: {tag.get('tag')} waits, {tag.get('missing')} more keys must approve")
+        one_line(f"{row.get('target')}: {tag.get('tag')} waits for {tag.get('missing')} more approvals")
         for row in rows
         for tag in row.get("tags", ())
         if isinstance(tag, dict) and tag.get("missing")

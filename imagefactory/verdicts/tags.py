@@ -172,10 +172,9 @@ def approve_tag(fate: TagFate, needed: int, approved: Sequence[str], other: Sequ
     by = f"approved by {', '.join(approved) or 'nobody'}"
     if not missing:
         return replace(fate, approved=tuple(approved), why=f"{fate.why}; {by}", wanted=fate.after)
-    left = (
-        f"{missing} of {', '.join(other)} must approve"
-        if len(other) >= missing
-        else (f"{missing} more must approve, and only {len(other)} other keys are trusted")
+    left = f"{missing} more {'key' if missing == 1 else 'keys'} must approve"
+    left += (
+        f": {', '.join(other)}" if len(other) >= missing else f", but only {len(other)} others are trusted"
     )
     return replace(
         fate,
