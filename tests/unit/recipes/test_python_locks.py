@@ -205,7 +205,7 @@ created-by = "uv"
 [[packages]]
 name = "numpy"
 version = "1.26.4"
-index = "https://pypi.org/simple"
+index = "https://index.example.org/simple"
 
 [[packages]]
 name = "torch"
