@@ -9,7 +9,37 @@ from pathlib import Path
 from imagefactory.errors import RegistryError
 from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Artifact, Manifest, Place
 from imagefactory.oci.layers import CHUNK
+from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Descriptor
+
+_WITHDRAWN = canonical_json(
+    {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": "application/vnd.imagefactory.withdrawn.v1",
+        "config": format_descriptor(EMPTY_BLOB),
+        "layers": [format_descriptor(EMPTY_BLOB)],
+    }
+)
+WITHDRAWN = Manifest(
+    descriptor=Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(_WITHDRAWN), size=len(_WITHDRAWN)),
+    data=_WITHDRAWN,
+)
+"""What a tag names that had to go in a registry that removes no tags: no engine runs it."""
+
+
+def withdraw_tag(place: Place, tag: str) -> bool:
+    """Remove a tag. Return False where the registry removes none, as Docker's before 3.0: it names WITHDRAWN.
+
+    Raises RegistryError where neither is possible.
+    """
+    try:
+        place.store.untag(place.repository, tag)
+    except RegistryError:
+        put_bytes(place, EMPTY_BLOB, EMPTY)
+        put_manifest(place, WITHDRAWN, tag)
+        return False
+    return True
 
 
 def put_artifact(place: Place, artifact: Artifact) -> None:

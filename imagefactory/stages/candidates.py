@@ -13,6 +13,7 @@ from imagefactory.errors import NoImageError, NothingSelectedError, RegistryErro
 from imagefactory.factory import Factory
 from imagefactory.gpu.platforms import architecture
 from imagefactory.model import Target
+from imagefactory.oci.artifacts import WITHDRAWN
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
 from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
@@ -72,7 +73,9 @@ def read_candidates(
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
         manifests = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
         digests = {
-            name: manifest[0].digest for name, manifest in zip(names, manifests, strict=True) if manifest
+            name: manifest[0].digest
+            for name, manifest in zip(names, manifests, strict=True)
+            if manifest and manifest[0].digest != WITHDRAWN.descriptor.digest
         }
         tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
         named = _untagged(access, promoting.target, court) if isinstance(place.store, LayoutStore) else {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from imagefactory.access import Access
 from imagefactory.errors import FactoryError, RegistryError
+from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
 from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
@@ -73,7 +74,7 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
                     access=access, promoting=promoting, court=court, journal=journal, images=images
                 )
                 fates = tuple(map(approver.approve, fates))
-            faults = () if promoting.dry_run else _move_all(place, fates)
+            faults = () if promoting.dry_run else _move_all(access, place, fates)
             if faults is not None:
                 _log(access, promoting, fates, faults)
                 return Promotion(target=promoting.target.name, place=str(place), fates=fates, faults=faults)
@@ -173,11 +174,15 @@ def _log(
     )
 
 
-def _move_all(place: Place, fates: Sequence[TagFate]) -> tuple[tuple[str, FactoryError], ...] | None:
+def _move_all(
+    access: Access, place: Place, fates: Sequence[TagFate]
+) -> tuple[tuple[str, FactoryError], ...] | None:
     """Moves what moves; gives the faults, or None where another was at one of the tags meanwhile."""
     faults: list[tuple[str, FactoryError]] = []
     for fate in (one for one in fates if one.moved):
         there = place.store.manifest(place.repository, fate.tag)
+        if there and there[0].digest == WITHDRAWN.descriptor.digest:
+            there = None
         if (there[0].digest if there else "") != fate.before:
             return None
         if fate.after:
@@ -187,7 +192,11 @@ def _move_all(place: Place, fates: Sequence[TagFate]) -> tuple[tuple[str, Factor
                 return None
             continue
         try:
-            place.store.untag(place.repository, fate.tag)
-        except RegistryError as error:  # docker-registry 2.8 cannot: the tag stays, and that is said
+            if not withdraw_tag(place, fate.tag):
+                what = (
+                    f"{place.store.name} removes no tags: {fate.tag} names an empty image, which nothing runs"
+                )
+                access.tell(f"note: {what}")
+        except RegistryError as error:
             faults.append((fate.tag, error))
     return tuple(faults)
