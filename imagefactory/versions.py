@@ -22,5 +22,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def natural(text: str) -> tuple[tuple[int, str], ...]:
     """Sort key that reads runs of digits as numbers."""
     return tuple(
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text) if part
+        (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
+        for part in re.split(r"([0-9]+)", text)
+        if part
     )

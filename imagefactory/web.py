@@ -210,13 +210,13 @@ class Web:
 
         def ask() -> int:
             with self.open(url, method="HEAD") as response:
-                length = response.headers.get("Content-Length", "")
-            if not length.isdigit():  # some servers tell only the size of what they send
+                length = read_count(response.headers.get("Content-Length", ""))
+            if length is None:  # some servers tell only the size of what they send
                 with self.open(url, headers={"Range": "bytes=0-0"}) as response:
-                    length = response.headers.get("Content-Range", "").rpartition("/")[2]
-            if not length.isdigit():
+                    length = read_count(response.headers.get("Content-Range", "").rpartition("/")[2])
+            if length is None:
                 raise RefusedError(f"{redact(url)}: the server does not say how long the file is")
-            return int(length)
+            return length
 
         return self.patience.retry(ask)
 
@@ -574,11 +574,16 @@ def reason_of(error: BaseException) -> str:
         error = inner
 
 
+def read_count(text: str) -> int | None:
+    """The number that a header gives, None for what is none: `²` is a digit too, which int() does not take."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After header. A date counts from the same answer's Date, so no clock is needed."""
     value = headers.get("Retry-After", "").strip()
-    if value.isdigit():
-        return float(value)
+    if (seconds := read_count(value)) is not None:
+        return float(seconds)
     try:
         asked, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("Date", ""))
         return max((asked - now).total_seconds(), 0.0)

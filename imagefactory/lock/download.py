@@ -35,6 +35,7 @@ from imagefactory.web import (
     WebAccess,
     arriving,
     local_path,
+    read_count,
     redact,
 )
 
@@ -324,14 +325,14 @@ class _Transfer:
         headers = {"Range": f"bytes={position}-"} if position else {}
         try:
             with self.web.open(self.url, headers=headers) as response:
-                start, whole = 0, response.headers.get("Content-Length", "")
+                start, whole = 0, read_count(response.headers.get("Content-Length", ""))
                 if response.status_code == 206:
                     told = response.headers.get("Content-Range", "")
                     if told != f"bytes {position}-{size - 1}/{size}":
                         self.part.unlink(missing_ok=True)
                         raise TransientError(f"{redact(self.url)} answered with the wrong range '{told}'")
                     start = position
-                elif whole.isdigit() and int(whole) != size:
+                elif whole not in (None, size):
                     raise RefusedError(f"{redact(self.url)} holds {whole} bytes, the lock says {size}")
                 yield start, arriving(response.raw)
         except RefusedError as error:

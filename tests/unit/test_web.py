@@ -33,6 +33,7 @@ from imagefactory.web import (
     reachable_from,
     reaching,
     read_some,
+    retry_after,
     sends_openly,
 )
 from tests.made.service import Answer, Request, service
@@ -433,3 +434,17 @@ def test_a_redirect_costs_no_more_than_its_head() -> None:
             web.close()
         assert peak < 60_000_000  # of which the service has 50
         assert not any("Cookie" in request.headers for request in (*index.log, *end.log))
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ("3", 3.0),
+        ("86400", 86400.0),
+        ("Thu, 01 Jan 1970 00:00:10 GMT", 4.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        *((text, None) for text in ("", "-5", "soon", "\xb2", "9" * 5000)),
+    ],
+)
+def test_how_long_a_server_asks_to_wait(told: str, seconds: float | None) -> None:
+    assert retry_after({"Retry-After": told, "Date": "Thu, 01 Jan 1970 00:00:06 GMT"}) == seconds

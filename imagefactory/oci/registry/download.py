@@ -19,7 +19,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.exchange import SMALL, Ask, short_of
 from imagefactory.oci.registry.session import RegistrySession, Response
 from imagefactory.oci.store import check_digest, check_wanted
-from imagefactory.web import CHUNK, RefusedError, TransientError, arriving, read_some
+from imagefactory.web import CHUNK, RefusedError, TransientError, arriving, read_count, read_some
 
 _ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 
@@ -45,12 +45,12 @@ class Download:
         )
         try:
             with self.session.answer(ask) as response:
-                length = response.headers.get("Content-Length", "")
+                length = read_count(response.headers.get("Content-Length", ""))
         except RefusedError as error:
             if error.status == 404:
                 return False
             raise
-        return not length.isdigit() or int(length) == descriptor.size
+        return length in (None, descriptor.size)
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
         """As Store has it; goes on where a connection breaks. A small blob is checked before it is given."""

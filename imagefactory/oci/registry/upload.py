@@ -21,7 +21,7 @@ from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.exchange import SMALL, Ask, short_of
 from imagefactory.oci.registry.session import RegistrySession, Response
 from imagefactory.oci.store import Source, check_digest, check_wanted
-from imagefactory.web import RefusedError, TransientError
+from imagefactory.web import RefusedError, TransientError, read_count
 
 _BINARY = "application/octet-stream"
 _PIECE = 4 << 20  # bytes; the most that GHCR takes in a request with a Content-Range
@@ -195,9 +195,9 @@ class _BlobUpload:
         url = self.session.place(self.repository, "blobs/uploads/")
         with self.session.answer(Ask(method="POST", url=url, scope=self.scope)) as response:
             self._note(response)
-            least = response.headers.get("OCI-Chunk-Min-Length", "")
-        if self.piece and least.isdigit():
-            self.piece = max(self.piece, int(least))
+            least = read_count(response.headers.get("OCI-Chunk-Min-Length", ""))
+        if self.piece and least is not None:
+            self.piece = max(self.piece, least)
         self.offset = 0
         if not self.url:
             raise RefusedError("it gave no address for the upload")

@@ -84,12 +84,12 @@ def parse_log(data: bytes) -> tuple[Start, ...]:
             words = said[2].split(" ")
             if found and found[-1].code in ANSWERS and not found[-1].again:
                 break
-            if said[1] == "start" and len(words) == 4 and words[1].isdigit() and words[3].isdigit():
+            if said[1] == "start" and len(words) == 4 and _is_number(words[1]) and _is_number(words[3]):
                 job, restart, machine, at = words
                 found.append(
                     Start(job=clean(job), restart=int(restart), machine=clean(machine), started=_time(at))
                 )
-            elif said[1] == "end" and found and len(words) == 3 and words[0].isdigit() and words[1].isdigit():
+            elif said[1] == "end" and found and len(words) == 3 and all(map(_is_number, words[:2])):
                 found[-1] = replace(
                     found[-1], code=int(words[0]), ended=_time(words[1]), again=words[2] == "again"
                 )
@@ -100,6 +100,11 @@ def parse_log(data: bytes) -> tuple[Start, ...]:
             elif _MEMORY.match(line):
                 found[-1] = replace(found[-1], why=MEMORY)
     return tuple(found)
+
+
+def _is_number(text: str) -> bool:
+    """A job may write anything there: `²` is a digit too, and no time has 12."""
+    return re.fullmatch(r"[0-9]{1,11}", text) is not None
 
 
 def _time(text: str) -> datetime:
@@ -134,7 +139,7 @@ def _numbers(text: str) -> Iterator[int]:
     """`0,2-3`."""
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if first.isdigit() and (last.isdigit() or not last):
+        if _is_number(first) and (_is_number(last) or not last):
             yield from range(int(first), min(int(last or first), int(first) + 64) + 1)
 
 
@@ -147,7 +152,7 @@ def parse_queue(text: str, name: str, folder: str) -> tuple[Told, ...]:
         reason, _, rest = rest.partition("|")
         job, _, place = rest.partition("|")
         head, _, number = job.rpartition("-")
-        if (head, place) == (name, folder) and number.isdigit() and index.isdigit():
+        if (head, place) == (name, folder) and _is_number(number) and _is_number(index):
             found.append(Told(batch=int(number), index=int(index), state=clean(state), reason=clean(reason)))
     return tuple(found)
 

@@ -131,7 +131,7 @@ class _Reader:
 
     def nodes(self) -> int:
         text = self.script.value("nodes").partition("-")[0]
-        return int(text) if text.isdigit() else 1
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
 
     def tasks(self) -> int:
         """Of one node."""

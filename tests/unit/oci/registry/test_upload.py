@@ -102,3 +102,18 @@ def test_a_registry_that_asks_to_wait_a_day_is_not_waited_for() -> None:
         with pytest.raises(RegistryError, match="24h00m"):
             Registry(server.host, options).write("a/b", BLOB, source)
     assert slept == []
+
+
+def test_an_upload_that_is_lost_to_a_limit_begins_anew_after_the_wait() -> None:
+    slept: list[float] = []
+    asked_to_wait = iter(["429:3"])
+
+    def fault(asked: Asked) -> str | None:
+        return next(asked_to_wait, None) if asked.method == "PATCH" else None
+
+    with registry_made_here(Ways(upload_page=False), fault=fault) as server:
+        options = RegistryOptions(patience=Patience(first_wait=0.01), sleep=slept.append)
+        Registry(server.host, options).write("a/b", BLOB, source)
+        assert server.shelves.blobs == {BLOB.digest: DATA}
+        assert server.count["POST upload"] == 2
+    assert slept == [3.0]

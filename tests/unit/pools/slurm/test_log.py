@@ -61,6 +61,8 @@ def test_why_a_task_was_ended_is_slurmstepds_word(line: str, why: str) -> None:
 
 def test_a_log_of_another_kind_is_none() -> None:
     assert parse_log(b"imagefactory: start 12_3 zero h1 now\nimagefactory: end 0 1 done\n") == ()
+    for restart, at in (("\u00b2", "1764110000"), ("0", "9" * 99), ("9" * 5000, "1")):
+        assert parse_log(f"imagefactory: start 12_3 {restart} h1 {at}\n".encode()) == ()
 
 
 @pytest.mark.parametrize(
