@@ -575,7 +575,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def read_count(text: str) -> int | None:
-    """The number that a header gives, None for what is none: `²` is a digit too, and int() does not take it."""
+    """The number that a header gives, None for what is none; `²` is a digit too that int() does not take."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 

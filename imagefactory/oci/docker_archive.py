@@ -159,6 +159,8 @@ def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
     entry = _only_image(json.loads(saved.small["manifest.json"]))
     config = saved.small[entry["Config"]]
     diff_ids = json.loads(config)["rootfs"]["diff_ids"]
+    if len(entry["Layers"]) != len(diff_ids):
+        raise ValueError(f"{len(entry['Layers'])} layers where its config has {len(diff_ids)}")
     layers = []
     for name, diff_id in zip(entry["Layers"], diff_ids, strict=True):
         file = saved.links.get(name, name)

@@ -344,9 +344,9 @@ def _headers(stream: TarStream) -> Iterator[_Header]:
                 continue
             name = extended.get("path") or name
             linkname = extended.get("linkpath") or _name(block[157:257])
-            size = int(extended.get("size") or length)
-            uid = int(extended.get("uid") or _number(block[108:116]))
-            gid = int(extended.get("gid") or _number(block[116:124]))
+            size = _read(extended["size"]) if extended.get("size") else length
+            uid = _read(extended["uid"]) if extended.get("uid") else _number(block[108:116])
+            gid = _read(extended["gid"]) if extended.get("gid") else _number(block[116:124])
             mode = _number(block[100:108])
             mtime = float(extended.get("mtime") or _number(block[136:148]))
         except ValueError as error:
@@ -394,7 +394,15 @@ def _number(field: bytes) -> int:
     """Octal digits, or GNU's binary form for what is larger."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field, "big") - ((0x80 if field[0] == 0x80 else 0x100) << 8 * (len(field) - 1))
-    return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    return _read(field.partition(b"\0")[0].strip() or b"0", 8)
+
+
+def _read(text: str | bytes | bytearray, base: int = 10) -> int:
+    try:
+        return int(text, base)
+    except ValueError:
+        shown = text if isinstance(text, str) else text.decode("ascii", "replace")
+        raise ValueError(f"'{shown[:40]}' is no number of base {base}") from None
 
 
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -445,13 +453,12 @@ def _expand(stream: TarStream, header: _Header) -> tuple[int, Iterator[bytes]]:
         if block:
             size, regions = _number(block[483:495]), _old_regions(stream, block)
         elif extended.get("GNU.sparse.major") == "1":
-            size = int(extended["GNU.sparse.realsize"])
+            size = _read(extended["GNU.sparse.realsize"])
             regions, taken = _leading_regions(stream, stored)
             stored -= taken
         else:
-            size = int(extended["GNU.sparse.size"])
-            numbers = [int(one) for one in extended["GNU.sparse.map"].split(",") if one]
-            regions = list(zip(numbers[::2], numbers[1::2], strict=True))
+            size = _read(extended["GNU.sparse.size"])
+            regions = _pairs([_read(one) for one in extended["GNU.sparse.map"].split(",") if one])
         end = 0
         for offset, length in regions:
             if offset < end or length < 0:
@@ -460,7 +467,7 @@ def _expand(stream: TarStream, header: _Header) -> tuple[int, Iterator[bytes]]:
         if end > size or sum(length for _, length in regions) != stored:
             raise ValueError("its parts are not its size")
     except (KeyError, ValueError) as error:
-        why = printable(str(error))
+        why = printable(f"it has no {error}" if isinstance(error, KeyError) else str(error))
         raise DamagedError(f"'{printable(header.name)}' is a broken sparse file: {why}") from error
     return size, _filled(stream, regions, size)
 
@@ -507,13 +514,19 @@ def _leading_regions(stream: TarStream, stored: int) -> tuple[list[tuple[int, in
             raise ValueError("its map is cut")
         block = stream.exactly(BLOCK)
         if not lines and b"\n" in block:
-            wanted = 1 + 2 * int((data + block).partition(b"\n")[0])
+            wanted = 1 + 2 * _read((data + block).partition(b"\n")[0])
             if wanted < 1:
                 raise ValueError("its map is broken")
         data += block
         lines += block.count(b"\n")
-    numbers = [int(one) for one in data.split(b"\n")[1:wanted]]
-    return list(zip(numbers[::2], numbers[1::2], strict=True)), len(data)
+    numbers = [_read(one) for one in data.split(b"\n")[1:wanted]]
+    return _pairs(numbers), len(data)
+
+
+def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
+    if len(numbers) % 2:
+        raise ValueError("its map is cut")
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class TarStream:

@@ -363,6 +363,13 @@ def test_manifest_that_is_none(manifest: bytes, layout: Layout) -> None:
         take_docker(layout, io.BytesIO(tar_of({"manifest.json": manifest})), taking())
 
 
+def test_an_archive_with_fewer_layers_than_its_config_says_how_many(layout: Layout) -> None:
+    entries = [{"Config": "c", "RepoTags": ["x:1"], "Layers": []}]
+    saved = tar_of({"manifest.json": json.dumps(entries).encode(), "c": saved_config()})
+    with pytest.raises(StoreError, match=f"0 layers where its config has {len(SAVED)}"):
+        take_docker(layout, io.BytesIO(saved), taking())
+
+
 def test_of_several_saved_images_none_is_taken_silently(layout: Layout) -> None:
     entries = [{"Config": "c", "RepoTags": tags, "Layers": []} for tags in (["x:1", "y:2"], None)]
     saved = tar_of({"manifest.json": json.dumps(entries).encode(), "c": saved_config()})
