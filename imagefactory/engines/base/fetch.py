@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError
@@ -108,7 +109,8 @@ def _bring(
                 f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
                 + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
                 hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
-                "a debian-mirror that keeps old versions gives the locked ones",
+                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}" gives the locked ones, where ADDRESS is '
+                "that of Debian's snapshots",
             )
         if gone:
             newer = solve_base(base, archive, lock.content_hash)
@@ -116,6 +118,15 @@ def _bring(
             lock, missing = newer, _missing(newer, mirror.debs)
         _download(missing, archive, mirror.debs, progress)
     return lock, moved
+
+
+def _snapshot_of(lock: BaseLock) -> str:
+    """The path of a snapshot that has what a lock names: of the hours after the date of its indexes.
+
+    One is taken every six hours, and a time between two gives the older.
+    """
+    then = datetime.fromtimestamp(lock.source_date_epoch, UTC) + timedelta(hours=6)
+    return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
 
 
 def compare_locks(old: BaseLock, new: BaseLock) -> tuple[Moved, ...]:

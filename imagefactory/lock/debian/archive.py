@@ -20,7 +20,7 @@ from pathlib import Path
 
 from imagefactory.errors import DownloadError, LockError, ToolError
 from imagefactory.lock.debian.file import ALWAYS
-from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror, parse_stanzas
+from imagefactory.lock.debian.sources import EXPIRED_HINT, MIRROR_HINT, DebianMirror, parse_stanzas
 from imagefactory.model import DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
@@ -33,6 +33,7 @@ _LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.M
 _SYNCING = re.compile(
     r"^E: Failed to fetch \S+/dists/\S+\s+(?:File has unexpected size|Hash Sum mismatch)", re.MULTILINE
 )
+_EXPIRED = re.compile(r"^E: Release file for \S+ is expired\b", re.MULTILINE)
 _NOT_FOUND = re.compile(r"^E: Failed to fetch \S+/pool/\S+\s+404\b", re.MULTILINE)
 
 
@@ -43,10 +44,8 @@ class StaleIndexError(DownloadError):
 def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
     """apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
     options = f"signed-by={mirror.keyring} arch={architecture} target=Packages"
-    if mirror.dated:
-        options += " check-valid-until=no"
     return "".join(
-        f"deb [{options}] {uri} {name} main\n"
+        f"deb [{options}{' check-valid-until=no' if uri in mirror.dated else ''}] {uri} {name} main\n"
         for uri, name in (
             (mirror.main, suite),
             (mirror.main, f"{suite}-updates"),
@@ -230,9 +229,10 @@ def open_archive(
                     task.advance(max(0, int(percent) - done))
                     done = max(done, int(percent))
             except DownloadError as error:
+                look = f"look at the network and the machine's apt sources, or {MIRROR_HINT}"
                 raise LockError(
                     f"the package lists of Debian {suite} could not be read:\n{error.message}",
-                    hint=f"look at the network and the machine's apt sources, or {MIRROR_HINT}",
+                    hint=EXPIRED_HINT if _EXPIRED.search(error.message) else look,
                 ) from error
             task.advance(100 - done)
         dates = [

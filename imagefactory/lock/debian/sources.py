@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import ToolError
@@ -16,6 +16,11 @@ _URI = re.compile(r"(?:https?|file|copy|mirror\+file|mirror\+https?):[A-Za-z0-9.
 _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?:/|$)")
 _RELEASES = ("bullseye", "bookworm", "trixie", "forky", "duke", "sid")
 _CODENAMES = frozenset([*_RELEASES, "oldoldstable", "oldstable", "stable", "testing", "unstable"])
+EXPIRED_HINT = (
+    "ask again when the archive is current; one that is frozen on purpose is taken by an address with its "
+    'date (debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or as a source of apt with '
+    "Check-Valid-Until: no"
+)
 MIRROR_HINT = (
     'write debian-mirror = "ADDRESS" in imagefactory.toml, where ADDRESS holds Debian\'s dists/ and pool/ '
     '(or "ADDRESS SECURITY-ADDRESS" when the security archive does not lie beside it)'
@@ -26,15 +31,15 @@ MIRROR_HINT = (
 class DebianMirror:
     """Where this machine finds Debian, and where it keeps what it has fetched.
 
-    `main` and `security` are addresses of archives (each holds dists/ and pool/). `dated` is True for an
-    archive frozen at a date, whose indexes have expired on purpose. `debs` is the cache of .deb files.
+    `main` and `security` are addresses of archives (each holds dists/ and pool/). `dated` are those of
+    them that are frozen at a date, whose indexes have expired on purpose. `debs` is the cache of .deb files.
     `environ` is all that apt gets to see of the caller's environment. `certificates` is a bundle of CA
     certificates to trust instead of the machine's, empty for the machine's.
     """
 
     main: str
     security: str
-    dated: bool
+    dated: frozenset[str]
     keyring: Path
     debs: Path
     environ: tuple[tuple[str, str], ...]
@@ -68,15 +73,15 @@ def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt
     )
 
 
-def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, str, bool]:
-    """Addresses of the main and the security archive, and whether they are frozen at a date."""
+def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, str, frozenset[str]]:
+    """Addresses of the main and the security archive, and those of them that are frozen at a date."""
     if setting:
         addresses = setting.split()
         if len(addresses) > 2 or not all(_URI.fullmatch(address) for address in addresses):
             raise ToolError(f"debian-mirror '{setting}' is not an address", hint=MIRROR_HINT)
         main = addresses[0].rstrip("/")
         security = addresses[1].rstrip("/") if len(addresses) == 2 else derive_security(main)
-        return main, security, bool(_SNAPSHOT.search(main))
+        return main, security, frozenset(filter(_SNAPSHOT.search, (main, security)))
     debian = [source for source in sources if _is_debian(source)]
     mains = [source for source in debian if source.suite in _CODENAMES]
     securities = [source for source in debian if source.suite.endswith(("-security", "/updates"))]
@@ -84,12 +89,13 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
         raise ToolError("this machine's apt sources name no archive of Debian", hint=MIRROR_HINT)
     # Other archives carry Debian's suite names too: one that Debian's keyring signs, or whose path says so.
     first = min(mains, key=lambda source: not _looks_official(source))
-    security = (
-        min(securities, key=lambda source: not _looks_official(source)).uri
+    second = (
+        min(securities, key=lambda source: not _looks_official(source))
         if securities
-        else derive_security(first.uri)
+        else replace(first, uri=derive_security(first.uri))
     )
-    return first.uri, security, not first.check_valid_until or bool(_SNAPSHOT.search(first.uri))
+    dated = (one.uri for one in (first, second) if not one.check_valid_until or _SNAPSHOT.search(one.uri))
+    return first.uri, second.uri, frozenset(dated)
 
 
 def derive_security(main: str) -> str:

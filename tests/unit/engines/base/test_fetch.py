@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
 @pytest.fixture
 def mirror(tmp_path: Path) -> DebianMirror:
     return DebianMirror(
-        main="", security="", dated=False, keyring=Path("/k"), debs=tmp_path / "debs", environ=()
+        main="", security="", dated=frozenset(), keyring=Path("/k"), debs=tmp_path / "debs", environ=()
     )
 
 
@@ -91,8 +92,10 @@ def test_a_cached_file_that_no_signed_index_offers_does_not_count(
     archive: Archive, mirror: DebianMirror
 ) -> None:
     put_file(mirror)
-    with pytest.raises(BuildError):
+    with pytest.raises(BuildError) as told:
         fetch_locked(mirror)
+    then = datetime.fromtimestamp(LOCK.source_date_epoch, UTC) + timedelta(hours=6)
+    assert f"/archive/debian/{then:%Y%m%dT%H%M%S}Z" in told.value.hint
     assert archive.opened == 1
     assert not fetch.is_recorded(HELLO, mirror.debs)
 

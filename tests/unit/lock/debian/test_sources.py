@@ -121,7 +121,7 @@ def test_a_lock_that_is_not_stale_asks_nobody() -> None:
     nowhere = DebianMirror(
         main="http://127.0.0.1:1/debian",
         security="http://127.0.0.1:1/debian-security",
-        dated=False,
+        dated=frozenset(),
         keyring=Path("/nonexistent"),
         debs=Path("/nonexistent"),
         environ=(("PATH", "/nonexistent"),),
@@ -205,12 +205,12 @@ def test_the_machines_sources_decide_unless_the_setting_does() -> None:
     assert choose_archives("", sources) == (
         "http://127.0.0.1/debian",
         "http://127.0.0.1/debian-security",
-        False,
+        frozenset(),
     )
     assert choose_archives("", parse_deb822_sources(DEB822)) == (
         "http://127.0.0.1/debian",
         "http://127.0.0.1/debian-security",
-        True,
+        frozenset({"http://127.0.0.1/debian", "http://127.0.0.1/debian-security"}),
     )
     assert choose_archives("https://mirror/a/debian/", sources)[:2] == (
         "https://mirror/a/debian",
@@ -219,13 +219,12 @@ def test_the_machines_sources_decide_unless_the_setting_does() -> None:
     assert choose_archives("file:/srv/main http://mirror/sec", ()) == (
         "file:/srv/main",
         "http://mirror/sec",
-        False,
+        frozenset(),
     )
-    assert choose_archives("http://s/archive/debian/20250101T000000Z", ()) == (
-        "http://s/archive/debian/20250101T000000Z",
-        "http://s/archive/debian-security/20250101T000000Z",
-        True,
-    )
+    main, security = (f"http://s/archive/{one}/20250101T000000Z" for one in ("debian", "debian-security"))
+    assert choose_archives(main, ()) == (main, security, frozenset({main, security}))
+    for setting, dated in ((f"{main} http://s/sec", main), (f"http://s/debian {security}", security)):
+        assert choose_archives(setting, ())[2] == {dated}  # the other one's indexes must be current
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_indexes_are_read_with_debians_keys_and_checks() -> None:
     mirror = DebianMirror(
         main="http://m/debian",
         security="http://m/s",
-        dated=False,
+        dated=frozenset(),
         keyring=Path("/k.gpg"),
         debs=Path("/d"),
         environ=(),
@@ -261,7 +260,9 @@ def test_indexes_are_read_with_debians_keys_and_checks() -> None:
         f"deb {options} http://m/debian trixie-updates main\n"
         f"deb {options} http://m/s trixie-security main\n"
     )
-    assert "check-valid-until=no" in archive.sources_text(replace(mirror, dated=True), "trixie", "arm64")
+    main = replace(mirror, dated=frozenset({mirror.main}))
+    lines = archive.sources_text(main, "trixie", "arm64").splitlines()
+    assert ["check-valid-until=no" in line for line in lines] == [True, True, False]
     config = archive.apt_config(Path("/root-of-apt"), "amd64")
     assert 'APT::Get::AllowUnauthenticated "false";' in config
     assert {'Acquire::Check-Date "true";', 'Acquire::Check-Valid-Until "true";'} <= {*config.splitlines()}
@@ -682,3 +683,24 @@ def test_an_archive_that_limits_an_address_is_asked_again(
     with pytest.raises(raised) if raised else nullcontext():
         made.download((), tmp_path, Quiet())
     assert len((tmp_path / "runs").read_text().splitlines()) == runs
+
+
+def test_an_archive_that_has_expired_says_what_takes_one_that_is_frozen(tmp_path: Path) -> None:
+    told = (
+        "E: Release file for http://m/debian/dists/s/InRelease is expired (invalid since 1d 2h). Updates ..."
+    )
+    (tmp_path / "apt-get").write_text(f"#!/bin/sh\necho '{told}' >&2\nexit 100\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    (tmp_path / "key").touch()
+    mirror = DebianMirror(
+        main="http://m/debian",
+        security="http://m/debian-security",
+        dated=frozenset(),
+        keyring=tmp_path / "key",
+        debs=tmp_path,
+        environ=(("PATH", f"{tmp_path}:/usr/bin:/bin"), ("TMPDIR", str(tmp_path))),
+    )
+    with pytest.raises(LockError) as raised, archive.open_archive(mirror, "s", "amd64", Quiet()):
+        pass
+    assert "is expired" in raised.value.message
+    assert "Check-Valid-Until: no" in (raised.value.hint or "")
