@@ -34,7 +34,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
-from imagefactory.gpu.frameworks import Role, cpu_only, find_framework, role_of
+from imagefactory.gpu.frameworks import Role, cpu_only, cuda_of, find_framework, role_of
 from imagefactory.gpu.knowledge.documents import Documented
 from imagefactory.gpu.knowledge.scans import ScannedWheel
 from imagefactory.gpu.knowledge.tables import covers, read_table
@@ -50,7 +50,7 @@ from imagefactory.gpu.model import (
     Question,
     Reach,
 )
-from imagefactory.gpu.predict import predict_code, runs, with_driver
+from imagefactory.gpu.predict import predict_code, run_time_ptx, runs, with_driver
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.versions import natural
 
@@ -138,6 +138,22 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     return Cell(
         question=question, claims=tuple(claims), warnings=tuple(f for f in faults if f not in answers)
     )
+
+
+def run_time_claim(cell: Cell, evidence: CellEvidence) -> Claim | None:
+    """The warning of a cell that runs, with a driver older than the CUDA of what compiles there."""
+    question = cell.question
+    if not question.driver or question.capability.processor or cell.answer in (Answer.NO, Answer.UNKNOWN):
+        return None
+    if cell.claims[0].basis is Basis.VERIFIED:
+        return None
+    contents = evidence.contents or scanned_contents(question)
+    cuda = (cuda_of(contents) if contents else "") or question.cuda
+    reason = run_time_ptx(cuda, question.driver)
+    if not reason:
+        return None
+    source = _source("cuda_drivers", "driver", cuda)
+    return replace(_no("run-time-ptx", reason, source), answer=Answer.YES)
 
 
 def _order(claim: Claim) -> tuple[int, int]:

@@ -202,7 +202,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is known of one question: the claims, the weightiest first; `warnings` are known-bad rules."""
+    """What is known of one question: the claims, the weightiest first; `warnings` is what may fail there."""
 
     question: Question
     claims: tuple[Claim, ...]

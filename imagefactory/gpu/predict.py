@@ -98,12 +98,20 @@ def _driver_warnings(bare: Prediction, contents: Contents, driver: str) -> Itera
                 f"driver {driver} is newer than libcuda.so {version} of the image: a library path that puts "
                 "its folder first fails (error 803)"
             )
-    cuda = cuda_of(contents)
-    if (floor := native_driver(cuda)) and older(driver, floor):
-        yield (
-            f"what compiles at run time (Triton, XLA, NVRTC) makes PTX of CUDA {cuda}, which driver {driver} "
-            f"does not know (from {floor} on)"
-        )
+    by_forward = bool(bare.driver) and older(driver, bare.driver)  # then the image's own libcuda compiles
+    if not by_forward and (newer := run_time_ptx(cuda_of(contents), driver)):
+        yield newer
+
+
+def run_time_ptx(cuda: str, driver: str) -> str:
+    """The warning where what compiles at run time makes PTX too new for the driver; empty elsewhere."""
+    floor = native_driver(cuda)
+    if not floor or not older(driver, floor):
+        return ""
+    return (
+        f"what compiles at run time (Triton, XLA, NVRTC) makes PTX of CUDA {cuda}, which driver {driver} "
+        f"does not know (from {floor} on)"
+    )
 
 
 def _own_libraries(contents: Contents) -> list[tuple[str, str]]:

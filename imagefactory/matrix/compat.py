@@ -12,7 +12,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask
+from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask, run_time_claim
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
@@ -102,7 +102,9 @@ def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tup
 def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
     question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver, host=gpu.host)
     claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
-    return answer_cell(question, replace(candidate.evidence, verified=claims))
+    made = answer_cell(question, replace(candidate.evidence, verified=claims))
+    newer = run_time_claim(made, candidate.evidence)
+    return replace(made, warnings=(*made.warnings, newer)) if newer else made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

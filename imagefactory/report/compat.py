@@ -53,7 +53,7 @@ def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = No
     ]
     if gpu.capability not in (*knowledge.capabilities(), *knowledge.processors()):
         lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
-    more = [*_named(warnings, "Known faults"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
+    more = [*_named(warnings, "Warnings"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
     return "\n".join([*lines, *fold(more, width)])
 
 
@@ -82,7 +82,7 @@ def _gpu_row(row: CompatRow, sources: Sources, warnings: Sources) -> tuple[str, 
 
 
 def shown_warnings(cell: Cell) -> tuple[Claim, ...]:
-    """The known faults of what runs, be it in part; of what does not run they say nothing more."""
+    """The warnings of what runs, be it in part; of what does not run they say nothing more."""
     return () if cell.answer is Answer.NO else cell.warnings
 
 

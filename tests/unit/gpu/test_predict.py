@@ -557,6 +557,7 @@ def test_a_library_that_names_its_drivers_says_where_it_works() -> None:
     data_center, mixed = parse_capability("9.0"), parse_capability("8.6")
     assert predict(place, data_center, "535.54.03").answer is Answer.PTX
     assert "forward compatibility" in predict(place, data_center, "535.54.03").reason
+    assert predict(place, data_center, "535.54.03").warnings == ()  # the library that comes first compiles
     assert predict(place, data_center, "525.60.13").answer is Answer.NO
     assert predict(place, mixed, "470.57.02").answer is Answer.UNKNOWN
     assert predict(place, mixed, "470.57.02", gpu="A40").answer is Answer.UNKNOWN

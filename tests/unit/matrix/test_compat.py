@@ -273,7 +273,20 @@ def test_a_fault_of_what_does_not_run_is_not_told() -> None:
     (row,) = rows([faulty("one", "2.9.1", "sm_80", packages=(("nvidia-cudnn-cu12", "9.20"),))], [gpu("7.0")])
     assert row.cells[0].warnings
     assert letters(row.cells[0]) == "-p"
-    assert "Known faults" not in format_gpu(gpu("7.0"), [row])
+    assert "Warnings" not in format_gpu(gpu("7.0"), [row])
+
+
+@pytest.mark.parametrize(
+    ("driver", "rules"),
+    [("", []), ("525.60.13", ["run-time-ptx"]), ("530.30.02", []), ("450.80.02", [])],
+)
+def test_a_driver_older_than_the_cuda_of_what_compiles_at_run_time_is_told(
+    driver: str, rules: list[str]
+) -> None:
+    asked = replace(gpu("8.0"), driver=driver)
+    (row,) = rows([candidate("one", "2.3", "sm_80")], [asked])
+    assert [claim.rule for claim in row.cells[0].warnings] == rules
+    assert ("Warnings" in format_gpu(asked, [row])) == bool(rules)
 
 
 def test_the_driver_of_a_gpu_counts() -> None:
