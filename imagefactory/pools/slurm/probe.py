@@ -20,7 +20,7 @@ from typing import Annotated
 from imagefactory.documents import Most, format_document, parse_document
 from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError
 from imagefactory.files import replace_text
-from imagefactory.pools.model import Inventory, PoolGpu
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.sizes import MB
 from imagefactory.pools.slurm.commands import TIMEOUT, run
 from imagefactory.verify.suite_report import clean
@@ -81,16 +81,18 @@ def fill(inventory: Inventory, known: Sequence[Known]) -> Inventory:
     by_node = {(one.node, one.type): one for one in known}
     by_type = {one.type: one for one in known if one.type}
 
-    def filled(node: str, gpu: PoolGpu) -> PoolGpu:
-        exact = by_node.get((node, gpu.name))
+    def filled(machine: PoolMachine, gpu: PoolGpu) -> PoolGpu:
+        exact = by_node.get((machine.name, gpu.name))
         told = exact or by_type.get(gpu.name)
         if told is None or gpu.mig:  # a slice has a size of its own
             return gpu
         driver = exact.driver if exact else ""
-        return replace(gpu, capability=told.capability, memory=told.memory, driver=driver)
+        shared = machine.attributes.get("memory", 0)  # of a GPU without memory of its own, in MB
+        memory = told.memory or (shared * MB if isinstance(shared, int) else 0)
+        return replace(gpu, capability=told.capability, memory=memory, driver=driver)
 
     machines = tuple(
-        replace(machine, gpus=tuple(filled(machine.name, gpu) for gpu in machine.gpus))
+        replace(machine, gpus=tuple(filled(machine, gpu) for gpu in machine.gpus))
         for machine in inventory.machines
     )
     return replace(inventory, machines=machines)

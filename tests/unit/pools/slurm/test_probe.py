@@ -72,6 +72,14 @@ def test_an_answer_is_read_strictly() -> None:
             parse_answer(text, Kind(type="ours"))
 
 
+def test_a_gpu_without_memory_of_its_own_has_the_machines() -> None:
+    shared = Known(node="o2", type="ours", capability="12.1", memory=0, driver="580.95.05")
+    found = {machine.name: machine for machine in fill(CLUSTER, (shared,)).machines}
+    memory = found["o2"].attributes["memory"]
+    assert memory
+    assert [gpu.memory for gpu in found["o2"].gpus] == [int(memory) << 20]
+
+
 def test_each_kind_is_asked_by_a_job_that_waits_no_longer(
     programs: Path, program: Program, tmp_path: Path
 ) -> None:
