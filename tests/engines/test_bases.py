@@ -479,6 +479,9 @@ def test_the_layer_holds_nothing_of_its_making(
                     days = {line.split(":")[2] for line in content.decode().splitlines()}
                     assert days == {str(epoch // 86400)}
     assert seen == sorted(set(seen), key=lambda path: path.split("/"))
+    # what apptainer mounts over, where neither overlay nor underlay is allowed
+    assert {"etc/group", "etc/hosts", "etc/localtime", "etc/passwd", "etc/resolv.conf"} <= {*seen}
+    assert {"home", "mnt", "opt", "root", "srv", "var/tmp"} <= {*seen}
     for folder in ("dev", "proc", "sys", "tmp", "run/lock", "var/log", "var/cache/apt", "var/lib/apt/lists"):
         assert folder in seen
         assert not [path for path in seen if path.startswith(folder + "/")]

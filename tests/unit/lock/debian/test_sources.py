@@ -420,6 +420,14 @@ def test_local_time_of_a_base_is_utc() -> None:
     assert datetime(2026, 7, 1, tzinfo=zone).tzname() == "UTC"
 
 
+def test_what_apptainer_mounts_over_stays_in_a_base() -> None:
+    for path in ("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var/tmp"):
+        assert look.is_kept(path, is_folder=True), path
+    fixed = look.fixed_files(BASE)
+    for path in ("etc/group", "etc/hosts", "etc/localtime", "etc/passwd", "etc/resolv.conf"):
+        assert path in fixed or look.is_kept(path, is_folder=False), path
+
+
 def test_the_key_follows_the_lock() -> None:
     assert look.base_key(LOCK) == look.base_key(parse_base_lock(TEXT, "x"))
     assert look.base_key(LOCK) != look.base_key(replace(LOCK, source_date_epoch=1))
