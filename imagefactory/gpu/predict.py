@@ -34,7 +34,7 @@ from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usu
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
 _GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
-# Capabilities of data-centre GPUs alone (V100, A100, H100, B200, B300), but for a few workstations' of 7.0.
+# Capabilities of data-center GPUs alone (V100, A100, H100, B200, B300), but for a few workstations' of 7.0.
 _DATA_CENTER = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 DRIVER_FACT, OWN = "driver", "of the image itself"
 """A fact of one of the driver's libraries, and its value for one that lies in the image as its own."""
@@ -138,14 +138,14 @@ def _branches(contents: Contents, version: str) -> tuple[str, ...]:
 def _forward(bare: Prediction, contents: Contents, driver: str, gpu: str) -> Prediction | None:
     """With a driver's own library in the place; None where there is none, or the driver needs none.
 
-    Source: NVIDIA, CUDA Compatibility, forward compatibility: data-centre GPUs alone take such a library, and
+    Source: NVIDIA, CUDA Compatibility, forward compatibility: data-center GPUs alone take such a library, and
     with drivers of some branches; others end with error 804.
     """
     found = _compat_libraries(contents)
     if not found or not bare.driver:
         return None
     newest = found[0]
-    told = f"libcuda.so {newest} is here for older drivers, which data-centre GPUs alone take"
+    told = f"libcuda.so {newest} is here for older drivers, which data-center GPUs alone take"
     if older(newest, bare.driver):
         return None
     if not driver:

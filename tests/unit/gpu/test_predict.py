@@ -538,13 +538,13 @@ def test_drivers_turn_a_yes_into_a_no() -> None:
 
 
 def test_a_library_for_older_drivers_leaves_it_open_whether_they_do() -> None:
-    """It is of data-centre GPUs alone, and a capability does not say whether a GPU is one."""
+    """It is of data-center GPUs alone, and a capability does not say whether a GPU is one."""
     place = replace(tensorflow_2_18(), toolkit=("libcuda.so.1", "libcuda.so.550.54.14"))
     assert predict(place, parse_capability("9.0")).driver == "545.23.06"
     assert "libcuda.so 550.54.14 is here" in predict(place, parse_capability("9.0")).driver_reason
     old = predict(place, parse_capability("9.0"), "535.54.03")
     assert old.answer is Answer.UNKNOWN
-    assert "which data-centre GPUs alone take" in old.reason
+    assert "which data-center GPUs alone take" in old.reason
     assert predict(place, parse_capability("9.0"), "550").answer is Answer.PTX
     assert predict(place, parse_capability("9.0"), "470").answer is Answer.NO  # it knows no such GPU
     too_old = replace(place, toolkit=("libcuda.so.530.30.02",))

@@ -570,7 +570,7 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
             assert_explained(one)
             claim = one.ruling.claim
             assert claim is None or claim.rule != "cuda-not-offered", (row, capability)
-        # A data-centre GPU that every one of these was made for.
+        # A data-center GPU that every one of these was made for.
         assert not judged[row["tf"], row["cuda"], "7.0"].ruling.pruned, row
     wrong = [(row["tf"], "12.1" if row["cuda"].startswith("11.") else "11.2") for row in table]
     for (version, cuda, _), one in judged_space("tensorflow", wrong).items():
