@@ -135,7 +135,11 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
                         made[name] = _take_layer(layout, file, taking)
         return _put_together(layout, taking, _Saved(small=small, links=links, made=made))
     except _NO_IMAGE as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        why = (
+            f"it has no {error}"
+            if isinstance(error, KeyError)
+            else printable(str(error)) or type(error).__name__
+        )
         raise StoreError(f"what docker saved is not a whole image: {why}", hint="build it again") from error
 
 
@@ -156,13 +160,15 @@ def _named(name: str) -> str:
 
 
 def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
-    entry = _only_image(json.loads(saved.small["manifest.json"]))
-    config = saved.small[entry["Config"]]
-    diff_ids = json.loads(config)["rootfs"]["diff_ids"]
-    if len(entry["Layers"]) != len(diff_ids):
-        raise ValueError(f"{len(entry['Layers'])} layers where its config has {len(diff_ids)}")
+    entry = _only_image(_parse("manifest.json", saved.small["manifest.json"]))
+    config = saved.small[str(entry["Config"])]
+    root = _parse("config", config, dict).get("rootfs")
+    names = _texts("Layers of its manifest.json", entry["Layers"])
+    diff_ids = _texts("diff_ids of its config", root.get("diff_ids") if isinstance(root, dict) else None)
+    if len(names) != len(diff_ids):
+        raise ValueError(f"{len(names)} layers where its config has {len(diff_ids)}")
     layers = []
-    for name, diff_id in zip(entry["Layers"], diff_ids, strict=True):
+    for name, diff_id in zip(names, diff_ids, strict=True):
         file = saved.links.get(name, name)
         if diff_id in taking.known:
             layers.append(taking.known[diff_id])
@@ -174,14 +180,34 @@ def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
     return TakenImage(config=config, layers=tuple(layers))
 
 
+def _parse(what: str, data: bytes, kind: type = list) -> Any:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"its {what} is no JSON") from None
+    if not isinstance(value, kind):
+        raise TypeError(f"its {what} is no {'list' if kind is list else 'object'}")
+    return value
+
+
+def _texts(what: str, value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"the {what} are no list of names")
+    return value
+
+
+def _tags(one: dict[str, Any]) -> list[str]:
+    return _texts("RepoTags of its manifest.json", one.get("RepoTags") or [])
+
+
 def _only_image(images: list[Any]) -> Any:
     """The one image of an archive. Raises StoreError for several."""
-    if not isinstance(images, list):
+    if not all(isinstance(one, dict) for one in images):
         raise TypeError("its manifest.json is not a list of images")
     if not images:
         raise ValueError("its manifest.json names no image")
     if len(images) > 1:
-        tags = [str(tag) for one in images for tag in one.get("RepoTags") or ["one without a name"]]
+        tags = [tag for one in images for tag in _tags(one) or ["one without a name"]]
         raise StoreError(
             f"the archive holds {len(images)} images: {printable(', '.join(tags))}",
             hint="save one of them alone: `docker save NAME:TAG`",

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import resource
 import tarfile
 import tracemalloc
@@ -361,6 +362,33 @@ def test_layer_that_is_not_what_the_config_says(layout: Layout) -> None:
 def test_manifest_that_is_none(manifest: bytes, layout: Layout) -> None:
     with pytest.raises(StoreError, match="not a whole image"):
         take_docker(layout, io.BytesIO(tar_of({"manifest.json": manifest})), taking())
+
+
+@pytest.mark.parametrize(
+    ("manifest", "config"),
+    [
+        ("{", "{}"),
+        ("null", "{}"),
+        ("[" * 100_000, "{}"),
+        ("[null]", "{}"),
+        ("[null, null]", "{}"),
+        ('[{"Config": "c", "RepoTags": 3, "Layers": []}, {}]', "{}"),
+        ('[{"Config": ["c"], "Layers": []}]', "{}"),
+        ('[{"Config": "c", "Layers": null}]', '{"rootfs": {"diff_ids": []}}'),
+        ('[{"Config": "c", "Layers": [3]}]', '{"rootfs": {"diff_ids": ["sha256:a"]}}'),
+        *(
+            ('[{"Config": "c", "Layers": []}]', one)
+            for one in ("[]", "[" * 100_000, '{"rootfs": null}', "{}")
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_saved_image_is_said_in_words(
+    manifest: str, config: str, layout: Layout
+) -> None:
+    saved = tar_of({"manifest.json": manifest.encode(), "c": config.encode()})
+    with pytest.raises(StoreError, match="not a whole image") as told:
+        take_docker(layout, io.BytesIO(saved), taking())
+    assert not re.search(r"\w\(\)|'(?:NoneType|int|list|str)'|subscript|hashable", told.value.message)
 
 
 def test_an_archive_with_fewer_layers_than_its_config_says_how_many(layout: Layout) -> None:
