@@ -99,7 +99,7 @@ def _driver_warnings(bare: Prediction, contents: Contents, driver: str) -> Itera
                 "its folder first fails (error 803)"
             )
     cuda = cuda_of(contents)
-    if (floor := native_driver(cuda)) and older(driver, floor):
+    if cuda and (floor := native_driver(cuda)) and older(driver, floor):
         yield (
             f"what compiles at run time (Triton, XLA, NVRTC) makes PTX of CUDA {cuda}, which driver {driver} "
             f"does not know (from {floor} on)"
