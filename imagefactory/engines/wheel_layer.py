@@ -450,6 +450,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, InvalidRecordEntry):
         return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error
+    if isinstance(error, configparser.Error):  # whose one text is that of the programs
+        text = str(error).replace("'<string>'", "entry_points.txt")
     return " ".join(str(text).split()) or type(error).__name__
 
 
