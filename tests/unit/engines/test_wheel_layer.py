@@ -375,6 +375,8 @@ POINTS = "demo-1.0.dist-info/entry_points.txt"
         (POINTS, "p = a:b\n", "entry_points.txt, line: 1"),
         (POINTS, "\ufeff[console_scripts]\np = a:b\n", "entry_points.txt, line: 1"),
         (POINTS, "[console_scripts]\na = a:b\na = a:b\n", "entry_points.txt [line 3]"),
+        (POINTS, "[DEFAULT]\nq = 1\n[console_scripts]\na = a:b\n", f"{POINTS}: "),
+        (POINTS, "[console_scripts]\na = a:b\n  c d\n", f"{POINTS}: "),
         (RECORD, "demo/__init__.py,sha256=aa\n", f"{RECORD}: Row Index 0: "),
         (RECORD, "demo/__init__.py,sha256,3\n", "RECORD, demo/__init__.py: "),
         (RECORD, None, f"it has no {RECORD}"),
