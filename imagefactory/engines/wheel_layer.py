@@ -203,7 +203,7 @@ class WheelSource(WheelFile):
             raise _UnsoundError(f"{name}, line {line}: is not UTF-8") from None
 
     def check_scripts(self) -> None:
-        """Raises _UnsoundError, with its line if one is at fault, for a program that installers cannot make."""
+        """Raises _UnsoundError, with its line if one is at fault, for a program that cannot be made."""
         name = f"{self.dist_info_dir}/entry_points.txt"
         if name not in self._zipfile.namelist():
             return
