@@ -30,7 +30,7 @@ from installer.exceptions import InstallerError, InvalidWheelSource
 from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
-from installer.utils import SCHEME_NAMES, Scheme, construct_record_file, fix_shebang
+from installer.utils import SCHEME_NAMES, Scheme, construct_record_file, fix_shebang, parse_entrypoints
 from isal import isal_zlib
 
 from imagefactory.errors import BuildError
@@ -203,12 +203,12 @@ class WheelSource(WheelFile):
             raise _UnsoundError(f"{name}, line {line}: is not UTF-8") from None
 
     def check_scripts(self) -> None:
-        """Raises _UnsoundError, with its line, for a program that installers cannot make."""
+        """Raises _UnsoundError, with its line if one is at fault, for a program that cannot be made."""
         name = f"{self.dist_info_dir}/entry_points.txt"
         if name not in self._zipfile.namelist():
             return
-        section = ""
-        for number, line in enumerate(self.read_dist_info("entry_points.txt").splitlines(), 1):
+        section, text = "", self.read_dist_info("entry_points.txt")
+        for number, line in enumerate(text.splitlines(), 1):
             if found := re.match(r"\[([^]]*)\]", line.strip()):
                 section = found[1].strip()
             elif (
@@ -218,6 +218,11 @@ class WheelSource(WheelFile):
             ):
                 what = f"{line.strip()[:200]!a} is not NAME = MODULE:FUNCTION, in letters and digits"
                 raise _UnsoundError(f"{name}, line {number}: {what}")
+        try:
+            list(parse_entrypoints(text))
+        except AssertionError:  # what a [DEFAULT] or an indented line adds to a program
+            what = "with [DEFAULT] and indented lines a program is not NAME = MODULE:FUNCTION"
+            raise _UnsoundError(f"{name}: {what}") from None
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         archive: zipfile.ZipFile = self._zipfile
@@ -450,6 +455,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, InvalidRecordEntry):
         return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error
+    if isinstance(error, configparser.Error):  # whose one text is that of the programs
+        text = str(error).replace("'<string>'", "entry_points.txt")
     return " ".join(str(text).split()) or type(error).__name__
 
 

@@ -105,7 +105,7 @@ def _driver_warnings(bare: Prediction, contents: Contents, driver: str) -> Itera
 
 def run_time_ptx(cuda: str, driver: str) -> str:
     """The warning where what compiles at run time makes PTX too new for the driver; empty elsewhere."""
-    floor = native_driver(cuda)
+    floor = native_driver(cuda) if cuda else ""
     if not floor or not older(driver, floor):
         return ""
     return (

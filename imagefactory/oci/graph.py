@@ -217,6 +217,12 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
     return Choice(digest=str(fitting[0]["digest"]), whole=False)
 
 
+def says_no_platform(index: Manifest, digest: str) -> bool:
+    """Whether an index names an image and not what it is for."""
+    rows = [row for row in json.loads(index.data)["manifests"] if row["digest"] == digest]
+    return not any("platform" in row for row in rows)
+
+
 def check_unambiguous(manifest: Manifest) -> None:
     """Raises RegistryError for an index of which two tools could take different images for one platform.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from posixpath import normpath
+from urllib.parse import unquote
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
@@ -120,7 +121,8 @@ class Beside:
 
         Empty for absolute ones and addresses."""
         above = PurePosixPath(self.above[-1]).parent if self.above else PurePosixPath()
-        name = name if name.startswith("file://") else name.removeprefix("file:")
+        if name.startswith("file:") and not name.startswith("file://"):
+            name = unquote(name.removeprefix("file:")).replace("\0", "%00")
         return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
@@ -244,7 +246,7 @@ def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str
     """Takes over a file that lies near the first; or says why not."""
     place = beside.path(name)
     if not place:
-        return "is not in the folder of the file that is imported"
+        return "is no path from the folder of the file that is imported on"
     if place in beside.above or wish.files >= MOST_FILES:
         return "" if place in beside.above else f"is one file more than {MOST_FILES}"
     text = beside.read(place)

@@ -11,7 +11,7 @@ from imagefactory.access import Access, open_registry, registry_place, repositor
 from imagefactory.errors import BuildError, RegistryError
 from imagefactory.factory import Factory
 from imagefactory.files import insist_on_room
-from imagefactory.gpu.platforms import this_platform
+from imagefactory.gpu.platforms import architecture, this_platform
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.candidates import plain_tag
@@ -23,6 +23,7 @@ from imagefactory.oci.graph import (
     read_config,
     read_graph,
     read_manifest,
+    says_no_platform,
 )
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
@@ -80,9 +81,11 @@ def pull_image(
     with layout.in_use(progress), progress.stage(f"pull {asked}"):
         brake = Brake()
         source = Place(store=open_registry(access, asked.registry, brake), repository=asked.repository)
-        choice = choose_platform(read_manifest(source, asked.wanted), platform)
+        root = read_manifest(source, asked.wanted)
+        choice = choose_platform(root, platform)
         graph = read_graph(source, choice.digest)
-        _insist_on_image(source, graph, asked)
+        unnamed = not choice.whole and says_no_platform(root, choice.digest)
+        _insist_on_image(source, graph, asked, platform if unnamed else "")
         _insist_on_room(layout, graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
@@ -90,15 +93,23 @@ def pull_image(
     return Pulled(name=name, reference=reference, digest=sent.digest, alone=whole, sent=sent)
 
 
-def _insist_on_image(source: Place, graph: Graph, asked: Reference) -> None:
+def _insist_on_image(source: Place, graph: Graph, asked: Reference, platform: str) -> None:
     """Raises RegistryError for a .sif or another artifact, which must not become a target's image.
 
-    Also for an image whose config is malformed: it must not get a name here.
+    Also for an image whose config is malformed: it must not get a name here. And for one of an index that
+    does not say what it is for, where its config says that it is not for `platform`.
     """
     manifests = [one for one in graph.manifests if one.descriptor.media_type in MANIFEST_TYPES]
     configs = [read_config(source, one) for one in manifests]
     if not any(configs):
         raise RegistryError(f"{asked} is no image, but an artifact", hint="is it a .sif? add --format sif")
+    others = [one.architecture for one in configs if one and one.architecture != architecture(platform)]
+    if platform and others:
+        first = others[0][:40]
+        raise RegistryError(
+            f"{asked} does not say which of its images is for {platform}, and the first is for {first!r}",
+            hint="pull the one that is meant by the digest of its manifest: HOST/NAME@sha256:...",
+        )
 
 
 def _insist_on_room(layout: Layout, graph: Graph, asked: Reference) -> None:

@@ -62,9 +62,12 @@ gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noh
             else if (one ~ /^MIG-GPU-/) { sub(/^MIG-/, "", one); sub(/[/].*/, "", one); uuid = of[one] }
             else if (one ~ /^(GPU|MIG)-/)
                 for (name in of) if (index(name, one) == 1) { uuid = of[name]; fitting++ }
-            if (uuid == "" || fitting > 1) break
-            print (uuid in can) ? can[uuid] : "unknown"
+            if (fitting > 1 || entry[place] in had) { found = ""; break }
+            if (uuid == "") break
+            had[entry[place]]
+            found = found ((uuid in can) ? can[uuid] : "unknown") " "
         }
+        printf "%%s", found
     }')
 if [ -z "$gpus" ]; then
     echo "$(hostname): Slurm gave this job no GPU: CUDA_VISIBLE_DEVICES is '${CUDA_VISIBLE_DEVICES-}'" >&2

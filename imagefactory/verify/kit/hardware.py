@@ -28,6 +28,7 @@ UUID = re.compile(
 )
 MAJOR = re.compile(r"^\s*([0-9]+)\s+nvidia(?:-frontend)?$", re.MULTILINE)
 VERSION = re.compile(r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s", re.MULTILINE)
+NVML = re.compile(r"/\S*/libnvidia-ml\.so\.[0-9]{3,4}\.[0-9.]+")
 LARGEST_FILE = 1 << 16
 
 MEMORY = re.compile(r"^MemTotal:\s+([0-9]+) kB$", re.MULTILINE)
@@ -39,6 +40,7 @@ PCI_ORDER = "PCI_BUS_ID"
 BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the texts that are asked for
 MIG_ENABLED = 1
 NOT_SUPPORTED = 3
+VERSION_MISMATCH = 18  # NVML is of another driver than the kernel module
 
 
 class NoGpu(Exception):
@@ -86,9 +88,8 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     if not known:
         raise NoGpu(f"{UNUSABLE}none below /proc/driver/nvidia/gpus tells its UUID")
     if notes["nvml-driver"] != driver:
-        raise NoGpu(
-            f"{UNUSABLE}the kernel module is {driver} and NVML of {notes['nvml-driver']}; "
-            "reload the module or restart the machine"
+        raise LostGpu(
+            f"{UNUSABLE}the kernel module is {driver} and NVML of {notes['nvml-driver']}{_loaded()}"
         )
     return {"format": FORMAT, "driver": driver, "gpus": gpus, "known": known, "nodes": nodes, "notes": notes}
 
@@ -158,9 +159,9 @@ def read_memory(proc: str) -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, limit: int = LARGEST_FILE) -> str:
     with path.open("rb") as file:
-        return file.read(LARGEST_FILE).decode("utf-8", "replace")
+        return file.read(limit).decode("utf-8", "replace")
 
 
 # --- NVML ----------------------------------------------------------------------------------------
@@ -266,7 +267,19 @@ def _call(nvml: Any, function: str, *arguments: Any) -> None:
 def _refusal(nvml: Any, function: str, code: int) -> NoGpu:
     nvml.nvmlErrorString.restype = ctypes.c_char_p
     said = (nvml.nvmlErrorString(code) or b"").decode("utf-8", "replace")
+    if code == VERSION_MISMATCH:
+        return LostGpu(f"{UNUSABLE}{function} of NVML answers {code} ({said}){_loaded()}")
     return NoGpu(f"{UNUSABLE}{function} of NVML answers {code} ({said})")
+
+
+def _loaded() -> str:
+    """Which NVML was loaded, where its name tells its driver, and what to do: an image may bring one."""
+    try:
+        found = sorted(set(NVML.findall(_read(Path("/proc/self/maps"), 1 << 22))))
+    except OSError:
+        found = []
+    of = f" by {', '.join(found)}" if found else ""
+    return f"{of}; reload the module or restart the machine, or remove an NVML that an image brings"
 
 
 # --- which of them a program sees ------------------------------------------------------------------

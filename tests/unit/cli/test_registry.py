@@ -21,7 +21,14 @@ from imagefactory.oci.layout import (
     Layout,
 )
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+)
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
@@ -29,7 +36,7 @@ from imagefactory.progress import Quiet
 from tests.made.command import Call, json_of
 from tests.made.families import candidate_of, put_index, stored_image
 from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
-from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, image_manifest, odd_image
+from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, image_manifest, odd_image, put_blob
 
 ROOT = Path(__file__).parents[3]
 
@@ -337,6 +344,28 @@ def test_of_several_platforms_one_is_pulled_and_it_is_said(
     assert value["blobs"]["received"] == 3
     said = call("pull", f"{registry.host}/both:1", store="again")
     assert "the linux/amd64 manifest of an index of several" in said.out
+
+
+@pytest.mark.parametrize(("first", "code"), [("amd64", 0), ("arm64", errors.EXIT_REGISTRY)])
+def test_an_image_that_an_index_does_not_place_is_not_taken_for_another_processor(
+    call: Call, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch, first: str, code: int
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    client = Registry(registry.host)
+    rows = []
+    for processor in (first, "arm64" if first == "amd64" else "amd64"):
+        layer = put_blob(client, "both", processor.encode())
+        config = {"architecture": processor, "rootfs": {"type": "layers", "diff_ids": [layer.digest]}}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": format_descriptor(put_blob(client, "both", canonical_json(config), CONFIG_TYPE)),
+            "layers": [{**format_descriptor(layer), "mediaType": "application/vnd.oci.image.layer.v1.tar"}],
+        }
+        rows.append(format_descriptor(client.put_manifest("both", canonical_json(manifest), MANIFEST_TYPE)))
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
+    client.put_manifest("both", canonical_json(index), INDEX_TYPE, "1")
+    call("pull", f"{registry.host}/both:1", store="fresh", code=code)
 
 
 def test_bytes_that_are_not_what_the_digest_says_are_never_kept(

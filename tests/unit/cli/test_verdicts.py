@@ -21,7 +21,7 @@ import pytest
 from imagefactory.model import Outcome
 from imagefactory.oci.artifacts import WITHDRAWN, put_artifact
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag, pushed_record
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Place
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
@@ -63,6 +63,45 @@ def test_a_verified_candidate_gets_the_tags(bench: Bench) -> None:
     assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
     reference = f"{bench.registry.host}/one@{first}"
     assert "no tag of one-12.1-cu121 points to" in bench.call("promote", reference, code=9).err
+
+
+@pytest.mark.parametrize("bench", [False], ids=["fallback"], indirect=True)
+def test_verdicts_are_found_in_a_list_that_calls_them_something_else(bench: Bench) -> None:
+    """GHCR's list says application/vnd.oci.empty.v1+json of what cosign attached; a stranger's rows stay."""
+    empty = "application/vnd.oci.empty.v1+json"
+    first = bench.push(b"a", 1)
+    bench.verify(first)
+    client, subject = Registry(bench.registry.host), bench.manifest(first)
+    tag = subject.replace(":", "-")
+
+    def spoil(*more: dict[str, object]) -> set[str]:
+        found = client.manifest("one", tag)
+        assert found is not None
+        rows = [*json.loads(found[1])["manifests"], *more]
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
+        for row in rows:
+            row["artifactType"] = empty
+        client.put_manifest("one", canonical_json(index), INDEX_TYPE, tag)
+        return {row["digest"] for row in rows}
+
+    cosign = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": format_descriptor(EMPTY_BLOB)}
+    client.write("one", EMPTY_BLOB, lambda start: iter([EMPTY[start:]]))
+    bundle = canonical_json(
+        {**cosign, "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json", "layers": []}
+    )
+    strangers = client.put_manifest("one", bundle, MANIFEST_TYPE)
+    before = spoil(format_descriptor(strangers))
+    assert strangers.digest in before
+    bench.promote()
+    assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
+    host = bench.registry.host
+    (image,) = json_of(bench.call("verdicts", f"{host}/one@{first}", "--json"), "verdicts")["images"]
+    assert [one["standing"] for one in image["verdicts"]] == ["good"]
+    bench.call("reconcile", "--registry", host)
+    bench.verify(first, "9.0")
+    after = spoil()
+    assert before < after
+    assert len(bench.artifacts(first)) == 2
 
 
 def test_revoked_and_verified_again(bench: Bench) -> None:

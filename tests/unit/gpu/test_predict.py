@@ -586,6 +586,12 @@ def test_what_compiles_at_run_time_may_be_too_new_for_the_driver() -> None:
     assert predict(place, parse_capability("8.0"), "550.54.14").warnings == ()
 
 
+def test_of_an_unknown_cuda_nothing_is_said_of_what_it_compiles() -> None:
+    place = replace(torch_2_3(), facts=(), packages=(), toolkit=())
+    told = predict(place, parse_capability("8.0"), "580.95.05")
+    assert (told.answer, told.warnings) == (Answer.YES, ())
+
+
 def test_of_a_library_for_each_cuda_the_one_of_its_own_counts() -> None:
     """bitsandbytes loads that of PyTorch's CUDA: what the others lack is no matter."""
     old = library("bitsandbytes/libbitsandbytes_cuda118.so", "9 sm_60 sm_80")

@@ -179,6 +179,12 @@ def test_files_of_public_reports(text: str, taken: list[str], notes: int) -> Non
 def test_files_are_named_by_file_too() -> None:
     wish = read("-r file:more.txt\n-c file:bounds.txt\n", **{"more.txt": "a==1\n", "bounds.txt": "b<2\n"})
     assert (wish.pip, wish.constraints, wish.left) == (["a==1"], ["b<2"], [])
+    wish = read(
+        "-r file:my%20own.txt\n--requirement=file:./b.txt\n", **{"my own.txt": "a==1\n", "b.txt": "b\n"}
+    )
+    assert (wish.pip, wish.left) == (["a==1", "b"], [])
+    for outside in ("file:///srv/more.txt", "file:%2e%2e/more.txt", "file:a%00.txt", "file:/more.txt"):
+        assert len(read(f"-r {outside}\n").left) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,13 +15,14 @@ from imagefactory.lock.files import lock_digest
 from imagefactory.model import Target
 from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE, read_tagged
 from imagefactory.oci.graph import Place
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.prune import plan_prune, remove_candidate
 from imagefactory.stages.locked import require_lock
 from imagefactory.verdicts.envelope import is_signed_by, parse_envelope
 from imagefactory.verdicts.keys import keys_folder, make_key
 from tests.made.command import Call, Said
 from tests.made.pushed import put_base, put_built
-from tests.made.registry import RegistryMadeHere
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.scanned import tar
 
 SITE = "opt/env/lib/python3.11/site-packages"
@@ -30,6 +31,12 @@ LAYER = tar(
 )
 
 Push = Callable[..., Said]
+
+
+@pytest.fixture
+def registry(request: pytest.FixtureRequest) -> Iterator[RegistryMadeHere]:
+    with registry_made_here(Ways(referrers=getattr(request, "param", True))) as made:
+        yield made
 
 
 @pytest.fixture
@@ -114,6 +121,36 @@ def test_an_image_that_was_not_made_here_has_no_provenance_of_here(
     said = push("--sbom")
     assert said.code == 0, said.err
     assert "provenance  none: this store did not make the image of the present lock" in said.out
+
+
+@pytest.mark.parametrize("registry", [False], ids=["fallback"], indirect=True)
+def test_bills_are_found_in_a_list_that_calls_them_something_else(
+    push: Push, factory: Factory, registry: RegistryMadeHere
+) -> None:
+    """GHCR's list says application/vnd.oci.empty.v1+json; what it has of strangers stays."""
+    value: dict[str, Any] = push("--sbom", "--json").json()
+    (row,) = value["results"]
+    client = open_registry(factory, registry.host)
+    tag = row["digest"].replace(":", "-")
+    found = client.manifest("pytorch", tag)
+    assert found
+    index = json.loads(found[1])
+    config = client.manifest("pytorch", index["manifests"][0]["digest"])
+    assert config
+    bundle = {**json.loads(config[1]), "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json"}
+    del bundle["subject"]
+    stranger = client.put_manifest("pytorch", canonical_json(bundle), MANIFEST_TYPE)
+    index["manifests"].append(format_descriptor(stranger))
+    for one in index["manifests"]:
+        one["artifactType"] = "application/vnd.oci.empty.v1+json"
+    client.put_manifest("pytorch", canonical_json(index), INDEX_TYPE, tag)
+    make_key(keys_folder(factory.environ), "lab")  # so that one more is attached
+    again: dict[str, Any] = push("--sbom", "--json").json()
+    attached_now = again["results"][0]["attached"]
+    assert attached_now.items() > row["attached"].items()
+    assert attached(factory, registry, row["digest"]).keys() == attached_now.keys()
+    listed = {one.digest for one in client.referrers("pytorch", row["digest"])}
+    assert listed >= {stranger.digest, *attached_now.values()}
 
 
 def test_what_is_attached_goes_with_its_candidate(

@@ -199,6 +199,8 @@ def test_a_gpu_that_is_not_proven_stops_the_job(
         ("1", 9),
         ("-1,0", 9),
         ("GPU-", 9),
+        ("0,0", 9),  # which leaves nothing
+        (f"{MIG},{MIG}", 9),
         ("MIG-0000", 9),
     ],
 )

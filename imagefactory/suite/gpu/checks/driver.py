@@ -1,13 +1,14 @@
 """T0: the driver alone. Is there a GPU, is it the right one, does it compute, does it give memory back.
 
 Nothing of a framework or of CUDA's toolkit takes part: where these fail, the machine is at fault or the way
-in which the GPU was given to the image, not the image.
+in which the GPU was given to the image, not the image; save where the image brings a libcuda of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ MEMORY = 256 << 20
 LEAK = 64 << 20
 SLACK = 16 << 20  # the driver hands out memory in pieces of up to 2 MiB and keeps a few
 ROUNDS = 5
+MODULE, MOUNTS = "/proc/driver/nvidia/version", "/proc/self/mountinfo"
+_MODULE = re.compile(r"^NVRM version:.*?\s([0-9]+\.[0-9.]+)\s", re.MULTILINE)
+_LIBCUDA = re.compile(r"(/.*)/libcuda\.so\.([0-9]{3,4}\.[0-9.]+)")
+_COMPAT = re.compile(r"(?:^|[/_-])compat(?:[/_-]|$)")
 
 WORDS = {
     driver.OUT_OF_MEMORY: table.INFRASTRUCTURE,
@@ -193,8 +198,42 @@ def start(context: GpuContext) -> Driver:
             library = Driver()
         except OSError as error:
             raise Failure(f"no driver was given to the container: {error}", outcome=table.NO_GPU) from error
-    library.begin()
+    try:
+        library.begin()
+    except DriverError as error:
+        own = brought_libcuda(mapped_files(), error.code)
+        if own:
+            raise Failure(f"{error}; {own}", outcome=table.LOAD_FAILED) from error
+        raise
     return library
+
+
+def brought_libcuda(paths: Sequence[str], code: int) -> str:
+    """What to say of a libcuda of another driver that the image itself brings; empty where there is none.
+
+    What a container was given lies on a mount. NVIDIA's own for older drivers (cuda-compat) is a fault where
+    it does not fit the module alone (803).
+    """
+    for path in paths:
+        found = _LIBCUDA.fullmatch(path)
+        compat = found and _COMPAT.search(found[1])
+        if not found or code == driver.STUB_LIBRARY or (compat and code != driver.SYSTEM_DRIVER_MISMATCH):
+            continue
+        module = _MODULE.search(_read(MODULE))
+        given = [line.split()[4] for line in _read(MOUNTS).splitlines() if len(line.split()) > 4]
+        mounted = any(path == place or path.startswith(f"{place}/") for place in given if place != "/")
+        if module and module[1] != found[2] and not mounted:
+            do = "take its folder out of LD_LIBRARY_PATH" if compat else "remove it from the image"
+            return f"the image brings {path}, and this machine's driver is {module[1]}: {do}"
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from imagefactory.verify.kit import hardware
 from imagefactory.verify.kit.hardware import (
+    LostGpu,
     NoGpu,
     Places,
     lost_gpus,
@@ -133,6 +134,18 @@ def test_indices_count_lost_gpus_and_are_unknown_where_models_differ() -> None:
 def test_a_machine_that_contradicts_itself_has_no_usable_gpu(tmp_path: Path, told: Told, said: str) -> None:
     with pytest.raises(NoGpu, match=said):
         read_hardware(make_host(tmp_path, told))
+
+
+@pytest.mark.parametrize("told", [Told(init=18), Told(module="535.1.2")])
+def test_an_nvml_of_another_driver_is_named_and_no_lack_of_a_gpu(tmp_path: Path, told: Told) -> None:
+    """An installer had put the driver's libraries of its day into an image (E4S)."""
+    places = make_host(tmp_path, told)
+    own = tmp_path / "usr/lib/libnvidia-ml.so.610.43"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(Path(places.nvml).read_bytes())
+    with pytest.raises(LostGpu) as raised:
+        read_hardware(places._replace(nvml=str(own)))
+    assert str(own) in str(raised.value)
 
 
 def test_without_a_driver_a_node_or_a_library_there_is_none(tmp_path: Path) -> None:
