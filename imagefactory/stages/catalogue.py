@@ -12,7 +12,7 @@ or of a scan of the image where it was scanned.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -221,17 +221,24 @@ def _waits(target: Target, where: tuple[Place, str], root: CatalogueRoot, court:
 
     An image of which only a .sif is verified has no tag to promote, and does not wait.
     """
-    needed, (place, host) = court.trust.policy.signatures, where
-    if not needed or not host or (target.gpu and not any(one.proves for one in root.judged)):
+    place, host = where
+    if not host or (target.gpu and not any(one.proves for one in root.judged)):
         return False
-    found = read_statements(place, root.subject.manifest, APPROVAL_TYPE)
+    return lacks_approvals(place, root.subject, plain_tag(target), root.revoked, court)
+
+
+def lacks_approvals(
+    place: Place, subject: Subject, plain: str, revoked: Sequence[RevokedCell], court: Court
+) -> bool:
+    """Whether the policy wants more approvals of an image than any tag of the target (`plain`) has."""
+    if not (needed := court.trust.policy.signatures):
+        return False
+    found = read_statements(place, subject.manifest, APPROVAL_TYPE)
     tags: dict[str, list[Approval]] = {}
     envelopes = [one.envelope for one in found]
-    for wanted, approval in read_approvals(envelopes, court.trust, court.now, root.revoked):
+    for wanted, approval in read_approvals(envelopes, court.trust, court.now, revoked):
         known = (wanted.place, wanted.subject.index, wanted.subject.manifest)
-        if known == (str(place), root.digest, root.subject.manifest) and belongs(
-            wanted.tag, plain_tag(target)
-        ):
+        if known == (str(place), subject.index, subject.manifest) and belongs(wanted.tag, plain):
             tags.setdefault(wanted.tag, []).append(approval)
     return all(len(Approvals(valid=tuple(given)).best()) < needed for given in tags.values())
 

@@ -34,7 +34,12 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.store import DIGEST, parse_reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
-from imagefactory.stages.catalogue import MadeCatalogue, readable_envelopes, stored_revocations
+from imagefactory.stages.catalogue import (
+    MadeCatalogue,
+    lacks_approvals,
+    readable_envelopes,
+    stored_revocations,
+)
 from imagefactory.stages.publish import (
     CurrentCatalogue,
     Publishing,
@@ -271,6 +276,15 @@ class _Judging:
         if judged is None:
             return None, lines
         again, cells = judged
+        plain = image.target.removeprefix(f"{image.family}-")
+        if (
+            image.reference
+            and not image.only_sif
+            and (again.envelopes or not image.gpu)
+            and lacks_approvals(self._place(image), image.subject, plain, cells, self.court)
+        ):
+            lines.append(f"{image.subject.index} waits, too few keys approved it: {image.target}")
+            return None, lines
         sifs = [one for sif in image.sifs if (one := self._judge(sif, lines))]
         rows = merge_revoked(image.revoked, cells, *(of_sif for _, of_sif in sifs))
         return replace(again, sifs=tuple(sif for sif, _ in sifs), revoked=rows), lines

@@ -14,7 +14,8 @@ from imagefactory.catalogue.package import CURRENT
 from imagefactory.catalogue.publish import publish_catalogue
 from imagefactory.documents import format_value
 from imagefactory.errors import CheckFailedError, NothingSelectedError, StatementError, UsageError
-from imagefactory.oci.candidates import REVOCATION_TYPE
+from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE
+from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.stages.catalogue import CatalogueMaking
 from imagefactory.stages.kept_catalogue import KeptCatalogue
@@ -34,10 +35,14 @@ from imagefactory.stages.rollback import (
     find_earlier,
     roll_back,
 )
+from imagefactory.verdicts.approval import Approvable, sign_approval
+from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.audit import read_audit
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import Trust, read_trust
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
+from tests.made.trusted import write_settings
 from tests.made.verdicts import STRANGER
 
 TARGET = "one-12.1-cu121"
@@ -166,6 +171,22 @@ def test_an_image_that_is_gone_is_left_out(bench: Bench, two: tuple[str, str]) -
     Registry(bench.registry.host).delete_manifest("one", two[0])
     with pytest.raises(NothingSelectedError):
         rolls_back(bench, earlier.digest)
+
+
+def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
+    """The earlier catalog is from before the policy: a rollback is no way around it."""
+    path = bench.factory.settings.root_path / "imagefactory.toml"
+    policy = "[policy]\npromotion-signatures = 1\n"
+    write_settings(path.parent, path.read_text() + policy, bench.factory.environ)
+    with pytest.raises(NothingSelectedError):
+        rolls_back(bench)
+    place = Place(store=Registry(bench.registry.host), repository="one")
+    subject = replace(read_subject(place, two[0]), target=TARGET)
+    wanted = Approvable(subject=subject, place=str(place), tag="12.1-cu121")
+    envelope = sign_approval(wanted, publishing_key(bench.factory, NOW), NOW)
+    manifest = read_manifest(place, subject.manifest).descriptor
+    attach(place, Statement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
+    assert images(rolls_back(bench).made.catalogue) == {TARGET: (two[0], 1)}
 
 
 def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
