@@ -207,7 +207,7 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
         )
     if not at_terminal():
         raise UsageError(
-            "nobody can be asked: this is no terminal. Nothing is written",
+            "this is not a terminal, so you cannot be asked. Nothing is written",
             hint=f"compare the key above, then: imagefactory join {where} --yes",
         )
     question = "Do you believe the NEW key?" if joining.changed else "Do you believe this key?"
@@ -300,7 +300,7 @@ def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
         write(2, "\n".join([f"It takes out of {path}:", *(f"  {line}" for line in gone)]))
         if not at_terminal():
             raise UsageError(
-                "nobody can be asked: this is no terminal. Nothing is changed",
+                "this is not a terminal, so you cannot be asked. Nothing is changed",
                 hint=f"imagefactory site remove {name} --yes",
             )
         if not confirm(f"Leave {name}?"):

@@ -56,7 +56,7 @@ def layer_error(title: str, error: Exception) -> StoreError:
     if isinstance(error, EntryError):
         return StoreError(
             f"layer {title} holds what no layer may: {error}",
-            hint="no container engine unpacks it: build the image with another tool",
+            hint="build the image with another tool, or without that entry",
         )
     return StoreError(
         f"layer {title} is not a proper archive: {str(error) or type(error).__name__}",

@@ -138,7 +138,7 @@ def test_nobody_to_ask_writes_nothing(site: Site) -> None:
     site.invite()
     file = str(site.folder / "invitation.toml")
     said = site.join(file, code=2)
-    assert "this is no terminal. Nothing is written" in said.err
+    assert "this is not a terminal, so you cannot be asked. Nothing is written" in said.err
     assert f"imagefactory join {file} --yes" in said.err
     for answer in ("n\n", "\n"):
         assert "nothing is written" in site.join(file, answer=answer, code=9).err
