@@ -206,8 +206,9 @@ def roll_back(
             images += [image] if image else []
             left_out += [(before.target, line) for line in lines]
     if not images:
+        why = [f"{target}: {line}" for target, line in left_out] or ["it has no images"]
         raise NothingSelectedError(
-            f"nothing of the catalogue {earlier.digest} is there any more",
+            f"nothing of the catalogue {earlier.digest} can be offered now: {'; '.join(why[:3])}",
             hint="name another, or make one of what is there: imagefactory catalogue",
         )
     catalogue = Catalogue(made=now, expires=now + LIFE, images=tuple(images), suites=court.suites)
@@ -283,7 +284,7 @@ class _Judging:
             and (again.envelopes or not image.gpu)
             and lacks_approvals(self._place(image), image.subject, plain, cells, self.court)
         ):
-            lines.append(f"{image.subject.index} waits, too few keys approved it: {image.target}")
+            lines.append(f"too few keys approved {image.subject.index}")
             return None, lines
         sifs = [one for sif in image.sifs if (one := self._judge(sif, lines))]
         rows = merge_revoked(image.revoked, cells, *(of_sif for _, of_sif in sifs))

@@ -178,7 +178,7 @@ def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[
     path = bench.factory.settings.root_path / "imagefactory.toml"
     policy = "[policy]\npromotion-signatures = 1\n"
     write_settings(path.parent, path.read_text() + policy, bench.factory.environ)
-    with pytest.raises(NothingSelectedError):
+    with pytest.raises(NothingSelectedError, match=f"{TARGET}: too few keys approved {two[0]}"):
         rolls_back(bench)
     place = Place(store=Registry(bench.registry.host), repository="one")
     subject = replace(read_subject(place, two[0]), target=TARGET)
