@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 DISTRIBUTION = "gpu-imagefactory"
 """What the package index calls this program; there, `imagefactory` is somebody else's."""
@@ -87,25 +88,51 @@ def extra_hint(extra: str) -> str:
 class FactoryError(Exception):
     """Base of all expected errors.
 
-    `message` says what is wrong, `hint` what to do about it (a command, or what to write instead). Neither
-    shows the password of an address, whoever wrote it where.
+    `code` names the problem in kebab-case and never changes: scripts and tests rely on it. `message` states
+    the problem, `hint` one fix: a command, or what to write instead. Passwords of addresses are cut out.
     """
 
     exit_code: int = EXIT_BUG
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, *texts: str, hint: str = "") -> None:
+        """Take the code and the message. (Until every error has a code, the message alone will do.)"""
+        *codes, message = texts
+        self.code = codes[0] if codes else ""
         self.message, self.hint = without_logins(message), without_logins(hint)
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders in worker pools
-        return (_rebuild, (type(self), self.message, self.hint, self.__dict__))
+        return (_rebuild, (type(self), self.message, self.__dict__))
 
 
-def _rebuild(kind: type[FactoryError], message: str, hint: str, more: dict[str, object]) -> FactoryError:
-    error = kind.__new__(kind)
-    FactoryError.__init__(error, message, hint=hint)
-    error.__dict__.update(more)
+def _rebuild(error_type: type[FactoryError], message: str, values: dict[str, object]) -> FactoryError:
+    error = error_type.__new__(error_type)
+    Exception.__init__(error, message)
+    error.__dict__.update(values)
     return error
+
+
+def os_problem(verb: str, path: object, error: OSError) -> tuple[str, str]:
+    """Return the code and the message of an error for what the operating system did not allow.
+
+    `verb` is what failed (read, write, create, delete): `StoreError(*os_problem("read", path, error))`.
+    """
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"cannot-{verb}-file", f"cannot {verb} {path}: {reason[0].lower()}{reason[1:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One problem in a file that a person wrote, at `location` (`file:line:column`), and its fix."""
+
+    code: str
+    location: str
+    message: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        fix = f" ({self.fix})" if self.fix else ""
+        return f"{self.location}: {self.message}{fix}"
 
 
 class UsageError(FactoryError):
@@ -115,13 +142,18 @@ class UsageError(FactoryError):
 
 
 class RecipeError(FactoryError):
-    """Faults in recipe files. Each reads `file:line:column: what is wrong (what to write)`."""
+    """Problems in recipe files. Each reads `file:line:column: problem (fix)`."""
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, faults: Iterable[str], *, hint: str = "") -> None:
-        self.faults = tuple(faults)
-        super().__init__("\n".join(self.faults), hint=hint)
+    def __init__(self, faults: Iterable[Diagnostic | str], *, hint: str = "") -> None:
+        self.diagnostics = tuple(faults)
+        super().__init__("recipe-invalid", "\n".join(self.faults), hint=hint)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The problems as text, in the order of the files."""
+        return tuple(str(diagnostic) for diagnostic in self.diagnostics)
 
 
 class NothingSelectedError(FactoryError):
@@ -148,10 +180,8 @@ class UnsolvableError(LockError):
     `conflict` are the requirements that contradict one another, none where they are not known.
     """
 
-    def __init__(
-        self, message: str, *, hint: str = "", tree: str = "", conflict: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, *texts: str, hint: str = "", tree: str = "", conflict: tuple[str, ...] = ()) -> None:
+        super().__init__(*texts, hint=hint)
         self.tree, self.conflict = tree, conflict
 
 
@@ -165,8 +195,8 @@ class BehindError(UnsolvableError):
     `behind` are rows for JSON: name, locked, newest, reason, accept.
     """
 
-    def __init__(self, message: str, *, behind: tuple[dict[str, object], ...], hint: str, tree: str) -> None:
-        super().__init__(message, hint=hint, tree=tree)
+    def __init__(self, *texts: str, behind: tuple[dict[str, object], ...], hint: str, tree: str) -> None:
+        super().__init__(*texts, hint=hint, tree=tree)
         self.behind = behind
 
 
@@ -180,13 +210,12 @@ class UnbuiltError(LockError):
 
     def __init__(
         self,
-        message: str,
-        *,
+        *texts: str,
         packages: tuple[dict[str, object], ...],
         hint: str = "",
         pins: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(*texts, hint=hint)
         self.packages, self.pins = packages, pins
 
 

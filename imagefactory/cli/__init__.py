@@ -68,7 +68,7 @@ from imagefactory.cli import (
     watch,
 )
 from imagefactory.cli.groups import Group
-from imagefactory.cli.output import Call, complain, explain, say_json, write
+from imagefactory.cli.output import Call, complain, error_json, explain, say_json, write
 from imagefactory.errors import (
     DISTRIBUTION,
     EXIT_CODES,
@@ -76,6 +76,7 @@ from imagefactory.errors import (
     EXIT_OK,
     FactoryError,
     ToolError,
+    UsageError,
     extra_hint,
     own_pip,
     without_logins,
@@ -211,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         said = io.StringIO()
         error.show(said)
         code = error.exit_code
-        _say_json_error(arguments, code, without_logins(error.format_message()))
+        _say_json_error(arguments, UsageError("invalid-arguments", error.format_message()), code)
         write(2, without_logins(said.getvalue().rstrip("\n")))
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
@@ -226,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         extra = MODULES.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        missing = ToolError(f"{error.name} is not installed", hint=extra_hint(extra))
+        missing = ToolError("extra-not-installed", f"{error.name} is not installed", hint=extra_hint(extra))
         code = _end(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
 
@@ -253,6 +254,7 @@ def refuse_the_other_package(package: Path) -> None:
     """
     if (package / "imagefactory.py").exists():
         raise ToolError(
+            "package-name-conflict",
             f"another program named imagefactory is installed in {package} and overwrites parts of this one",
             hint=f"{own_pip('uninstall', 'imagefactory')} && "
             + own_pip("install", f"--force-reinstall --no-deps {DISTRIBUTION}"),
@@ -294,7 +296,7 @@ def _interrupted(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
     fall_silent()
     said = "interrupted: run the same command again to go on"
-    _say_json_error(arguments, EXIT_INTERRUPTED, said)
+    _say_json_error(arguments, FactoryError("interrupted", said), EXIT_INTERRUPTED)
     write(2, said)
     own = (threading.main_thread().name, WAKER)
     if any(
@@ -309,12 +311,12 @@ def _interrupted(arguments: Sequence[str]) -> int:
 
 def _end(error: FactoryError, arguments: Sequence[str]) -> int:
     """Says an error that ended the whole call: on stderr, and as JSON where that was asked for."""
-    _say_json_error(arguments, error.exit_code, error.message, error.hint)
+    _say_json_error(arguments, error, error.exit_code)
     complain(error)
     return error.exit_code
 
 
-def _say_json_error(arguments: Sequence[str], code: int, message: str, hint: str = "") -> None:
+def _say_json_error(arguments: Sequence[str], error: FactoryError, exit_code: int) -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--json" in own:
-        say_json("error", {"errors": [{"exit_code": code, "message": message, "hint": hint}]})
+        say_json("error", {"errors": [error_json(error) | {"exit_code": exit_code}]})

@@ -19,6 +19,8 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    error_json,
+    explain,
     json_option,
     say,
     say_json,
@@ -29,7 +31,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import EXIT_BUG, FactoryError, UsageError, printable, without_logins
+from imagefactory.errors import FactoryError, UsageError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -203,11 +205,9 @@ def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
     try:
         yield
     except (FactoryError, OSError) as error:
-        code = error.exit_code if isinstance(error, FactoryError) else EXIT_BUG
-        text, mend = str(error), error.hint if isinstance(error, FactoryError) else ""
-        hook("error", {"errors": [{"exit_code": code, "message": text, "hint": mend}]})
+        hook("error", {"errors": [error_json(error if isinstance(error, FactoryError) else explain(error))]})
         if mail:
-            hint = f"\n  what to do: {error.hint}" if isinstance(error, FactoryError) else ""
+            hint = f"\nhint: {error.hint}" if isinstance(error, FactoryError) else ""
             _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
         raise
 

@@ -19,6 +19,7 @@ from imagefactory.errors import (
     STEERING,
     BehindError,
     BuildError,
+    Diagnostic,
     FactoryError,
     NothingSelectedError,
     RecipeError,
@@ -167,7 +168,18 @@ def say_next(*words: str, program: str = "imagefactory") -> None:
 def complain(error: FactoryError, prefix: str = "") -> None:
     write(2, f"error: {without_logins(prefix)}{error.message}")
     if error.hint:
-        write(2, f"  what to do: {error.hint}")
+        write(2, f"hint: {error.hint}")
+
+
+def error_json(error: FactoryError) -> dict[str, object]:
+    """Return what every error has in JSON; a recipe's problems are `diagnostics`."""
+    row: dict[str, object] = {"code": error.code, "exit_code": error.exit_code}
+    row |= {"message": error.message, "hint": error.hint}
+    if isinstance(error, RecipeError):
+        fields = ("code", "location", "message", "fix")
+        rows = (one if isinstance(one, Diagnostic) else Diagnostic("", "", one) for one in error.diagnostics)
+        row["diagnostics"] = [{name: getattr(one, name) for name in fields} for one in rows]
+    return row
 
 
 _COLOURS = {
@@ -177,7 +189,7 @@ _COLOURS = {
         "no-kernel driver-too-old no-gpu wrong-gpu load-failed pull-failed timeout build-failed"
     ),
     "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
-    "cyan": "next:",
+    "cyan": "next: hint:",
 }
 """Words that stand alone in a cell or before their line, by the colour in which a terminal shows them."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
@@ -404,7 +416,7 @@ class Failures:
     def as_json(self) -> list[dict[str, object]]:
         every = [("", self.recipes), *self.errors] if self.recipes else self.errors
         return [
-            {"target": without_logins(name), "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
+            {"target": without_logins(name), **error_json(e)}
             | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
             | ({"behind": e.behind} if isinstance(e, BehindError) else {})
             | ({"packages": e.packages} if isinstance(e, UnbuiltError) else {})
@@ -451,7 +463,9 @@ def explain(error: OSError | EOFError) -> FactoryError:
     """The net below the adapters: what the operating system refused, in a person's words."""
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return BuildError(f"{where}{what}", hint="look at the disk and the rights there, and run it again")
+    return BuildError(
+        "system-error", f"{where}{what}", hint="check the disk and its permissions, then run it again"
+    )
 
 
 runner_option = click.option(

@@ -59,7 +59,7 @@ def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
     if loaded.untrusted:
         write(2, "not used, because you do not trust this project:")
         write(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
-        write(2, f"  what to do: read imagefactory.toml. To trust it: {trust_command(loaded.root_path)}")
+        write(2, f"hint: read imagefactory.toml. To trust it: {trust_command(loaded.root_path)}")
     return None
 
 

@@ -72,7 +72,7 @@ def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
             yield first + (":" if why else "")
             yield from (f"      {line}" for line in wrap(why, width - 6))
         if row.hint:
-            yield from (f"      {line}" for line in wrap(f"what to do: {row.hint}", width - 6))
+            yield from (f"      {line}" for line in wrap(f"hint: {row.hint}", width - 6))
     if len(rows) > MOST:
         yield f"  and {len(rows) - MOST} more"
 
@@ -90,7 +90,7 @@ def format_issue(night: NightReport) -> str:
         for row in some:
             on = f"on {row.on}: " if row.on else ""
             lines.append(f"  - {_quoted(on + why_of(row))}")
-            lines += [f"    *what to do:* {_quoted(row.hint)}"] if row.hint else []
+            lines += [f"    *hint:* {_quoted(row.hint)}"] if row.hint else []
     if len(night.broken) > MOST:
         lines.append(f"\nand {len(night.broken) - MOST} more")
     return "\n".join(lines) + "\n"

@@ -62,7 +62,7 @@ def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list
 
     lines = [f"{planned.target.name}  {planned.state}: {planned.reason}"]
     if planned.hint:
-        lines.append(f"  what to do: {planned.hint}")
+        lines.append(f"  hint: {planned.hint}")
     for state in (CellState.BUILD, CellState.VERIFY, CellState.UNCHANGED, CellState.BLOCKED):
         cells = [cell for cell in planned.cells if cell.state is state]
         for how, alike in _grouped(cells, lambda ruling: _how(ruling, sources)):

@@ -335,7 +335,7 @@ def test_an_image_that_is_not_as_the_recipe_says(site: Site, debian: str, beside
     root = site.root("other", f"base: docker.io/somewhere/debian@{debian}\n{beside}")
     said = site.refused(root, 7)
     assert f"recipes/pytorch.yaml:6:7: docker.io/somewhere/debian@{debian} {expected}" in said
-    assert "what to do: write" in said
+    assert "hint: write" in said
 
 
 def test_another_python_than_the_recipes(site: Site, debian: str) -> None:

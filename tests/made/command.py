@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from imagefactory import cli
+from imagefactory.cli import output, status
+from imagefactory.errors import FactoryError
 
 
-class Said(NamedTuple):
+@dataclass(frozen=True)
+class Said:
     code: int
     out: str
     err: str
+    error_codes: tuple[str, ...] = ()  # of the errors that were printed, in order
+
+    def __iter__(self) -> Iterator[Any]:  # code, out, err = say(...)
+        return iter((self.code, self.out, self.err))
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(self)[index]
 
     def json(self) -> dict[str, object]:
         value = json.loads(self.out)
@@ -26,11 +37,21 @@ Call = Callable[..., Said]
 
 
 def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> Said:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+    codes: list[str] = []
+    complain = output.complain
+
+    def record(error: FactoryError, prefix: str = "") -> None:
+        codes.append(error.code)
+        complain(error, prefix)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (cli, output, status):
+            patch.setattr(module, "complain", record)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
     said = capsys.readouterr()
     assert isinstance(ended.value.code, int)
-    return Said(ended.value.code, said.out, said.err)
+    return Said(ended.value.code, said.out, said.err, tuple(codes))
 
 
 def json_of(said: Said, kind: str) -> Any:

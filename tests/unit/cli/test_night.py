@@ -98,7 +98,7 @@ def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Factory, tmp_
     mail = tmp_path / "mail"
     root = factory.settings.root_path
     assert call("night", "--mail", f"cat > {mail}", root=root).code == 2
-    assert "no registry is set\n  what to do: write registry" in mail.read_text()
+    assert "no registry is set\nhint: write registry" in mail.read_text()
 
 
 def test_what_changed_since_a_plan_is_told_whoever_did_it(

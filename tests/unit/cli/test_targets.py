@@ -51,7 +51,7 @@ def test_what_is_of_a_recipe_with_faults_is_no_unknown_name(place: Place) -> Non
     code, _, told = place.call("lock", "bad-1.0-cu12")
     assert code == 2
     assert "recipes/bad.yaml:1:1" in told
-    assert "what to do: there is no target 'bad-1.0-cu12' without these recipes" in told
+    assert "hint: there is no target 'bad-1.0-cu12' without these recipes" in told
 
 
 def test_what_may_be_of_a_recipe_with_faults_is_no_orphan(place: Place) -> None:

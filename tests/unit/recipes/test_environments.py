@@ -737,7 +737,7 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert call(factory, "list", "lab2-2.3-cu121") == 0
     assert call(factory, "new", "x", "--on", "pytorch-2.4-cu121") == 3
     told = capsys.readouterr().err
-    assert "what to do: pytorch has pytorch-1.13-cu117, " in told
+    assert "hint: pytorch has pytorch-1.13-cu117, " in told
     assert "did you mean" not in told
 
 

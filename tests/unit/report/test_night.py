@@ -23,7 +23,7 @@ def test_a_mail_says_first_what_needs_somebody() -> None:
         "",
         "broken",
         "  torch-2.3-cu121: its smoke test did not pass",
-        "      what to do: look",
+        "      hint: look",
         "",
         "built",
         "  jax-0.4-cu12",
@@ -59,7 +59,7 @@ def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
     said = format_issue(night_report(broken=(), notes=("the last commit is 50 days old",)))
     assert "**`the last commit is 50 days old`**" in said
     said = format_issue(night_report())
-    assert "- `torch-2.3-cu121`\n  - `its smoke test did not pass`\n    *what to do:* `look`\n" in said
+    assert "- `torch-2.3-cu121`\n  - `its smoke test did not pass`\n    *hint:* `look`\n" in said
     many = format_issue(night_report(broken=night_report().broken * (MOST + 2)))
     assert "and 2 more" in many
 
