@@ -131,8 +131,8 @@ class Diagnostic:
     fix: str = ""
 
     def __str__(self) -> str:
-        fix = f" ({self.fix})" if self.fix else ""
-        return f"{self.location}: {self.message}{fix}"
+        place = f"{self.location}: " if self.location else ""
+        return f"{place}{self.message}{f' ({self.fix})' if self.fix else ''}"
 
 
 class UsageError(FactoryError):
@@ -146,7 +146,7 @@ class RecipeError(FactoryError):
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, faults: Iterable[Diagnostic | str], *, hint: str = "") -> None:
+    def __init__(self, faults: Iterable[Diagnostic], *, hint: str = "") -> None:
         self.diagnostics = tuple(faults)
         super().__init__("recipe-invalid", "\n".join(self.faults), hint=hint)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.model import Base, Target
 from imagefactory.progress import QUIET
 from imagefactory.recipes.bases import BASES_FILE
@@ -26,7 +26,7 @@ class Factory(Access):
 
     bases: tuple[Base, ...]
     targets: tuple[Target, ...]
-    faults: tuple[str, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
     """Of recipes whose targets are therefore not among `targets`."""
 
     def base_of(self, target: Target) -> Base:

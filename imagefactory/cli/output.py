@@ -19,7 +19,6 @@ from imagefactory.errors import (
     STEERING,
     BehindError,
     BuildError,
-    Diagnostic,
     FactoryError,
     NothingSelectedError,
     RecipeError,
@@ -177,8 +176,9 @@ def error_json(error: FactoryError) -> dict[str, object]:
     row |= {"message": error.message, "hint": error.hint}
     if isinstance(error, RecipeError):
         fields = ("code", "location", "message", "fix")
-        rows = (one if isinstance(one, Diagnostic) else Diagnostic("", "", one) for one in error.diagnostics)
-        row["diagnostics"] = [{name: getattr(one, name) for name in fields} for one in rows]
+        row["diagnostics"] = [
+            {name: without_logins(getattr(one, name)) for name in fields} for one in error.diagnostics
+        ]
     return row
 
 

@@ -90,7 +90,9 @@ class ApptainerEngine:
             except BuildError as error:
                 if told := linker_failure(error.message):
                     raise BuildError(
-                        f"{target.name}: apptainer build failed: {told[0]}", hint=told[1]
+                        "apptainer-build-failed",
+                        f"{target.name}: apptainer build failed: {told[0]}",
+                        hint=told[1],
                     ) from error
                 raise
             origin = SifOrigin(target=target.name, compression="fast")
@@ -121,7 +123,9 @@ def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
     blob = layout.manifest(manifest)
     if blob is None:
         raise StoreError(
-            f"{manifest} is not in {layout.path}", hint="build it again: `imagefactory build TARGET`"
+            "manifest-missing",
+            f"{manifest} is not in {layout.path}",
+            hint="build it again: `imagefactory build TARGET`",
         )
     with explain_full_disk(layout.path):
         folder.mkdir()

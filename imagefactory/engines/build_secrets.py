@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from imagefactory.access import Access, conda_channels, package_index
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.lock.conda.channels import ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
@@ -93,6 +93,7 @@ def find_secrets(
     for address, origin in ((index.url, index.origin), *((url, f"'{name}'") for name, url in index.named)):
         if local_path(address):
             raise UsageError(
+                "index-is-directory",
                 f"the package index {address} ({origin}) is a folder, which a container does not see",
                 hint="build with `--engine assemble`, or serve it: `python3 -m http.server --bind 127.0.0.1`",
             )
@@ -110,7 +111,9 @@ def find_secrets(
     if trusted:
         lines.append(f"trusted-host = {' '.join(trusted)}")
     if not all(line.isprintable() for line in lines):
-        raise UsageError(f"the package index ({index.origin}) or its proxy holds a control character")
+        raise UsageError(
+            "index-invalid", f"the package index ({index.origin}) or its proxy holds a control character"
+        )
     proxies = _proxies(environ) if channels else {}
     asked = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
     hosts = {urlsplit(address).hostname or "" for address in asked if address}
@@ -159,7 +162,9 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
         login = netrc.netrc(path).authenticators(parts.hostname or "") if path.is_file() else None
     except (OSError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
-        raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=f"mend {path}") from None
+        raise UsageError(
+            "netrc-invalid", f"{path} cannot be read: {type(error).__name__}", hint=f"mend {path}"
+        ) from None
     if not login:
         return url, ()
     user, password = quote(login[0], safe=""), quote(login[2] or "", safe="")
@@ -203,9 +208,10 @@ def _certificates(named: str) -> bytes | None:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"the certificates {path} cannot be read: {error.strerror}") from error
+        raise UsageError(*os_problem("read", path, error)) from error
     if len(data) > LARGEST_SECRET:
         raise UsageError(
+            "certificates-too-large",
             f"the certificates {path} are {len(data):,} bytes, more than a build takes ({LARGEST_SECRET:,})",
             hint="set SSL_CERT_FILE to a file with fewer certificates; `certificates` is added to it",
         )

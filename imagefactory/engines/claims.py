@@ -71,6 +71,7 @@ def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank
             continue
         if package not in ranks or other[0] not in ranks:
             raise BuildError(
+                "file-conflict",
                 f"/{path} stands in {other[0]} and in {package} with different content",
                 hint="take one of the two packages out of the recipe, or a version without that file",
             )
@@ -91,6 +92,7 @@ def _check_folders(owners: Mapping[str, tuple[str, str]]) -> None:
         while above:
             if above in owners:
                 raise BuildError(
+                    "file-conflict",
                     f"/{above} is a file in {owners[above][0]} and a folder in {package}",
                     hint="take one of the two packages out of the recipe, or a version without that file",
                 )

@@ -78,11 +78,13 @@ class DockerEngine:
         facts = self.daemon.facts()
         if facts.podman:
             raise ToolError(
+                "docker-is-podman",
                 f"podman {facts.version} answers at {self.daemon.place}; buildx needs docker's own BuildKit",
                 hint="set DOCKER_HOST to a dockerd, or build with `--engine assemble`, which needs neither",
             )
         if parse_version(facts.version) < OLDEST_DOCKER:
             raise ToolError(
+                "docker-too-old",
                 f"docker {facts.version} is too old: {_dotted(OLDEST_DOCKER)} is needed",
                 hint="install a newer docker, or build with `--engine assemble`",
             )
@@ -92,7 +94,9 @@ class DockerEngine:
 
     def _buildx(self) -> str:
         if shutil.which("docker", path=self.daemon.environ.get("PATH")) is None:
-            raise ToolError("the docker command is not installed", hint="apt-get install docker-cli")
+            raise ToolError(
+                "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
+            )
         asked = subprocess.run(
             ["docker", "buildx", "version"],
             capture_output=True,
@@ -103,11 +107,13 @@ class DockerEngine:
         version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", asked.stdout)
         if asked.returncode != 0 or version is None:
             raise ToolError(
+                "tool-missing",
                 "docker has no buildx plugin",
                 hint="apt-get install docker-buildx (Debian), docker-buildx-plugin (docker's own packages)",
             )
         if parse_version(version[1]) < OLDEST_BUILDX:
             raise ToolError(
+                "docker-too-old",
                 f"docker's buildx {version[1]} is too old: {_dotted(OLDEST_BUILDX)} is needed",
                 hint="install a newer docker-buildx",
             )
@@ -236,7 +242,10 @@ class DockerEngine:
         packer, definition = codec(self.codec), job.definition
         built = self.daemon.inspect(job.tag)
         if built is None:
-            raise BuildError(f"{definition.target.name}: docker built an image and does not have it")
+            raise BuildError(
+                "docker-image-missing",
+                f"{definition.target.name}: docker built an image and does not have it",
+            )
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
         for diff_id in diff_ids:
@@ -250,7 +259,9 @@ class DockerEngine:
         ):
             taken = take_docker(self.layout, stream, Taking(codec=packer, known=known, report=task.advance))
         if [layer.diff_id for layer in taken.layers] != diff_ids:
-            raise StoreError(f"{definition.target.name}: docker saved another image than it built")
+            raise StoreError(
+                "docker-image-mismatch", f"{definition.target.name}: docker saved another image than it built"
+            )
         base_layers = len(job.base.image.layers)
         layers = []
         for number, layer in enumerate(taken.layers):
@@ -364,12 +375,14 @@ def _watch(lines: Iterator[str], transcript: Transcript, progress: Progress) -> 
 def _failed(target: str, transcript: Transcript, code: int) -> BuildError:
     failure = transcript.failure()
     if told := linker_failure("\n".join(failure.tail)):
-        return BuildError(f"{target}: docker build failed: {told[0]}", hint=told[1])
+        return BuildError("docker-build-failed", f"{target}: docker build failed: {told[0]}", hint=told[1])
     where = f" at {failure.step}" if failure.step else ""
     shown = "".join(f"\n  | {line}" for line in failure.tail)
     text = " ".join((failure.reason, *failure.tail))
     if code < 0:
-        return BuildError(f"{target}: docker build was killed by signal {-code}", hint="run it again")
+        return BuildError(
+            "docker-build-failed", f"{target}: docker build was killed by signal {-code}", hint="run it again"
+        )
     if re.search(r"no space left on device", text):
         hint = "free space in docker's folder: docker builder prune, docker image prune"
     elif re.search(r"CERTIFICATE_VERIFY_FAILED|certificate verify failed", text):
@@ -378,4 +391,6 @@ def _failed(target: str, transcript: Transcript, code: int) -> BuildError:
         hint = "can a container reach the package index? `imagefactory doctor` names it"
     else:
         hint = f"try the file by hand: docker build definitions/{target}"
-    return BuildError(f"{target}: docker build failed{where}: {failure.reason}{shown}", hint=hint)
+    return BuildError(
+        "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{shown}", hint=hint
+    )

@@ -189,7 +189,11 @@ def conda_python(lock: Lock) -> str:
     for package in lock.conda:
         if package.name == "python":
             return f"conda python {package.sha256}"
-    raise BuildError(f"the lock of {lock.target} has no python", hint=f"imagefactory lock {lock.target}")
+    raise BuildError(
+        "lock-without-python",
+        f"the lock of {lock.target} has no python",
+        hint=f"imagefactory lock {lock.target}",
+    )
 
 
 def made_with(lock: Lock, codec_name: str) -> str:

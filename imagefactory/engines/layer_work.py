@@ -316,7 +316,9 @@ def read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str,
 def read_laid_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
     laid = unseal(laid_path(layout, key))
     if laid is None:
-        raise StoreError(f"{laid_path(layout, key)} went or changed meanwhile", hint="run it again")
+        raise StoreError(
+            "store-changed", f"{laid_path(layout, key)} went or changed meanwhile", hint="run it again"
+        )
     for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:
         package, content, path = line.split("\t", 2)
         yield package, content, path

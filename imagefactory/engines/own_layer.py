@@ -46,4 +46,6 @@ def _read(file: OwnFile) -> Iterator[bytes]:
             digest.update(data)
             yield data
     if digest.hexdigest() != file.sha256:
-        raise BuildError(f"{file.source} was written to while it was taken", hint="run the command again")
+        raise BuildError(
+            "file-changed", f"{file.source} was written to while it was taken", hint="run the command again"
+        )

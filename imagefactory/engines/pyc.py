@@ -61,7 +61,9 @@ class BaseCompiler:
         self._write(process, b"F" + header + source)
         size = int.from_bytes(self._read(process, 4), "big")
         if size > LARGEST:
-            raise BuildError(f"the base's Python says that {path} has {size} bytes of byte code")
+            raise BuildError(
+                "bytecode-failed", f"the base's Python says that {path} has {size} bytes of byte code"
+            )
         return self._read(process, size) or None
 
     def close(self) -> None:
@@ -82,12 +84,15 @@ class BaseCompiler:
             except BuildError:
                 said = self._complaints.text() if self._complaints else ""
                 raise BuildError(
+                    "base-python-fails",
                     f"{self._interpreter} does not run in the base{said}",
                     hint="it may want a newer glibc: choose another base",
                 ) from None
             wanted = "cpython-" + self._python.replace(".", "")
             if tag != wanted:
-                raise BuildError(f"the base's Python is {tag}, the lock is for {wanted}")
+                raise BuildError(
+                    "base-python-mismatch", f"the base's Python is {tag}, the lock is for {wanted}"
+                )
         return self._process
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
@@ -181,8 +186,9 @@ def _gone(process: subprocess.Popen[bytes]) -> BuildError:
         process.wait(timeout=10)
     said = "the base's Python ended while it compiled .py files"
     if process.returncode != KILLED:
-        return BuildError(said)
+        return BuildError("bytecode-failed", said)
     return BuildError(
+        "bytecode-failed",
         f"{said}: it was killed",
         hint="it took more than a run may (`imagefactory doctor` says what), or the machine is out of memory",
     )

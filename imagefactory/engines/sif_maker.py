@@ -83,7 +83,9 @@ class SifMaker:
         order = [places[layer.diff_id] for layer in image.layers]
         subject = self.layout.manifest(image.manifest)
         if subject is None:
-            raise StoreError(f"{image.manifest} is not in {self.layout.path}", hint=REBUILD)
+            raise StoreError(
+                "manifest-missing", f"{image.manifest} is not in {self.layout.path}", hint=REBUILD
+            )
         made = folder / "made.sif"
         while True:
             dress = self._dress(image, squeeze, folder)
@@ -144,7 +146,7 @@ class SifMaker:
             except ValueError as error:
                 hint = "install apptainer 1.4, whose files are known here"
                 raise BuildError(
-                    f"this apptainer makes .sif files of another kind: {error}", hint=hint
+                    "sif-unsupported", f"this apptainer makes .sif files of another kind: {error}", hint=hint
                 ) from error
 
         size = packer.size

@@ -117,16 +117,18 @@ class Member:
         elif self.info.compress_type == zipfile.ZIP_DEFLATED:
             packed = inflate(self._packed(self._report))
         else:
-            raise BuildError(f"{self.info.filename} is compressed by method {self.info.compress_type}")
+            raise BuildError(
+                "wheel-invalid", f"{self.info.filename} is compressed by method {self.info.compress_type}"
+            )
         crc, size = 0, 0
         for chunk in packed:
             crc = isal_zlib.crc32(chunk, crc)
             size += len(chunk)
             if size > self.info.file_size:
-                raise BuildError(f"{self.info.filename} is larger than it says")
+                raise BuildError("wheel-invalid", f"{self.info.filename} is larger than it says")
             yield chunk
         if crc != self.info.CRC or size != self.info.file_size:
-            raise BuildError(f"{self.info.filename} is damaged (wrong CRC)")
+            raise BuildError("wheel-invalid", f"{self.info.filename} is damaged (wrong CRC)")
 
     @property
     def deflated(self) -> Deflated | None:
@@ -145,7 +147,7 @@ class Member:
         while left:
             data = self._archive.read(min(READ, left))
             if not data:
-                raise BuildError(f"{self.info.filename} is cut off")
+                raise BuildError("wheel-invalid", f"{self.info.filename} is cut off")
             left -= len(data)
             report(len(data))
             yield data
@@ -161,7 +163,10 @@ class Member:
     def bytes(self, limit: int = TEXT) -> bytes:
         """The whole file. Raises BuildError for one that is larger than any program or text."""
         if self.size > limit:
-            raise BuildError(f"{self.info.filename} has {self.size} bytes; code or text may have {limit}")
+            raise BuildError(
+                "wheel-too-large",
+                f"{self.info.filename} has {self.size} bytes; code or text may have {limit}",
+            )
         return b"".join(self.chunks())
 
 
@@ -184,7 +189,7 @@ class WheelSource(WheelFile):
                 raise _UnsoundError(f"{info.filename!r} is in no folder of {data} that installers know")
             _refuse_bad_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
             if info.filename in seen:
-                raise BuildError(f"{info.filename} stands in it twice")
+                raise BuildError("wheel-invalid", f"{info.filename} stands in it twice")
             seen.add(info.filename)
 
     def read_dist_info(self, filename: str) -> str:
@@ -245,17 +250,17 @@ def _refuse_bad_entry(name: str, mode: int) -> None:
     _refuse_bad_path(name)
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise BuildError(f"{name!r} is a link or a device; wheels hold files only")
+        raise BuildError("wheel-invalid", f"{name!r} is a link or a device; wheels hold files only")
     if mode & (stat.S_ISUID | stat.S_ISGID):
-        raise BuildError(f"{name!r} is setuid or setgid")
+        raise BuildError("wheel-invalid", f"{name!r} is setuid or setgid")
 
 
 def _refuse_bad_path(path: str) -> None:
     parts = path.split("/")
     if {"", ".", ".."} & set(parts) or "\\" in path or not path.isprintable():
-        raise BuildError(f"{path!r} is not a path inside the environment")
+        raise BuildError("wheel-invalid", f"{path!r} is not a path inside the environment")
     if any(part.startswith(".wh.") for part in parts):  # how layers say that a file is removed
-        raise BuildError(f"{path!r} is a name that no image can hold")
+        raise BuildError("wheel-invalid", f"{path!r} is a name that no image can hold")
 
 
 class _UnsoundError(ValueError):
@@ -400,7 +405,9 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
                 place = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
             size += member.size
             if size > most:
-                raise BuildError(f"it unpacks to more than the {most:,} bytes that are free for it")
+                raise BuildError(
+                    "wheel-too-large", f"it unpacks to more than the {most:,} bytes that are free for it"
+                )
             place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("wb") as out:
                 out.writelines(member.chunks())
@@ -418,12 +425,12 @@ def check_wheel(wheel: Path, sha256: str) -> None:
             if name.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
                 kind = "sha256"  # it has no row of its own
             elif kind not in ("sha256", "sha384", "sha512"):
-                raise BuildError(f"its RECORD has no hash of {name}")
+                raise BuildError("wheel-invalid", f"its RECORD has no hash of {name}")
             digest = hashlib.new(kind)
             for chunk in member.chunks():
                 digest.update(chunk)
             if value and base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != value:
-                raise BuildError(f"{name} is not what its RECORD says")
+                raise BuildError("wheel-invalid", f"{name} is not what its RECORD says")
 
 
 def _members(wheel: Path, sha256: str) -> Iterator[tuple[Member, bool]]:
@@ -444,10 +451,12 @@ def _told_of(wheel: Path) -> Iterator[None]:
     except AlteredError:
         raise
     except BuildError as error:
-        raise BuildError(f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)) from error
+        raise BuildError(
+            error.code, f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)
+        ) from error
     except _UNSOUND as error:
         text = f"{wheel.name}: not a sound wheel: {_reason(error)}"
-        raise BuildError(text, hint=_mend(wheel)) from error
+        raise BuildError("wheel-invalid", text, hint=_mend(wheel)) from error
 
 
 def _reason(error: Exception) -> str:
@@ -461,7 +470,7 @@ def _reason(error: Exception) -> str:
 
 
 def _altered(wheel: Path, what: str) -> AlteredError:
-    error = AlteredError(f"{wheel.name} {what}", hint=_mend(wheel))
+    error = AlteredError("package-altered", f"{wheel.name} {what}", hint=_mend(wheel))
     error.name = wheel.name
     return error
 

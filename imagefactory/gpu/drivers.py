@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.knowledge.toolkits import (
@@ -179,6 +179,7 @@ def driver_floor(cuda: str) -> str:
     """
     found = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
     if not found:
-        raise RecipeError([f"cuda '{cuda}' is not a version (write 12.1, or 12)"])
+        what = f"cuda '{cuda}' is not a version"
+        raise RecipeError([Diagnostic("value-invalid", "", what, "write 12.1, or 12")])
     major, minor = int(found[1]), int(found[2] or 0)
     return f"{major}.{0 if major >= 11 else minor}"

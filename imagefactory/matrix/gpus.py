@@ -77,7 +77,7 @@ def read_gpus(path: Path) -> tuple[GpuKind, ...]:
 def parse_gpus(text: str, file: str) -> tuple[GpuKind, ...]:
     """The kinds of GPU in the text of a `gpus.yaml`; `file` is what errors call it. Raises RecipeError."""
     if all(not line or line.startswith("#") for line in map(str.strip, text.splitlines())):
-        raise refused(first_place(file), "is empty", "write a list: - name: V100")
+        raise refused(first_place(file), "empty-file", "is empty", "write a list: - name: V100")
     reader = Reader(file)
     tree = parse_tree(text, file, LIMITS)
     items = reader.items(tree, "gpus.yaml", "a list: - name: V100")
@@ -96,7 +96,12 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
             return None
     name, capability = values.get("name"), values.get("capability")
     if not name and not capability:
-        reader.fault(item.where, "says neither name nor capability", "write name: V100 or capability: 8.6")
+        reader.fault(
+            item.where,
+            "missing-key",
+            "says neither name nor capability",
+            "write name: V100 or capability: 8.6",
+        )
         return None
     called = _text(name, "name", _NAME, reader) if name else ""
     gpu_capability = _capability(capability, reader) if capability else None
@@ -105,7 +110,7 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
         try:
             gpu = find_gpu(called)
         except UsageError as error:
-            reader.fault(name.where, error.message, _as_capability(called) or error.hint)
+            reader.fault(name.where, "gpu-unknown", error.message, _as_capability(called) or error.hint)
         else:
             called, gpu_capability, host = gpu.name, gpu.capability, gpu.host
     driver = _driver(values["driver"], reader) if "driver" in values else ""
@@ -140,9 +145,13 @@ _WRITE = {
 
 def _text(node: YamlNode, key: str, pattern: str, reader: Reader) -> str:
     if node.kind != "text":
-        reader.fault(node.where, f"'{key}' must be text, not {node.called}", f"write {_WRITE[key]}")
+        reader.fault(
+            node.where, "not-text", f"'{key}' must be text, not {node.called}", f"write {_WRITE[key]}"
+        )
     elif not re.fullmatch(pattern, node.text, re.ASCII) or len(node.text) > 100:
-        reader.fault(node.where, f"'{key}' cannot be {show(node.text)}", f"write {_WRITE[key]}")
+        reader.fault(
+            node.where, "value-invalid", f"'{key}' cannot be {show(node.text)}", f"write {_WRITE[key]}"
+        )
     else:
         return node.text
     return ""
@@ -153,9 +162,14 @@ def _host(node: YamlNode, only: str, reader: Reader) -> str:
     told = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
     if not told:
         said = show(node.text) if node.kind == "text" else node.called
-        reader.fault(node.where, f"'arch' cannot be {said}", "write amd64 or arm64")
+        reader.fault(node.where, "value-invalid", f"'arch' cannot be {said}", "write amd64 or arm64")
     elif only and told != only:
-        reader.fault(node.where, f"that GPU comes with {only} alone", f"write arch: {only}, or leave it out")
+        reader.fault(
+            node.where,
+            "arch-mismatch",
+            f"that GPU comes with {only} alone",
+            f"write arch: {only}, or leave it out",
+        )
     return told
 
 
@@ -164,7 +178,12 @@ def _driver(node: YamlNode, reader: Reader) -> str:
     try:
         return read_driver(written) if written else ""
     except ValueError as error:
-        reader.fault(node.where, f"'driver' cannot be {show(written)}: {error}", f"write {_WRITE['driver']}")
+        reader.fault(
+            node.where,
+            "value-invalid",
+            f"'driver' cannot be {show(written)}: {error}",
+            f"write {_WRITE['driver']}",
+        )
     return ""
 
 
@@ -175,6 +194,7 @@ def _capability(node: YamlNode, reader: Reader) -> Capability | None:
         said = show(node.text) if node.kind == "text" else node.called
         reader.fault(
             node.where,
+            "value-invalid",
             f"'capability' cannot be {said}",
             "write 8.6, as nvidia-smi's compute_cap shows, or gfx90a",
         )
@@ -185,5 +205,10 @@ def _count(node: YamlNode, reader: Reader) -> int:
     if node.kind == "text" and re.fullmatch(r"[1-9][0-9]{0,6}", node.text) and int(node.text) <= MAX_COUNT:
         return int(node.text)
     said = show(node.text) if node.kind == "text" else node.called
-    reader.fault(node.where, f"'count' cannot be {said}", f"write a whole number from 1 to {MAX_COUNT}")
+    reader.fault(
+        node.where,
+        "value-invalid",
+        f"'count' cannot be {said}",
+        f"write a whole number from 1 to {MAX_COUNT}",
+    )
     return 1

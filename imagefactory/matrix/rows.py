@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.drivers import driver_floor, older
@@ -67,13 +67,15 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
     header_where, header = next(lines, (f"{file}:1", []))
     columns = [_ALIASES.get(name.strip().lower(), name.strip().lower()) for name in header]
     _check_header(header_where, columns)
-    faults: list[str] = []
+    faults: list[Diagnostic] = []
     rows: list[SpaceRow] = []
     for where, values in lines:
         if len(rows) + len(faults) >= MAX_ROWS:
-            raise RecipeError([f"{where}: more than {MAX_ROWS:,} rows"], hint="judge it in parts")
+            problem = Diagnostic("too-many-rows", where, f"more than {MAX_ROWS:,} rows")
+            raise RecipeError([problem], hint="judge it in parts")
         if len(values) != len(columns):
-            faults.append(f"{where}: {len(values)} values for {len(columns)} columns ({','.join(columns)})")
+            what = f"{len(values)} values for {len(columns)} columns"
+            faults.append(Diagnostic("columns-mismatch", where, what, ",".join(columns)))
             continue
         fields = dict(zip(columns, (value.strip() for value in values), strict=True))
         wrong = tuple(_row_faults(where, fields, families))
@@ -81,8 +83,9 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
         if not wrong:
             rows.append(_row(where, fields, families))
     if faults:
-        more = [f"{file}: and {len(faults) - 20} more faults"] if len(faults) > 20 else []
-        raise RecipeError([*faults[:20], *more])
+        if (rest := len(faults) - 20) > 0:
+            faults[20:] = [Diagnostic("more-problems", file, f"and {rest} more faults")]
+        raise RecipeError(faults)
     return tuple(rows)
 
 
@@ -94,7 +97,8 @@ def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
             if any(value.strip() for value in values) and not values[0].lstrip().startswith("#"):
                 yield f"{file}:{reader.line_num}", values
     except csv.Error as error:
-        raise RecipeError([f"{file}:{reader.line_num}: no CSV: {error}"]) from error
+        where = f"{file}:{reader.line_num}"
+        raise RecipeError([Diagnostic("csv-invalid", where, f"no CSV: {error}")]) from error
 
 
 def _check_header(where: str, columns: Sequence[str]) -> None:
@@ -104,30 +108,35 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
     hint = f"write the header {','.join(COLUMNS)}, and {' and '.join(OPTIONAL)} if you like"
     if unknown:
         near = nearest(unknown[0], known)
-        meant = f" (did you mean '{near}'?)" if near else ""
-        raise RecipeError([f"{where}: unknown column {show(unknown[0])}{meant}"], hint=hint)
+        meant = f"did you mean '{near}'?" if near else ""
+        problem = Diagnostic("column-unknown", where, f"unknown column {show(unknown[0])}", meant)
+        raise RecipeError([problem], hint=hint)
     if missing or len(set(columns)) < len(columns):
-        what = f"there is no column {missing[0]}" if missing else "a column stands there twice"
-        raise RecipeError([f"{where}: {what}"], hint=hint)
+        problem = (
+            Diagnostic("column-missing", where, f"there is no column {missing[0]}")
+            if missing
+            else Diagnostic("duplicate-column", where, "a column stands there twice")
+        )
+        raise RecipeError([problem], hint=hint)
 
 
-def _row_faults(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[str]:
+def _row_faults(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
-        yield f"{where}: {hidden} holds a character that cannot be seen"
+        yield Diagnostic("hidden-character", where, f"{hidden} holds a character that cannot be seen")
         return
     name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
         near = nearest(name, names)
         meant = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(names)}"
-        yield f"{where}: unknown framework '{name[:40]}' ({meant})"
+        yield Diagnostic("framework-unknown", where, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
-            yield f"{where}: {column} '{fields[column][:40]}' (write {example})"
+            yield Diagnostic("value-invalid", where, f"{column} '{fields[column][:40]}'", f"write {example}")
     try:
         parse_capability(fields["capability"])
     except ValueError as error:
-        yield f"{where}: {error}"
+        yield Diagnostic("capability-invalid", where, str(error))
 
 
 def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> SpaceRow:

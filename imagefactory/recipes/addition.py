@@ -45,16 +45,22 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     if recipe.source != "pypi":
         kind = f"built on other targets ({file})" if not recipe.source else f"of {recipe.source} ({file})"
         raise UsageError(
-            f"'{recipe.family}' is {kind}", hint="add is for families of PyPI: write the row there"
+            "add-not-supported",
+            f"'{recipe.family}' is {kind}",
+            hint="add is for families of PyPI: write the row there",
         )
     if cuda == NO_CUDA or rocm_of(cuda) or not any(map(_for_cuda, recipe.matrix)):
         whose = "AMD's GPUs" if rocm_of(cuda) else "CPUs"
         raise UsageError(
-            f"'{recipe.family}': add goes by rows for CUDA", hint=f"write the row for {whose} into {file}"
+            "add-not-supported",
+            f"'{recipe.family}': add goes by rows for CUDA",
+            hint=f"write the row for {whose} into {file}",
         )
     cuda = cuda or _cuda(recipe, version)
     if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
-        raise UsageError(f"{recipe.framework} {version} for CUDA {cuda} is there", hint=f"see {same.where}")
+        raise UsageError(
+            "row-exists", f"{recipe.framework} {version} for CUDA {cuda} is there", hint=f"see {same.where}"
+        )
     root = parse_tree(text, file)
     matrix = root.get("matrix")
     nodes = matrix.items if matrix else []
@@ -66,7 +72,9 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     begun = re.match(r"( *)- ", lines[node.where.line - 1])
     if not begun:
         raise UsageError(
-            f"{node.where}: the rows are not written a line each", hint="write the new row there"
+            "add-not-supported",
+            f"{node.where}: the rows are not written a line each",
+            hint="write the new row there",
         )
     fields = _fields(root, recipe, near, node, version, cuda)
     row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
@@ -123,7 +131,9 @@ def _cuda(recipe: Recipe, version: str) -> str:
         return offers[0]
     known = f"comes with CUDA {' and '.join(offers)}" if offers else "is not known here"
     raise UsageError(
-        f"{recipe.framework} {version} {known}", hint=f"say which: --cuda {offers[-1] if offers else '12.4'}"
+        "choice-required",
+        f"{recipe.framework} {version} {known}",
+        hint=f"say which: --cuda {offers[-1] if offers else '12.4'}",
     )
 
 

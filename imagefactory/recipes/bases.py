@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.model import Base
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.reader import Reader
@@ -36,7 +36,12 @@ def parse_bases(text: str, file: str) -> tuple[Base, ...]:
         base = _base(reader, node)
         for other in bases:
             if base.name and other.name == base.name:
-                reader.fault(node.where, f"base '{base.name}' is also at {other.where}", "remove one of them")
+                reader.fault(
+                    node.where,
+                    "duplicate-base",
+                    f"base '{base.name}' is also at {other.where}",
+                    "remove one of them",
+                )
         bases.append(base)
     reader.finish()
     return tuple(bases)
@@ -76,10 +81,9 @@ def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, .
         if not other.python:
             by_name[base.name] = base
         if _described(other, base) != _described(base, other):
-            faults.append(
-                f"{base.where}: base '{base.name}' is described in another way at {other.where} "
-                "(write the same glibc, interpreter and python, or give each a name in bases.yaml)"
-            )
+            what = f"base '{base.name}' is described in another way at {other.where}"
+            write = "write the same glibc, interpreter and python, or give each a name in bases.yaml"
+            faults.append(Diagnostic("base-described-twice", str(base.where), what, write))
     if faults:
         raise RecipeError(dict.fromkeys(faults))
     return tuple(by_name.values())

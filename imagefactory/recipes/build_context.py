@@ -87,7 +87,11 @@ def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
         keeps = written.startswith("!")
         pattern = normpath(written.removeprefix("!").strip()).lstrip("/")
         if len(rules) >= _MOST_RULES or len(pattern) > _MOST_PATTERN:
-            raise UsageError(f"{file}:{number} has too many or too long rules", hint="shorten the file")
+            raise UsageError(
+                "dockerignore-invalid",
+                f"{file}:{number} has too many or too long rules",
+                hint="shorten the file",
+            )
         if pattern not in (".", ""):
             pieces = tuple(_pieces(pattern))
             rules.append(IgnoreRule(number, pieces, keeps, _expression(pieces)))
@@ -279,7 +283,11 @@ def open_context(
     """
     own = own.resolve()
     if given is not None and not given.is_dir():
-        raise UsageError(f"{given} is not a directory", hint="--context DIR, from which COPY takes its files")
+        raise UsageError(
+            "option-invalid",
+            f"{given} is not a directory",
+            hint="--context DIR, from which COPY takes its files",
+        )
     root = given.resolve() if given is not None else git_root(own) or own
     beside = own / f"{file}.dockerignore"
     names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []

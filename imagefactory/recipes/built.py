@@ -64,6 +64,7 @@ def write_wheels(text: str, target: Target, wheels: Sequence[BuiltWheel], family
             for item in (one for one in found.items if _stands_for(one, wheel)):
                 if others and not wheel.pure:
                     raise UsageError(
+                        "wheel-fits-one-target",
                         f"{item.where}: '{item.text}' is also for {', '.join(others)}, and {wheel.path} fits "
                         f"only {target.name}",
                         hint="write it in the rows of the matrix, each in its own packages:",
@@ -121,7 +122,9 @@ class _Text:
         written = f"{quote}{item.text}{quote}"
         if self._text[at : at + len(written)] != written:
             raise UsageError(
-                f"{item.where}: '{item.text}' is not written plainly", hint="write it on one line"
+                "entry-not-plain",
+                f"{item.where}: '{item.text}' is not written plainly",
+                hint="write it on one line",
             )
         return len(written)
 

@@ -10,7 +10,7 @@ from posixpath import basename, dirname, join, normpath
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.model import Where
 from imagefactory.recipes.base_images import BaseImage, read_base_image
 from imagefactory.recipes.build_context import BuildContext, context_option
@@ -38,7 +38,9 @@ def check_text(text: str, file: str) -> None:
         before = text[: found.start()]
         column = found.start() - before.rfind("\n")
         where = Where(file=file, line=before.count("\n") + 1, column=column)
-        raise refused(where, f"holds the character {found[0]!a}, which cannot be seen", "remove it")
+        raise refused(
+            where, "hidden-character", f"holds the character {found[0]!a}, which cannot be seen", "remove it"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,9 @@ class Around:
         if names := sorted(set(self.build_args) - self.used):
             has = "no build argument " + ", ".join(show(name) for name in names)
             raise UsageError(
-                f"{file} has {has}", hint="leave it out, or correct its name: --build-arg NAME=VALUE"
+                "build-argument-unknown",
+                f"{file} has {has}",
+                hint="leave it out, or correct its name: --build-arg NAME=VALUE",
             )
 
 
@@ -408,7 +412,12 @@ def refuse_other_context(around: Around) -> None:
             option = context_option(folder)
             raise RecipeError(
                 [
-                    f"{one.where}: {show(one.names[0])} is not in the build context {context.root} ({option})"
+                    Diagnostic(
+                        "file-not-in-context",
+                        str(one.where),
+                        f"{show(one.names[0])} is not in the build context {context.root}",
+                        option,
+                    )
                     for one in gained
                 ],
                 hint=f"{option}, where these files are",

@@ -16,10 +16,14 @@ def check_gpu_row(
     """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
     if "capabilities" not in row and "capabilities" not in family:
         write = 'write capabilities: ["8.0"] with those that the image must support'
-        reader.fault(node.where, "neither the row nor the family has 'capabilities'", write)
+        reader.fault(
+            node.where, "capabilities-missing", "neither the row nor the family has 'capabilities'", write
+        )
     if named := row.get("framework"):
         what = "'framework' of a row names a build for CPUs, with cuda: [none], or for AMD's GPUs, with rocm"
-        reader.fault(named.where, what, "remove it: the family's is that of all other rows")
+        reader.fault(
+            named.where, "framework-in-gpu-row", what, "remove it: the family's is that of all other rows"
+        )
 
 
 def check_cpu_row(reader: Reader, row: Mapping[str, YamlNode]) -> None:
@@ -28,11 +32,13 @@ def check_cpu_row(reader: Reader, row: Mapping[str, YamlNode]) -> None:
     for item in versions:
         if item.text == NO_CUDA and len(versions) > 1:
             write = "give CPUs a row of their own, with cuda: [none]"
-            reader.fault(item.where, "'none' stands beside versions of CUDA", write)
+            reader.fault(item.where, "mixed-row", "'none' stands beside versions of CUDA", write)
     about = [(key, row[key].where) for key in ("capabilities", "waive") if key in row]
     if "virtual" in row:
         about += [("virtual.cuda", key.where) for key, _ in row["virtual"].pairs if key.text == "cuda"]
     if "checks" in row:
         about += [(item.text, item.where) for item in row["checks"].items if item.text in GPU_CHECKS]
     for key, where in about:
-        reader.fault(where, f"'{key}' speaks of GPUs, and cuda: [none] is for CPUs", "remove it")
+        reader.fault(
+            where, "gpu-only-key", f"'{key}' speaks of GPUs, and cuda: [none] is for CPUs", "remove it"
+        )

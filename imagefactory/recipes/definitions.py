@@ -81,7 +81,10 @@ def read_definition(text: str, file: str, around: Around) -> Wish:
     around.refuse_unused(file)
     if not stages:
         raise refused(
-            first_place(file), "has no Bootstrap", "give a definition that says what it starts from"
+            first_place(file),
+            "no-base-image",
+            "has no Bootstrap",
+            "give a definition that says what it starts from",
         )
     _take(Container(wish=wish, around=around, rooted=False), stages, len(stages) - 1)
     refuse_other_context(around)
@@ -135,18 +138,25 @@ class _Arguments:
             size += len(parts[-2]) + len(parts[-1])
             if size > MOST_CHARACTERS:
                 what = f"is a line of more than {MOST_CHARACTERS} characters with its build arguments"
-                raise refused(place, what, "give them shorter values")
+                raise refused(place, "variables-too-long", what, "give them shorter values")
         return "".join(parts) + text[end:]
 
     def _value(self, name: str, where: Where, inside: tuple[str, ...]) -> str:
         if name in inside or len(inside) > _MOST_NESTED:
-            raise refused(where, f"the build argument {show(name)} holds itself", "write its value out")
+            raise refused(
+                where,
+                "build-argument-recursive",
+                f"the build argument {show(name)} holds itself",
+                "write its value out",
+            )
         if name not in self._known:
             value = self._around.take_build_arg(name)
             value = self._defaults.get(name) if value is None else value
             if value is None:
                 do = f"give its value, --build-arg {name[:80]}=VALUE, or set it under %arguments"
-                raise refused(where, f"the build argument {show(name)} has no value", do)
+                raise refused(
+                    where, "build-argument-missing", f"the build argument {show(name)} has no value", do
+                )
             self._known[name] = self.fill(value, where, inside=(*inside, name))
         return self._known[name]
 
@@ -162,27 +172,47 @@ def _stages(text: str, file: str) -> list[Stage]:
             if name not in _SECTIONS and not name.startswith("app"):
                 what = f"{show(f'%{found[1]}', limit=60)} begins a section that apptainer does not know"
                 raise refused(
-                    where, what, "put other text before the %: apptainer stops here, in a script too"
+                    where,
+                    "line-invalid",
+                    what,
+                    "put other text before the %: apptainer stops here, in a script too",
                 )
             while at < len(lines) and not (_SECTION.match(lines[at]) or _STAGE.match(lines[at])):
                 at += 1
             section = Section(name, found[2].strip(), where, "\n".join(lines[start:at]))
             if not stages:
-                raise refused(where, f"{show(found[0])} stands before Bootstrap", "begin with Bootstrap")
+                raise refused(
+                    where,
+                    "text-before-base",
+                    f"{show(found[0])} stands before Bootstrap",
+                    "begin with Bootstrap",
+                )
             stages[-1].sections.append(section)
         elif found := re.match(r"\s*([A-Za-z]+)\s*:\s*(.*?)\s*(#.*)?$", line):
             key = found[1].lower()
             if key == "bootstrap":
                 if len(stages) >= _MOST_STAGES:
-                    raise refused(where, f"begins one stage more than {_MOST_STAGES}", "split it")
+                    raise refused(
+                        where, "too-many-stages", f"begins one stage more than {_MOST_STAGES}", "split it"
+                    )
                 stages.append(Stage())
             elif not stages:
-                raise refused(where, f"{show(found[1])} stands before Bootstrap", "begin with Bootstrap")
+                raise refused(
+                    where,
+                    "text-before-base",
+                    f"{show(found[1])} stands before Bootstrap",
+                    "begin with Bootstrap",
+                )
             place = Where(file=file, line=at, column=found.start(2) + 1)
             # apptainer fills no $NAME here
             stages[-1].header[key] = Word(re.sub("[\"']", "", found[2]), place, "$" not in found[2])
         elif line.strip() and not line.lstrip().startswith("#"):
-            raise refused(where, f"{show(line.strip())} is no line of a header or section", "mend the line")
+            raise refused(
+                where,
+                "line-invalid",
+                f"{show(line.strip())} is no line of a header or section",
+                "mend the line",
+            )
     return stages
 
 

@@ -101,7 +101,10 @@ def read_dockerfile(text: str, file: str, around: Around) -> Wish:
     stages = _stages(instructions, given, around)
     if not stages:
         raise refused(
-            first_place(file), "has no FROM", "give a Dockerfile that names the image it starts from"
+            first_place(file),
+            "no-base-image",
+            "has no FROM",
+            "give a Dockerfile that names the image it starts from",
         )
     _Build(wish, around, stages, given).take(stages[-1])
     around.refuse_unused(file)
@@ -129,6 +132,7 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
         if not found:
             raise refused(
                 where,
+                "line-invalid",
                 f"{show(line.strip())} begins no instruction",
                 "mend the line, or end the one above it by a backslash",
             )
@@ -148,7 +152,12 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
                 while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != end:
                     at += 1
                 if at >= len(lines):
-                    raise refused(where, f"a here-document (<<{end}) does not end", f"end it by a line {end}")
+                    raise refused(
+                        where,
+                        "heredoc-unclosed",
+                        f"a here-document (<<{end}) does not end",
+                        f"end it by a line {end}",
+                    )
                 made.text += "".join(f"\n{one}" for one in lines[start : at + 1])
                 at += 1
             made.text += "\n" if _HERE.search(made.text) else ""
@@ -178,7 +187,9 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
         if one.name == "FROM":
             words = split_words(one.text, one.start(), given)
             if not words:
-                raise refused(one.where, "FROM names no image", "write the image that it starts from")
+                raise refused(
+                    one.where, "no-base-image", "FROM names no image", "write the image that it starts from"
+                )
             # docker splits the line at blanks and knows no comment behind it.
             plain = one.text.replace("\\\n", " ").split()
             if "$" not in one.text and not (
@@ -186,11 +197,14 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
             ):
                 raise refused(
                     one.where,
+                    "from-invalid",
                     f"FROM takes IMAGE or IMAGE AS NAME, not {show(' '.join(plain))}",
                     "put a comment on a line of its own",
                 )
             if len(stages) >= _MOST_STAGES:
-                raise refused(one.where, f"begins one stage more than {_MOST_STAGES}", "split it")
+                raise refused(
+                    one.where, "too-many-stages", f"begins one stage more than {_MOST_STAGES}", "split it"
+                )
             named = len(words) == 3 and words[1].text.lower() == "as"
             name = words[2].text.lower() if named else str(len(stages))
             stages.append(Stage(name=name, base=words[0], platform=dict(one.flags).get("platform", "")))
@@ -203,7 +217,9 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
                 if own is not None or (equals and word.known):
                     given[name] = value if own is None else own
         else:
-            raise refused(one.where, f"{show(one.name)} stands before FROM", "begin with FROM")
+            raise refused(
+                one.where, "text-before-base", f"{show(one.name)} stands before FROM", "begin with FROM"
+            )
     return stages
 
 

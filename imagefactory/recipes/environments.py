@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import RecipeError, UsageError, os_problem
 from imagefactory.recipes.build_context import BuildContext, decode_text, git_root, open_context, told_context
 from imagefactory.recipes.container import Around, Selection
 from imagefactory.recipes.definitions import DEFINITION, read_definition
@@ -41,11 +41,16 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_
 # Locks of several platforms are large.
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
+    "no-packages",
     "is no environment that can be taken over",
     "give an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, a Dockerfile, "
     "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry, or a pylock.toml",
 )
-_NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
+_NO_ENVIRONMENTS = (
+    "no-environments",
+    "has no environments to choose from, as a pixi.lock has",
+    "leave out --environment",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +126,14 @@ def read_wish(path: Path, reading: Reading) -> Wish:
         return _read_container(path, text, reading)
     if reading.build_context:
         hint = "leave it out: it says where a Dockerfile's COPY takes files from"
-        raise UsageError(f"{path} is not a container file, so --context says nothing", hint=hint)
+        raise UsageError(
+            "option-conflict", f"{path} is not a container file, so --context says nothing", hint=hint
+        )
     if reading.build_args:
         hint = "leave it out: it sets an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition"
-        raise UsageError(f"{path} is not a container file, so --build-arg says nothing", hint=hint)
+        raise UsageError(
+            "option-conflict", f"{path} is not a container file, so --build-arg says nothing", hint=hint
+        )
     root = reading.root.resolve() if reading.root else None
     within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
 
@@ -171,11 +180,9 @@ def _read(path: Path) -> str:
             raise too_large(show(path.name)[1:-1], LIMITS)
         return decode_text(data)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", hint="name a file that is there"
-        ) from error
+        raise UsageError(*os_problem("read", path, error), hint="name a file that is there") from error
     except ValueError as error:
-        raise UsageError(f"{path} {error}", hint="save it as UTF-8") from error
+        raise UsageError("encoding-invalid", f"{path} {error}", hint="save it as UTF-8") from error
 
 
 def parse_wish(text: str, file: str, reading: Reading) -> Wish:
@@ -222,7 +229,12 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
         take_requirements(wish, text, file, _within_file(reading.inside(""), file))
         return wish
     if re.search(r"\{[{%]", text):
-        raise refused(start, "is a template ({{ }} or {% %})", "fill it in, and import what comes out")
+        raise refused(
+            start,
+            "template-not-filled",
+            "is a template ({{ }} or {% %})",
+            "fill it in, and import what comes out",
+        )
     if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
         raise refused(start, *_NOTHING)
     root = parse_tree(text, file, LIMITS)
@@ -257,7 +269,7 @@ def _refuse_choices(file: str, reading: Reading) -> None:
     if reading.extras or reading.groups:
         option = "--extra" if reading.extras else "--group"
         what = "has no extras and no groups to choose from, as a pyproject.toml has"
-        raise refused(first_place(file), what, f"leave out {option}")
+        raise refused(first_place(file), "option-not-applicable", what, f"leave out {option}")
 
 
 def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
@@ -292,7 +304,10 @@ def _setup(text: str, file: str, reading: Reading) -> Wish:
             else "has no options of a package"
         )
         raise refused(
-            first_place(file), what, "list what the project needs in a requirements.txt, and give that"
+            first_place(file),
+            "setup-not-readable",
+            what,
+            "list what the project needs in a requirements.txt, and give that",
         )
     return replace(wish, file=file)
 

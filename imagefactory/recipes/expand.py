@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from imagefactory.errors import NothingSelectedError, RecipeError
+from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.platforms import MACHINES, with_suffix
 from imagefactory.model import NO_CUDA, Base, Start, Target
@@ -53,8 +53,8 @@ def _expand_all(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[Targ
 
 
 def expand_sound(
-    recipes: Iterable[Recipe], bases: Sequence[Base], faults: Mapping[str, tuple[str, ...]]
-) -> tuple[tuple[Base, ...], tuple[Target, ...], tuple[str, ...]]:
+    recipes: Iterable[Recipe], bases: Sequence[Base], faults: Mapping[str, tuple[Diagnostic, ...]]
+) -> tuple[tuple[Base, ...], tuple[Target, ...], tuple[Diagnostic, ...]]:
     """All bases and the targets of the recipes that have no fault, and the faults of all others.
 
     `faults` are those of files that could not be read, by family. What is built on a target of a recipe with
@@ -75,7 +75,9 @@ def expand_sound(
                 )
         except RecipeError as error:
             for recipe in sound:
-                if own := tuple(f for f in error.faults if f.startswith(f"{recipe.where.file}:")):
+                if own := tuple(
+                    f for f in error.diagnostics if f.location.startswith(f"{recipe.where.file}:")
+                ):
                     waiting[recipe.family] = own
             if not waiting:
                 raise
@@ -83,11 +85,12 @@ def expand_sound(
         sound = [recipe for recipe in sound if recipe.family not in told]
 
 
-def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) -> Iterator[str]:
+def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) -> Iterator[Diagnostic]:
     for row in recipe.matrix:
         owners = [family for family in families if row.on.startswith(f"{family}-")]
         if owners and (owner := max(owners, key=len)) in told:
-            yield f"{place_of(row, 'on')}: the recipe of '{row.on}' has faults (mend {owner}.yaml)"
+            what = f"the recipe of '{row.on}' has faults"
+            yield Diagnostic("parent-invalid", str(place_of(row, "on")), what, f"mend {owner}.yaml")
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
@@ -97,6 +100,7 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
     """
     if base := next((name for name in names if name.startswith("base:")), ""):
         raise NothingSelectedError(
+            "target-unknown",
             f"there is no target {show(base)}",
             hint="a base is made with the first target on it, and locked by `imagefactory lock base:NAME`",
         )
@@ -114,10 +118,10 @@ def _known(targets: Iterable[Target]) -> Known:
     return {target.name: target.family for target in targets}
 
 
-def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Target], list[str]]:
+def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Target], list[Diagnostic]]:
     """Targets and faults; `bases`, by name, gets those of bases and packages that recipes add to them."""
     targets = []
-    faults: list[str] = []
+    faults: list[Diagnostic] = []
     above = []
     for recipe in recipes:
         for row in recipe.matrix:
@@ -178,37 +182,37 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
     )
 
 
-def _on_platform(target: Target, base: Base | None, bases: dict[str, Base], faults: list[str]) -> Target:
+def _on_platform(
+    target: Target, base: Base | None, bases: dict[str, Base], faults: list[Diagnostic]
+) -> Target:
     """The target on its base for its platform, which has a name of its own beside the one for amd64."""
     if base is None or target.platform == base.platform:
         return target
     below = bases.get(base.name, base)
     made = replace(below, name=with_suffix(below.name, target.platform), platform=target.platform)
     if (other := bases.setdefault(made.name, made)) != made:
-        faults.append(
-            f"{target.where}: its base for {made.platform} would be '{made.name}', which is at {other.where} "
-            "(rename one of them)"
-        )
+        what = f"its base for {made.platform} would be '{made.name}', which is at {other.where}"
+        faults.append(Diagnostic("duplicate-base", str(target.where), what, "rename one of them"))
     return replace(target, base=made.name)
 
 
 def _on_system(
-    target: Target, recipe: Recipe, row: MatrixRow, bases: dict[str, Base], faults: list[str]
+    target: Target, recipe: Recipe, row: MatrixRow, bases: dict[str, Base], faults: list[Diagnostic]
 ) -> Target:
     """The target on its base with the packages of Debian that its recipe adds, a base of its own name."""
     below = bases.get(target.base) or row.own_base
     if not recipe.system or below is None:
         return target
     if below.image:
-        faults.append(
-            f"{place_of(row, 'system')}: {below.name} is an image of a registry, and these are added to "
-            "bases of Debian's packages (take them out, or write another base)"
-        )
+        what = f"{below.name} is an image of a registry, and these are added to bases of Debian's packages"
+        write = "take them out, or write another base"
+        faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), what, write))
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
     where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
     made = replace(below, name=name, packages=packages, where=where, on=below.name)
     if (other := bases.setdefault(name, made)) != made:
-        faults.append(f"{where}: its base would be '{name}', which is at {other.where} (rename one of them)")
+        what = f"its base would be '{name}', which is at {other.where}"
+        faults.append(Diagnostic("duplicate-base", str(where), what, "rename one of them"))
     return replace(target, base=name)
 
 
@@ -239,7 +243,7 @@ def _build_on(
     waiting: list[tuple[Recipe, MatrixRow]],
     targets: list[Target],
     bases: dict[str, Base],
-    faults: list[str],
+    faults: list[Diagnostic],
 ) -> None:
     """Appends the targets that are built on others, which may be built on others in their turn."""
     made = {target.name: target for target in targets}
@@ -256,13 +260,13 @@ def _build_on(
         if not chain:
             others = {name: one.family for name, one in made.items() if one.family != recipe.family}
             hint = suggest(row.on, others) or "name a target that has a source of its own"
-            faults.append(f"{place_of(row, 'on')}: there is no target '{row.on}' ({hint})")
+            what = f"there is no target '{row.on}'"
+            faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), what, hint))
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))
-            faults.append(
-                f"{place_of(row, 'on')}: '{recipe.family}' is built on itself: {round_trip} "
-                "(name a target that has a source of its own)"
-            )
+            what = f"'{recipe.family}' is built on itself: {round_trip}"
+            write = "name a target that has a source of its own"
+            faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), what, write))
 
 
 def _waits_for(recipe: Recipe, row: MatrixRow, waiting: Sequence[tuple[Recipe, MatrixRow]]) -> list[str]:
@@ -317,15 +321,14 @@ def _start_on(own: Start, under: Start) -> Start:
     )
 
 
-def _unique(targets: Iterable[Target], faults: Iterable[str]) -> tuple[Target, ...]:
+def _unique(targets: Iterable[Target], faults: Iterable[Diagnostic]) -> tuple[Target, ...]:
     """The targets, unless there are faults or two of one name."""
     all_faults = list(dict.fromkeys(faults))  # rows that inherit a fault tell it once
     first: dict[str, Target] = {}
     for target in targets:
         if (other := first.setdefault(target.name, target)) is not target:
-            all_faults.append(
-                f"{target.where}: target '{target.name}' is also made at {other.where} (remove one of them)"
-            )
+            what = f"target '{target.name}' is also made at {other.where}"
+            all_faults.append(Diagnostic("duplicate-target", str(target.where), what, "remove one of them"))
     if all_faults:
         raise RecipeError(all_faults)
     return tuple(first.values())

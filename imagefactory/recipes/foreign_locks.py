@@ -34,6 +34,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
         found = version.text if version else "none"
         raise refused(
             (version or root).where,
+            "format-unsupported",
             f"has the format {show(found)}",
             f"make it with a pixi that writes {' or '.join(PIXI_VERSIONS)}",
         )
@@ -43,7 +44,10 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
     chosen = environments.get(wanted) if environments else None
     if chosen is None:
         raise refused(
-            root.where, f"has no environment {show(wanted)}", f"--environment {' or '.join(names) or 'NAME'}"
+            root.where,
+            "environment-unknown",
+            f"has no environment {show(wanted)}",
+            f"--environment {' or '.join(names) or 'NAME'}",
         )
     wish = Wish(file=file, locked=True)
     if channels := chosen.get("channels"):
@@ -60,7 +64,10 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
     if of_platform is None:
         there = ", ".join(packages.keys) if packages else "nothing"
         raise refused(
-            chosen.where, f"has no packages for {PLATFORM}, only for {there}", f"add {PLATFORM} and lock"
+            chosen.where,
+            "platform-missing",
+            f"has no packages for {PLATFORM}, only for {there}",
+            f"add {PLATFORM} and lock",
         )
     wheels = _pixi_wheels(root)
     for item in of_platform.items:
@@ -108,7 +115,10 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     if version is None or version.text != "1":
         found = version.text if version else "none"
         raise refused(
-            (version or root).where, f"has the format {show(found)}", "make it with conda-lock 1 or newer"
+            (version or root).where,
+            "format-unsupported",
+            f"has the format {show(found)}",
+            "make it with conda-lock 1 or newer",
         )
     wish = Wish(file=file, locked=True)
     metadata = root.get("metadata")
@@ -125,7 +135,10 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     if not fitting:
         there = ", ".join(sorted({text_of(row, "platform") for row in rows})) or "nothing"
         raise refused(
-            root.where, f"has no packages for {PLATFORM}, only for {there}", f"lock for {PLATFORM} too"
+            root.where,
+            "platform-missing",
+            f"has no packages for {PLATFORM}, only for {there}",
+            f"lock for {PLATFORM} too",
         )
     headed = _channels(wish, metadata.get("channels") if metadata else None, real or fitting)
     others: dict[str, list[str]] = {}
@@ -222,10 +235,15 @@ def read_explicit(text: str, file: str) -> Wish:
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
     if others:
         raise refused(
-            first_place(file), f"has packages for {', '.join(others)}", f"give a list for {PLATFORM}"
+            first_place(file),
+            "platform-missing",
+            f"has packages for {', '.join(others)}",
+            f"give a list for {PLATFORM}",
         )
     if not wish.conda and not wish.python:
-        raise refused(first_place(file), "lists no package", "make it with conda list --explicit")
+        raise refused(
+            first_place(file), "no-packages", "lists no package", "make it with conda list --explicit"
+        )
     return wish
 
 

@@ -180,6 +180,7 @@ class Row:
         if found and self.source == "pypi":
             rocm = f" {found[1]}" if found[1] else ""
             raise UsageError(
+                "rocm-not-supported",
                 f"{self.wish.file} means a build of {self.framework} for ROCm{rocm}",
                 hint="write its row by hand, with rocm in place of cuda (docs/recipes.md), or take another: "
                 "--cuda VERSION",
@@ -262,7 +263,7 @@ class Row:
                 ways.append(f"take that build: {index}, and run this command again")
             if told != "cpu" and version and (conda := self.conda_name()):
                 ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {told}")
-            raise UsageError(message, hint="; or ".join(ways))
+            raise UsageError("framework-conflict", message, hint="; or ".join(ways))
 
     def refuse_version(self, version: str) -> None:
         """Raises UsageError for a version that the file's own bounds forbid, or do not allow as a whole."""
@@ -271,11 +272,13 @@ class Row:
             known = " or ".join(self.known()[-_FEW:])
             allowed = f", such as {known}," if known else ""
             raise UsageError(
+                "option-conflict",
                 f"{asks}, which {version} is not",
                 hint=f"leave VERSION out of --framework, or name one{allowed} that the file allows",
             )
         if not self.covers(version):
             raise UsageError(
+                "choice-required",
                 f"{asks}, and not every release of {version} is within that",
                 hint=f"name one release: --framework {self.framework}={version}.N",
             )
@@ -319,6 +322,7 @@ class Row:
         missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
         cuda = cuda or self._some_cuda(version)
         return UsageError(
+            "choice-required",
             f"{self.wish.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
             hint=f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
@@ -332,6 +336,7 @@ def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
     found = named_framework(wish, named, source)
     if not found[0]:
         raise UsageError(
+            "framework-missing",
             f"{wish.file} names no framework that the smoke test knows",
             hint="say which of its packages the image is for: --framework NAME, or build it --on TARGET",
         )

@@ -20,7 +20,9 @@ def read_environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, 
         if not reader.text(key, "environment", "variable"):
             continue
         if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX):
-            reader.fault(key.where, f"'{name}' is set by the factory in every image", "remove it")
+            reader.fault(
+                key.where, "name-reserved", f"'{name}' is set by the factory in every image", "remove it"
+            )
         values[name] = reader.text(value, name, "value")
     return tuple(values.items())
 
@@ -31,14 +33,16 @@ def read_labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str],
         if not reader.text(key, "labels", "label"):
             continue
         if OWNED_LABELS.fullmatch(name):
-            reader.fault(key.where, f"'{name}' is set by the factory in every image", "remove it")
+            reader.fault(
+                key.where, "name-reserved", f"'{name}' is set by the factory in every image", "remove it"
+            )
         values[name] = reader.text(value, name, "label value")
         if name == "org.opencontainers.image.licenses" and values[name]:
             try:
                 canonicalize_license_expression(values[name])
             except InvalidLicenseExpression as error:
                 write = 'write an SPDX expression, such as "BSD-3-Clause AND LicenseRef-NVIDIA-Proprietary"'
-                reader.fault(value.where, str(error), write)
+                reader.fault(value.where, "value-invalid", str(error), write)
     return tuple(values.items())
 
 

@@ -27,7 +27,11 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, refuse
 
 _TARGETS = ("unix", "linux", PLATFORM)
 _LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, depth=12)
-_LISTS_NOTHING = "lists no packages", "give the file that lists them, such as a requirements.txt"
+_LISTS_NOTHING = (
+    "no-packages",
+    "lists no packages",
+    "give the file that lists them, such as a requirements.txt",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +116,13 @@ class OptionalPackages:
         return [self.written[name] for name in (self.extras if kind == "extra" else self.groups)]
 
 
-def unknown_optional(kind: str, name: str, extras: Iterable[str], groups: Iterable[str]) -> tuple[str, str]:
+def unknown_optional(
+    kind: str, name: str, extras: Iterable[str], groups: Iterable[str]
+) -> tuple[str, str, str]:
     """What to say where a file has no extra or group of a name."""
     there = [f"--extra {one}" for one in extras] + [f"--group {one}" for one in groups]
-    return f"has no {kind} {show(name)}", " or ".join(there) or f"leave out --{kind}: it has none"
+    write = " or ".join(there) or f"leave out --{kind}: it has none"
+    return f"{kind}-unknown", f"has no {kind} {show(name)}", write
 
 
 def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
@@ -131,7 +138,9 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     )
     is_pixi = is_pixi or pixi is not root
     if environment and not is_pixi:
-        raise refused(root.where, "has no environments to choose from", "leave out --environment")
+        raise refused(
+            root.where, "no-environments", "has no environments to choose from", "leave out --environment"
+        )
     if is_pixi:
         _pixi(wish, pixi, asked.beside, environment)
     of_poetry = bool(_at(poetry, "dependencies").pairs)
@@ -743,7 +752,9 @@ def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
     chosen = environments.get(wanted)
     if chosen is None and wanted != "default":
         names = " or ".join(environments.keys) or "leave it out"
-        raise refused(root.where, f"has no environment {show(wanted)}", f"--environment {names}")
+        raise refused(
+            root.where, "environment-unknown", f"has no environment {show(wanted)}", f"--environment {names}"
+        )
     if not environment and (others := [name for name in environments.keys if name != "default"]):
         names = show(" or ".join(others), limit=200)[1:-1]
         wish.note(

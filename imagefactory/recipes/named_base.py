@@ -49,6 +49,7 @@ def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
         for key, value in beside.items():
             reader.fault(
                 value.where,
+                "key-without-base",
                 f"'{key}' describes an image, and no 'base' beside it names one by digest",
                 "remove it: bases.yaml says it for the bases there",
             )
@@ -56,6 +57,7 @@ def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
     if "glibc" not in beside:
         reader.fault(
             node.where,
+            "missing-key",
             "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it carries",
             'write glibc: "2.36" beside it, as `ldd --version` inside the image says',
         )

@@ -42,7 +42,9 @@ def choose_name(word: str, known: Known, lacking: str = "there is no target") ->
     found = choose_names((word,), known, lacking)
     if len(found) > 1:
         raise UsageError(
-            f"{show(word)} fits {len(found)} targets, this takes one", hint=f"name one of {few(found)}"
+            "target-ambiguous",
+            f"{show(word)} fits {len(found)} targets, this takes one",
+            hint=f"name one of {few(found)}",
         )
     return found[0]
 
@@ -87,9 +89,10 @@ def _fitting(word: str, known: Known) -> tuple[str, ...]:
 def _begun(word: str, known: Known, lacking: str) -> str:
     found = _beginning(word, known)
     if not found:
-        raise NothingSelectedError(f"{lacking} {show(word)}", hint=suggest(word, known))
+        raise NothingSelectedError("target-unknown", f"{lacking} {show(word)}", hint=suggest(word, known))
     if len(found) > 1:
         raise UsageError(
+            "target-ambiguous",
             f"{show(word)} is the beginning of {len(found)} targets",
             hint=f"name one of {few(found)}; or all of them: '{word}*', in quotes",
         )

@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 from packaging.utils import parse_wheel_filename
 
+from imagefactory.errors import Diagnostic
 from imagefactory.model import Target, Where
 from imagefactory.recipes.model import MatrixRow
 from imagefactory.recipes.reader import Reader
@@ -27,7 +28,7 @@ def read_origins(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str]
         if not reader.text(key, "index", "framework"):
             continue
         if canonical(name) in found:
-            reader.fault(key.where, f"{show(name)} stands there twice", "remove one of them")
+            reader.fault(key.where, "duplicate-key", f"{show(name)} stands there twice", "remove one of them")
         found[canonical(name)] = reader.text(value, name, "index name")
     return tuple(found.items())
 
@@ -57,21 +58,20 @@ def with_origins(
     return made
 
 
-def origin_faults(row: MatrixRow, under: Target) -> Iterator[str]:
+def origin_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
     """What is not PyPI's where the target below is of conda, whose `packages` are its channels'."""
     pip = set(map(package_of, row.pip))
     for key, text in row.sources if under.source == "conda" else ():
         if key == "packages":
-            yield (
-                f"{row.where}: {show(text)} under 'packages' is not a package of {under.name}'s channels "
-                "(write it under 'pip')"
-            )
+            what = f"{show(text)} under 'packages' is not a package of {under.name}'s channels"
+            yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
     for name, _ in row.origins if under.source == "conda" else ():
         if name not in pip:
-            yield (
-                f"{row.where}: '{name}' under 'packages' would be a package of {under.name}'s channels, not "
-                "of an index or a file (write it under 'pip')"
+            what = (
+                f"'{name}' under 'packages' would be a package of {under.name}'s channels, not "
+                "of an index or a file"
             )
+            yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
 
 
 def _sources(row: MatrixRow) -> Iterator[tuple[str, str]]:
@@ -93,7 +93,9 @@ def _files(
         if name in named or name in found:
             where = _item(sections, text) or row.where
             other = found.get(name) or f"the index '{named[name]}'"
-            reader.fault(where, f"'{name}' comes from {other} already", "take it from one of them")
+            reader.fault(
+                where, "origin-conflict", f"'{name}' comes from {other} already", "take it from one of them"
+            )
         found[name] = text
     return found
 
@@ -123,6 +125,7 @@ def _refuse_unasked(reader: Reader, node: YamlNode | None, asked: Collection[str
         if key.kind == "text" and canonical(key.text) not in asked:
             reader.fault(
                 key.where,
+                "index-unused",
                 f"{show(key.text)} is not asked for by name, so no index is asked for it",
                 f"write it under '{'pip' if kind == 'conda' else 'packages'}' too, or take it out here",
             )

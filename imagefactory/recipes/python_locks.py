@@ -65,7 +65,12 @@ def read_uv_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     """
     if text_of(root, "version") != "1":
         found = text_of(root, "version") or "none"
-        raise refused(root.where, f"has the format {show(found)}", "make it with a uv that writes 1")
+        raise refused(
+            root.where,
+            "format-unsupported",
+            f"has the format {show(found)}",
+            "make it with a uv that writes 1",
+        )
     wish = Wish(file=file, locked=True)
     wish.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
@@ -272,13 +277,13 @@ def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     version, python = text_of(root, "lock-version"), asked.beside.python
     if version.partition(".")[0] != "1":
         do = "make it with a tool that writes 1.0"
-        raise refused(root.where, f"has the format {show(version or 'none')}", do)
+        raise refused(root.where, "format-unsupported", f"has the format {show(version or 'none')}", do)
     wish = Wish(file=file, locked=True)
     wish.bound_python(text_of(root, "requires-python"), root.where)
     environments = [item.text for item in _rows(root, "environments")]
     if environments and not any(marker_holds(one, python) for one in environments):
         what = f"is for other environments than {PLATFORM} with Python {python}"
-        raise refused(_map(root, "environments").where, what, "lock it for Linux too")
+        raise refused(_map(root, "environments").where, "platform-missing", what, "lock it for Linux too")
     rows = _rows(root, "packages")
     chosen = _chosen_of_pylock(wish, root, rows, asked)
     taken: dict[str, YamlNode] = {}
@@ -295,7 +300,12 @@ def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
             wish.leave(row.where, f"{show(name)} is for Python {show(bounds)}, not {python}", do)
         elif name in taken:
             what = f"the lock has two packages {show(name)} for one environment"
-            raise refused(row.where, what, f"lock it anew: the other is in line {taken[name].where.line}")
+            raise refused(
+                row.where,
+                "duplicate-package",
+                what,
+                f"lock it anew: the other is in line {taken[name].where.line}",
+            )
         else:
             taken[name] = row
     main = _main_index(taken.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.model import Base, Where
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.model import Recipe
@@ -24,33 +24,33 @@ def read_recipes(folder: Path) -> tuple[Recipe, ...]:
     return recipes
 
 
-def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[str, ...]]]:
+def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnostic, ...]]]:
     """The recipes without a fault, sorted by file name, and the faults of the other files by family.
 
     Raises UsageError when there is no such folder.
     """
     if not folder.is_dir():
         raise UsageError(
+            "project-not-found",
             f"there are no recipes at {show(str(folder), limit=200)}",
             hint="name the factory's folder with -C DIR, or make a recipe with `imagefactory new FAMILY`",
         )
     recipes: list[Recipe] = []
-    faults: dict[str, tuple[str, ...]] = {}
+    faults: dict[str, tuple[Diagnostic, ...]] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.suffix not in (".yaml", ".yml") or path.name == BASES_FILE:
             continue
         try:
             recipe = parse_recipe(*read_file(path))
         except RecipeError as error:
-            faults[path.stem] = error.faults
+            faults[path.stem] = error.diagnostics
             continue
         if recipe.family == path.stem:
             recipes.append(recipe)
         else:
-            faults[path.stem] = (
-                f"{recipe.where}: this file is family {show(recipe.family)}'s: one family, one file "
-                f"(name it {recipe.family}.yaml, or write family: {path.stem})",
-            )
+            what = f"this file is family {show(recipe.family)}'s: one family, one file"
+            write = f"name it {recipe.family}.yaml, or write family: {path.stem}"
+            faults[path.stem] = (Diagnostic("family-name-mismatch", str(recipe.where), what, write),)
     return tuple(recipes), faults
 
 
@@ -64,16 +64,25 @@ def read_file(path: Path) -> tuple[str, str]:
     file = f"{path.parent.name}/{show(path.name)[1:-1]}"
     start = Where(file=file, line=1, column=1)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):
-        raise refused(start, "a recipe's file is named by letters, digits and . _ -", "name it FAMILY.yaml")
+        raise refused(
+            start,
+            "file-name-invalid",
+            "a recipe's file is named by letters, digits and . _ -",
+            "name it FAMILY.yaml",
+        )
     try:
         if path.resolve().parent != path.parent.resolve():
-            raise refused(start, "is a link out of its folder", "put the file itself here")
+            raise refused(
+                start, "link-not-allowed", "is a link out of its folder", "put the file itself here"
+            )
         if path.exists() and not path.is_file():
-            raise refused(start, "is not a file", "put a file here")
+            raise refused(start, "not-a-file", "is not a file", "put a file here")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise refused(start, f"cannot be read: {error.strerror}", "put a readable file here") from error
+        raise refused(
+            start, "file-not-readable", f"cannot be read: {error.strerror}", "put a readable file here"
+        ) from error
     if len(data) > MAX_BYTES:
         raise too_large(file)
     try:
@@ -82,4 +91,4 @@ def read_file(path: Path) -> tuple[str, str]:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         where = Where(file=file, line=line, column=column)
-        raise refused(where, "is not UTF-8", "save the file as UTF-8") from error
+        raise refused(where, "not-utf8", "is not UTF-8", "save the file as UTF-8") from error

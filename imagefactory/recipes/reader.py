@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.model import Where
 from imagefactory.recipes.values import RULES, what_to_write, without_secrets
 from imagefactory.recipes.yaml_tree import YamlNode, show
@@ -18,18 +18,19 @@ class Reader:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.faults: set[tuple[int, int, str]] = set()
+        self.faults: set[tuple[int, int, Diagnostic]] = set()
 
-    def fault(self, where: Where, what: str, write: str) -> None:
-        self.faults.add((where.line, where.column, f"{where}: {what} ({write})"))
+    def fault(self, where: Where, code: str, what: str, write: str) -> None:
+        self.faults.add((where.line, where.column, Diagnostic(code, str(where), what, write)))
 
     def finish(self) -> None:
         """Raises RecipeError with all faults in the order of the file."""
         if self.faults:
-            told = [text for *_, text in sorted(self.faults)]
-            if len(told) > MAX_FAULTS:
-                told[MAX_FAULTS:] = [f"{self.file}: and {len(told) - MAX_FAULTS} more faults"]
-            raise RecipeError(told)
+            in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
+            faults = [diagnostic for *_, diagnostic in in_order]
+            if (rest := len(faults) - MAX_FAULTS) > 0:
+                faults[MAX_FAULTS:] = [Diagnostic("more-problems", self.file, f"and {rest} more faults")]
+            raise RecipeError(faults)
 
     def mapping(
         self, node: YamlNode, known: Sequence[str], required: Mapping[str, str]
@@ -38,6 +39,7 @@ class Reader:
         if node.kind != "map":
             self.fault(
                 node.where,
+                "not-a-mapping",
                 f"here must be keys and values, not {node.called}",
                 f"write {_example(required, known)}",
             )
@@ -49,10 +51,10 @@ class Reader:
                 continue
             near = nearest(name, known)
             hint = f"did you mean '{near}'?" if near else f"the keys here are {', '.join(known)}"
-            self.fault(key.where, f"unknown key {show(name)}", hint)
+            self.fault(key.where, "unknown-key", f"unknown key {show(name)}", hint)
         for name, example in required.items():
             if name not in values:
-                self.fault(node.where, f"'{name}' is missing", f"write {example}")
+                self.fault(node.where, "missing-key", f"'{name}' is missing", f"write {example}")
         return values
 
     def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
@@ -61,21 +63,30 @@ class Reader:
             return
         if node.kind != "map":
             self.fault(
-                node.where, f"'{key}' must hold names and values, not {node.called}", 'write NAME: "value"'
+                node.where,
+                "not-a-mapping",
+                f"'{key}' must hold names and values, not {node.called}",
+                'write NAME: "value"',
             )
             return
         seen: dict[str, Where] = {}
         for name, value in node.pairs:
             if name.kind != "text":
-                self.fault(name.where, f"a key cannot be {name.called}", "write a plain word")
+                self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a plain word")
             elif name.text in seen:
                 self.fault(
                     name.where,
+                    "duplicate-key",
                     f"{show(name.text)} is already set at {seen[name.text]}",
                     "remove one of them",
                 )
             elif name.text == "<<":
-                self.fault(name.where, "merge keys (<<) are not used here", "write the values out")
+                self.fault(
+                    name.where,
+                    "yaml-unsupported",
+                    "merge keys (<<) are not used here",
+                    "write the values out",
+                )
             else:
                 seen[name.text] = name.where
                 yield name.text, name, value
@@ -85,9 +96,11 @@ class Reader:
         if node is None:
             return []
         if node.kind != "list":
-            self.fault(node.where, f"'{key}' must be a list, not {node.called}", f"write {write}")
+            self.fault(
+                node.where, "not-a-list", f"'{key}' must be a list, not {node.called}", f"write {write}"
+            )
         elif not node.items:
-            self.fault(node.where, f"'{key}' is empty", f"write {write}")
+            self.fault(node.where, "empty-list", f"'{key}' is empty", f"write {write}")
         return node.items
 
     def text(self, node: YamlNode | None, key: str, rule: str) -> str:
@@ -96,11 +109,14 @@ class Reader:
             return ""
         allowed = RULES[rule]
         if node.kind != "text" or node.made == "nothing":
-            self.fault(node.where, f"'{key}' must be text, not {node.called}", f"write {allowed.write}")
+            self.fault(
+                node.where, "not-text", f"'{key}' must be text, not {node.called}", f"write {allowed.write}"
+            )
         elif node.made:
             quoted = f'"{node.text}"' if allowed.allows(node.text) else allowed.write
             self.fault(
                 node.where,
+                "quotes-missing",
                 f"'{key}' must be text, and without quotes {show(node.text)} is {node.made} in YAML",
                 f"write it in quotes: {quoted}",
             )
@@ -112,7 +128,12 @@ class Reader:
             long = (
                 f" of {size} characters, more than {allowed.limit}" if size > max(allowed.limit, 20) else ""
             )
-            self.fault(node.where, f"'{key}' cannot be {show(without_secrets(node.text))}{long}", write)
+            self.fault(
+                node.where,
+                "value-invalid",
+                f"'{key}' cannot be {show(without_secrets(node.text))}{long}",
+                write,
+            )
         else:
             return node.text
         return ""
@@ -126,10 +147,13 @@ class Reader:
         if not full or full == node.text:
             return self.text(node, key, "image")
         if digest:
-            self.fault(node.where, f"'{key}' cannot be {shown}, a short name", f"write {full}")
+            self.fault(
+                node.where, "image-short-name", f"'{key}' cannot be {shown}, a short name", f"write {full}"
+            )
         else:
             self.fault(
                 node.where,
+                "image-not-pinned",
                 f"'{key}' cannot be {shown}, which may be another image tomorrow",
                 f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` tells the digest",
             )
@@ -147,7 +171,10 @@ class Reader:
             text = self.text(item, key, rule)
             if text and (first := seen.setdefault(text, item.where)) is not item.where:
                 self.fault(
-                    item.where, f"{show(text)} stands in '{key}' twice, first at {first}", "remove one"
+                    item.where,
+                    "duplicate-value",
+                    f"{show(text)} stands in '{key}' twice, first at {first}",
+                    "remove one",
                 )
         return tuple(seen)
 

@@ -151,25 +151,37 @@ def _refuse_misplaced(reader: Reader, section: YamlNode, kind: str) -> None:
     for key, value in section.pairs if section.kind == "map" else ():
         name = key.text
         if kind == "on" and name in {*_FAMILY_KEYS, *_ROW_KEYS} - {*_BESIDE_ON}:
-            reader.fault(key.where, f"'{name}' comes from the target that 'on' names", "remove it")
+            reader.fault(
+                key.where, "key-not-with-on", f"'{name}' comes from the target that 'on' names", "remove it"
+            )
         elif kind == "on" and name == "matrix" and "on" in section.keys:
-            reader.fault(key.where, "'matrix' stands in a family that says 'on' itself", "remove one of them")
+            reader.fault(
+                key.where,
+                "key-not-with-on",
+                "'matrix' stands in a family that says 'on' itself",
+                "remove one of them",
+            )
         elif kind == "pypi" and name in _OF_CONDA:
             write = "write these under 'packages'" if name == "pip" else "remove it, or write source: conda"
-            reader.fault(key.where, f"'{name}' belongs to source conda", write)
+            reader.fault(key.where, "key-not-for-source", f"'{name}' belongs to source conda", write)
         elif kind == "conda" and name == "rocm":
             reader.fault(
-                key.where, "'rocm' belongs to source pypi", "remove it: conda's rows are for CUDA or CPUs"
+                key.where,
+                "key-not-for-source",
+                "'rocm' belongs to source pypi",
+                "remove it: conda's rows are for CUDA or CPUs",
             )
         elif kind == "conda" and name == "extras" and value.kind == "list":
             reader.fault(
                 key.where,
+                "key-not-for-source",
                 "'extras' belongs to source pypi: conda's packages have none",
                 "remove it; a build is chosen by a constraint such as 'jaxlib * *cuda12*'",
             )
         elif kind != "on" and name == "on":
             reader.fault(
                 key.where,
+                "on-with-source",
                 "'on' stands in a family that has a source of its own",
                 "give what is built on another target its own family, with 'on' in place of 'source'",
             )

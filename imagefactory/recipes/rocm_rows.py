@@ -22,19 +22,24 @@ def check_rocm_row(
     rocm, newest = row["rocm"], knowledge.newest_rocm()
     if cuda := row.get("cuda"):
         write = "give AMD's GPUs a row of their own, with rocm alone"
-        reader.fault(cuda.where, "'cuda' and 'rocm' stand in one row", write)
+        reader.fault(cuda.where, "mixed-row", "'cuda' and 'rocm' stand in one row", write)
     for item in rocm.items:
         if RULES["rocm"].allows(item.text) and int(item.text.partition(".")[0]) > newest:
             write = f"write a version of ROCm {newest} or older"
-            reader.fault(item.where, f"no ROCm {item.text} is known", write)
+            reader.fault(item.where, "rocm-unknown", f"no ROCm {item.text} is known", write)
     for item in row["checks"].items if "checks" in row else ():
         if item.text == CUDA_CHECK:
-            reader.fault(item.where, f"'{CUDA_CHECK}' tries what makes code for CUDA", "remove it")
+            reader.fault(
+                item.where,
+                "check-not-applicable",
+                f"'{CUDA_CHECK}' tries what makes code for CUDA",
+                "remove it",
+            )
     capabilities = row.get("capabilities") or family.get("capabilities")
     if capabilities is None or ("capabilities" not in row and not any(_processors(capabilities))):
         what = "the row has no 'capabilities': those of AMD's GPUs are processors"
         write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
-        reader.fault(node.where, what, write)
+        reader.fault(node.where, "capabilities-missing", what, write)
 
 
 def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: bool) -> None:
@@ -45,14 +50,26 @@ def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: boo
         amd = item.text.startswith("gfx")
         if amd and not rocm:
             write = "give AMD's GPUs a row of their own, with rocm in place of cuda"
-            reader.fault(item.where, f"'{item.text}' is a processor of AMD's, and the row is for CUDA", write)
+            reader.fault(
+                item.where,
+                "capability-mismatch",
+                f"'{item.text}' is a processor of AMD's, and the row is for CUDA",
+                write,
+            )
         elif rocm and not amd:
             write = "write its processor, such as gfx90a"
-            reader.fault(item.where, f"'{item.text}' is no GPU of AMD's, and the row is for ROCm", write)
+            reader.fault(
+                item.where,
+                "capability-mismatch",
+                f"'{item.text}' is no GPU of AMD's, and the row is for ROCm",
+                write,
+            )
         elif amd and item.text not in knowledge.known_processors():
             near = _nearest(item.text)
             write = f"did you mean {near}?" if near else "`rocminfo` tells the processor of a GPU"
-            reader.fault(item.where, f"no processor '{item.text}' of AMD's is known", write)
+            reader.fault(
+                item.where, "capability-unknown", f"no processor '{item.text}' of AMD's is known", write
+            )
 
 
 def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:

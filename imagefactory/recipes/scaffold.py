@@ -41,7 +41,7 @@ def scaffold(family: str, bases: Sequence[Base], *, framework: str = "", source:
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
     if not bases:
-        raise UsageError("there is no base to build on", hint=f"add one to recipes/{BASES_FILE}")
+        raise UsageError("no-base", "there is no base to build on", hint=f"add one to recipes/{BASES_FILE}")
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -56,7 +56,7 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
     bases = [base for base in bases if base.python]
     if not bases:
         raise UsageError(
-            "there is no base with a Python to build on", hint=f"add one to recipes/{BASES_FILE}"
+            "no-base", "there is no base with a Python to build on", hint=f"add one to recipes/{BASES_FILE}"
         )
     fits = [
         (natural(wheel.version), natural(wheel.cuda), wheel, base)
@@ -90,7 +90,7 @@ def check_name(value: str, rule: str) -> None:
     if not RULES[rule].allows(value):
         what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
         what = what or f"{show(value)} is not a name for a {rule}"
-        raise UsageError(what, hint=f"write {RULES[rule].write}")
+        raise UsageError("option-invalid", what, hint=f"write {RULES[rule].write}")
 
 
 _SCAFFOLD = """\

@@ -135,7 +135,10 @@ class _Reader:
                 self.at = found.end()
             if sum(map(len, parts)) > MOST_CHARACTERS:
                 raise refused(
-                    self.place(start), f"holds a word of more than {MOST_CHARACTERS} characters", "split it"
+                    self.place(start),
+                    "word-too-long",
+                    f"holds a word of more than {MOST_CHARACTERS} characters",
+                    "split it",
                 )
         where = self.place(start)
         if not known:
@@ -167,7 +170,9 @@ class _Reader:
             else:
                 piece.append(char)
                 self.at += 1
-        raise refused(self.place(start), f"a quote ({quote}) begins here and does not end", "close it")
+        raise refused(
+            self.place(start), "quote-unclosed", f"a quote ({quote}) begins here and does not end", "close it"
+        )
 
     def _expansion(self) -> tuple[str, bool]:
         """What stands for `$...` or a command in backticks, and whether it is known."""
@@ -176,7 +181,12 @@ class _Reader:
             value = self.variables.get(found[1] or found[2])
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                raise refused(self.place(self.at), "holds variables that grow too long", "write them out")
+                raise refused(
+                    self.place(self.at),
+                    "variables-too-long",
+                    "holds variables that grow too long",
+                    "write them out",
+                )
             if found[3] and (found[3] == "+") == bool(value):
                 value = _VARIABLE.sub(lambda one: self.variables.get(one[1] or one[2], "$"), found[4])
                 return value, "$" not in value
@@ -200,7 +210,12 @@ class _Reader:
                 depth += 1 if found[0] == pair[0] else -1
             if depth == 0:
                 return found.end()
-        raise refused(self.place(at), f"a bracket ({pair[0]}) begins here and does not end", "close it")
+        raise refused(
+            self.place(at),
+            "bracket-unclosed",
+            f"a bracket ({pair[0]}) begins here and does not end",
+            "close it",
+        )
 
 
 class _Script:
@@ -216,7 +231,9 @@ class _Script:
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                raise refused(reader.first, f"holds more than {MOST_COMMANDS} commands", "split it")
+                raise refused(
+                    reader.first, "too-many-commands", f"holds more than {MOST_COMMANDS} commands", "split it"
+                )
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()
             self._open_and_close(command, operator)
@@ -298,7 +315,10 @@ class _Script:
             while True:
                 if reader.at >= len(reader.text):
                     raise refused(
-                        command.where, f"a here-document (<<{ascii(end)[1:-1]}) does not end", "end it"
+                        command.where,
+                        "heredoc-unclosed",
+                        f"a here-document (<<{ascii(end)[1:-1]}) does not end",
+                        "end it",
                     )
                 line = self._line()
                 if (line.lstrip("\t") if tabs else line) == end:

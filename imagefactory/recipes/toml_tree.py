@@ -26,10 +26,15 @@ def parse_toml(text: str, file: str, limits: Limits) -> YamlNode:
         found = re.search(r"\(at line ([0-9]+), column ([0-9]+)\)", str(error))
         where = Where(file=file, line=int(found[1]), column=int(found[2])) if found else first_place(file)
         what = re.sub(r" \(at .*\)$", "", str(error))
-        raise refused(where, f"is not valid TOML: {show(what, limit=120)[1:-1]}", "mend the line") from error
+        raise refused(
+            where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "mend the line"
+        ) from error
     except RecursionError as error:
         raise refused(
-            first_place(file), f"is nested more than {limits.depth} deep", "write it flatter"
+            first_place(file),
+            "nesting-too-deep",
+            f"is nested more than {limits.depth} deep",
+            "write it flatter",
         ) from error
     return _Places(text, file, limits).tree(data)
 
@@ -63,10 +68,18 @@ class _Places:
     def _node(self, value: Any, path: tuple[str, ...], line: int, depth: int) -> YamlNode:
         self.count += 1
         if self.count > self.limits.nodes:
-            raise refused(self._where(line), f"holds more than {self.limits.nodes} values", "split it")
+            raise refused(
+                self._where(line),
+                "too-many-values",
+                f"holds more than {self.limits.nodes} values",
+                "split it",
+            )
         if depth > self.limits.depth:
             raise refused(
-                self._where(line), f"is nested more than {self.limits.depth} deep", "write it flatter"
+                self._where(line),
+                "nesting-too-deep",
+                f"is nested more than {self.limits.depth} deep",
+                "write it flatter",
             )
         if isinstance(value, dict):
             node = YamlNode(self._where(line), "map")

@@ -270,15 +270,16 @@ def default_checks(framework: str) -> tuple[str, ...]:
     return tuple(check for check in known if check not in table.ASKED_CHECKS)
 
 
-def check_fault(check: str, framework: str) -> tuple[str, str] | None:
+def check_fault(check: str, framework: str) -> tuple[str, str, str] | None:
     """What is wrong with asking for a check of this framework and what to write, or None."""
     allowed = default_checks(framework)
     if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
         return None
-    return f"no check '{check}' is known for '{framework}'", f"write checks: [{', '.join(allowed)}]"
+    write = f"write checks: [{', '.join(allowed)}]"
+    return "check-unknown", f"no check '{check}' is known for '{framework}'", write
 
 
-def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str] | None:
+def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str, str] | None:
     """What is wrong and what to write, or None; a text that its rule refuses is told there.
 
     The framework's own requirement is made from the row's version, and Python's from `python`.
@@ -294,21 +295,25 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str] | 
             write = f"set its version by the row's 'version', its build by a constraint '{name} * BUILD'"
         if source.on:
             write = f"remove it: it comes from {source.on}"
-        return f"'{name}' is the framework and may not stand in '{key}'", write
+        return "framework-listed", f"'{name}' is the framework and may not stand in '{key}'", write
     if spec is None:
         return None
     if name == "python" and key == "packages":
         return (
+            "python-listed",
             "'python' is no package here: the environment has it",
             "remove it, and write python: beside base:",
         )
     if key == "constraints" and not (spec.version or spec.build or spec.channel):
-        return f"'{name}' bounds nothing", f"write bounds, such as '{name} <2', or move it to 'packages'"
+        write = f"write bounds, such as '{name} <2', or move it to 'packages'"
+        return "constraint-empty", f"'{name}' bounds nothing", write
     if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
         if source.on:
-            return f"{show(text)} names a channel that {source.on} does not have", f"name one of {known}"
+            what = f"{show(text)} names a channel that {source.on} does not have"
+            return "channel-unknown", what, f"name one of {known}"
         return (
+            "channel-unknown",
             f"{show(text)} names a channel that is not in 'channels'",
             f"add {channel_name(spec.channel)} there, or name one of {known}",
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.model import Where
 
 MAX_BYTES = 256 * 1024
@@ -91,7 +91,9 @@ def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> YamlNode:
     mend = "mend the line"
     if "mapping values are not allowed" in problem:
         mend += "; text with a colon and a blank in it stands in quotes"
-    raise refused(where, f"is not valid YAML: {show(problem, limit=120)[1:-1]}", mend) from error
+    raise refused(
+        where, "yaml-invalid", f"is not valid YAML: {show(problem, limit=120)[1:-1]}", mend
+    ) from error
 
 
 def _events(text: str, *, fast: bool) -> Iterator[Any]:
@@ -111,7 +113,12 @@ def _check_characters(text: str, file: str, limits: Limits) -> None:
             where = Where(
                 file=file, line=text.count("\n", 0, match.start()) + 1, column=match.start() - line_start + 1
             )
-            raise refused(where, f"holds the character {character!a}, which cannot be seen", "remove it")
+            raise refused(
+                where,
+                "hidden-character",
+                f"holds the character {character!a}, which cannot be seen",
+                "remove it",
+            )
 
 
 def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
@@ -125,10 +132,15 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise refused(where, "a second document starts here", "keep one document per file")
+                raise refused(
+                    where, "yaml-unsupported", "a second document starts here", "keep one document per file"
+                )
             if event.version or event.tags:
                 raise refused(
-                    first_place(file), "directives (%YAML, %TAG) are not used here", "remove the line"
+                    first_place(file),
+                    "yaml-unsupported",
+                    "directives (%YAML, %TAG) are not used here",
+                    "remove the line",
                 )
             continue
         if isinstance(event, yaml.CollectionEndEvent):
@@ -140,7 +152,7 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
         _refuse_references(event, where)
         count += 1
         if count > limits.nodes:
-            raise refused(where, f"holds more than {limits.nodes} values", "split it")
+            raise refused(where, "too-many-values", f"holds more than {limits.nodes} values", "split it")
         if isinstance(event, yaml.ScalarEvent):
             node = YamlNode(where, "text", text=event.value, made=_made(event))
         else:
@@ -158,17 +170,28 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
             open_nodes.append(node)
             keys.append(None)
             if len(open_nodes) > limits.depth:
-                raise refused(where, f"is nested more than {limits.depth} deep", "write it flatter")
+                raise refused(
+                    where, "nesting-too-deep", f"is nested more than {limits.depth} deep", "write it flatter"
+                )
     if root is None:
-        raise refused(first_place(file), "is empty", "write a recipe; `imagefactory new FAMILY` makes one")
+        raise refused(
+            first_place(file), "empty-file", "is empty", "write a recipe; `imagefactory new FAMILY` makes one"
+        )
     return root
 
 
 def _refuse_references(event: Any, where: Where) -> None:
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise refused(where, "anchors and aliases (&, *) are not used here", "write the value out")
+        raise refused(
+            where, "yaml-unsupported", "anchors and aliases (&, *) are not used here", "write the value out"
+        )
     if event.tag is not None:
-        raise refused(where, f"the tag {show(event.tag)} is not allowed", "remove it; put text in quotes")
+        raise refused(
+            where,
+            "yaml-unsupported",
+            f"the tag {show(event.tag)} is not allowed",
+            "remove it; put text in quotes",
+        )
 
 
 def _made(event: Any) -> str:
@@ -184,12 +207,14 @@ def first_place(file: str) -> Where:
 
 
 def too_large(file: str, limits: Limits = RECIPE) -> RecipeError:
-    return refused(first_place(file), f"is larger than {limits.size // 1024} kB", "split it")
+    return refused(
+        first_place(file), "file-too-large", f"is larger than {limits.size // 1024} kB", "split it"
+    )
 
 
-def refused(where: Where, what: str, write: str) -> RecipeError:
-    """One fault as an error: the place, what is wrong, what to write."""
-    return RecipeError([f"{where}: {what} ({write})"])
+def refused(where: Where, code: str, what: str, write: str) -> RecipeError:
+    """Return an error with one problem: its place, its code, what is wrong, what to write."""
+    return RecipeError([Diagnostic(code, str(where), what, write)])
 
 
 def show(text: str, *, limit: int = 60) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from imagefactory.errors import LockError, RecipeError
+from imagefactory.errors import Diagnostic, LockError, RecipeError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.gpu.platforms import MACHINES
@@ -71,7 +71,8 @@ def define(
         }
     for name, _ in target.environment:
         if name in environment:
-            raise RecipeError([f"{target.where}: environment sets {name}, which is set in every image"])
+            what = f"environment sets {name}, which is set in every image"
+            raise RecipeError([Diagnostic("name-reserved", str(target.where), what)])
     environment |= _defaults(target, lock) | dict(target.environment)
     if cuda and not base.image:  # such an image knows its own folders
         own = environment.get("LD_LIBRARY_PATH")
@@ -179,7 +180,9 @@ def framework_package(target: Target, lock: Lock) -> LockedPackage:
         if package.name in names:
             return package
     raise LockError(
-        f"the lock of {target.name} has no {target.framework}", hint=f"run: imagefactory lock {target.name}"
+        "lock-mismatch",
+        f"the lock of {target.name} has no {target.framework}",
+        hint=f"run: imagefactory lock {target.name}",
     )
 
 
@@ -216,12 +219,16 @@ def interpreter(definition: Definition) -> str:
 def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
     if target.on != (under[-1].target if under else ""):
         given = under[-1].target if under else "no target's"
-        raise LockError(f"{target.name} is built on {target.on or 'no target'}, but {given} lock was given")
+        raise LockError(
+            "lock-mismatch",
+            f"{target.name} is built on {target.on or 'no target'}, but {given} lock was given",
+        )
     packages = {package.name: package for package in lock.packages}
     for below in under:
         gone = [package.name for package in below.packages if packages.get(package.name) != package]
         if gone:
             raise LockError(
+                "lock-mismatch",
                 f"the lock of {target.name} has another {gone[0]} than that of {below.target}, "
                 "which it is built on",
                 hint=f"run: imagefactory lock {target.name}",
@@ -230,31 +237,34 @@ def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
 
 def _check_fit(target: Target, base: Base, lock: Lock) -> None:
     if target.base != base.name or not (lock.conda or target.python == base.python):
+        what = (
+            f"{target.name} wants Python {target.python} on {target.base}, "
+            f"but {base.name} carries Python {base.python}"
+        )
         raise RecipeError(
-            [
-                f"{target.where}: {target.name} wants Python {target.python} on {target.base}, "
-                f"but {base.name} carries Python {base.python}"
-            ],
+            [Diagnostic("python-mismatch", str(target.where), what)],
             hint=f'write python: "{base.python}", or another base',
         )
     if f"{base.python_path}/".startswith(f"{PREFIX}/") or base.python_path.count("/") < 2:
+        what = f"the interpreter {base.python_path} cannot stand there: {PREFIX} is made anew"
         raise RecipeError(
-            [f"{base.where}: the interpreter {base.python_path} cannot stand there: {PREFIX} is made anew"],
+            [Diagnostic("interpreter-not-allowed", str(base.where), what)],
             hint="write the path of the Python that the base brings, such as /usr/local/bin/python3.11",
         )
     machine = MACHINES.get(target.platform)
     if machine is None:
-        raise RecipeError(
-            [f"{target.where}: platform '{target.platform}' is not one of {', '.join(MACHINES)}"]
-        )
+        what = f"platform '{target.platform}' is not one of {', '.join(MACHINES)}"
+        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what)])
     if (lock.target, lock.python) != (target.name, target.python) or not lock.platform.endswith(machine):
         raise LockError(
+            "lock-mismatch",
             f"the lock is for {lock.target}, Python {lock.python} and {lock.platform}; "
             f"the target is {target.name}, Python {target.python} and {target.platform}",
             hint=f"run: imagefactory lock {target.name}",
         )
     if bool(lock.conda) != target.conda:
         raise LockError(
+            "lock-mismatch",
             f"the lock of {target.name} holds {'' if lock.conda else 'no '}packages of conda, "
             f"its recipe asks for {'some' if target.conda else 'none'}",
             hint=f"run: imagefactory lock {target.name}",

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import FactoryError, UsageError, os_problem
 from imagefactory.files import remove_inside, replace_bytes
 from imagefactory.lock.files import format_lock_files
 from imagefactory.model import Definition, OwnFile
@@ -77,7 +77,9 @@ def write_definitions(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
-                raise UsageError(f"{path} leads out of {folder}", hint="remove the link")
+                raise UsageError(
+                    "link-leaves-project", f"{path} leads out of {folder}", hint="remove the link"
+                )
             data, mode = _data(content)
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
                 replace_bytes(path, data)
@@ -148,11 +150,11 @@ def _difference(held: str, wanted: str) -> str:
 def _place(folder: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
-        raise UsageError(f"{name!r} is not a path inside {folder}")
+        raise UsageError("path-invalid", f"{name!r} is not a path inside {folder}")
     return folder / pure
 
 
 def _unusable(path: Path, error: OSError) -> FactoryError:
     return UsageError(
-        f"{path}: {error.strerror}", hint="look at the folder's owner, its rights and the free space"
+        *os_problem("write", path, error), hint="check the owner, permissions and free space of its directory"
     )

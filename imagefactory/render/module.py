@@ -65,6 +65,7 @@ def format_modulefile(module: Module) -> str:
     folder = str(module.folder)
     if not _SAFE.fullmatch(folder):
         raise UsageError(
+            "option-invalid",
             f"a modulefile cannot name the folder {folder[:100]!r}",
             hint="write a folder of letters, digits and . _ + - / alone: -o /software/imagefactory",
         )

@@ -31,6 +31,7 @@ class Written(str):
 
 def _refuse(value: str, why: str) -> UsageError:
     return UsageError(
+        "value-not-quotable",
         f"{value!r} cannot stand in a Dockerfile or definition: {why}",
         hint="change the recipe's value",
     )

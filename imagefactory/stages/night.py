@@ -107,7 +107,7 @@ def run_night(
             hint='write registry = "HOST/PATH" into imagefactory.toml',
         )
     targets = select(factory.targets, ask.names)
-    steps = Steps(bench=bench, progress=progress, faults=factory.faults)
+    steps = Steps(bench=bench, progress=progress, faults=tuple(map(str, factory.faults)))
     return _Night(factory=factory, ask=ask, folder=folder, targets=targets, steps=steps).run()
 
 
@@ -140,8 +140,8 @@ class _Night:
     def run(self) -> NightReport:
         started, killed = self.steps.bench.clock(), killed_before(self.factory.settings)
         for fault in self.factory.faults:
-            place, _, why = fault.partition(": ")
-            self.steps.tell(NightRow(what=one_line(place), why=one_line(why), code=EXIT_USAGE))
+            why = str(replace(fault, location=""))
+            self.steps.tell(NightRow(what=one_line(fault.location), why=one_line(why), code=EXIT_USAGE))
         if not has_reserve(self.factory.settings):
             self.steps.fail(NIGHTS, no_space(nights_folder(self.factory.settings)))
         devices = self._devices()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.errors import (
+    Diagnostic,
     LockError,
     NothingSelectedError,
     RecipeError,
@@ -268,5 +269,6 @@ def read_rows(path: Path) -> tuple[SpaceRow, ...]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RecipeError([f"{path.name}:{line}: is not UTF-8"], hint="save the file as UTF-8") from error
+        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8")
+        raise RecipeError([problem], hint="save the file as UTF-8") from error
     return parse_rows(text, path.name, families())

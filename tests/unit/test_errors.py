@@ -14,6 +14,7 @@ import pytest
 from imagefactory.errors import (
     DISTRIBUTION,
     BuildError,
+    Diagnostic,
     DownloadError,
     FactoryError,
     RecipeError,
@@ -30,7 +31,13 @@ from imagefactory.errors import (
         BuildError("no space left", hint="free some"),
         DownloadError("half a file"),
         ToolError("there is no uv", hint="apt-get install uv"),
-        RecipeError(["a.yaml:1:2: one", "a.yaml:3:4: two"], hint="mend both"),
+        RecipeError(
+            [
+                Diagnostic("unknown-key", "a.yaml:1:2", "one"),
+                Diagnostic("not-text", "a.yaml:3:4", "two", "write it"),
+            ],
+            hint="fix both",
+        ),
         UnsolvableError("no solution", hint="ask for less", tree="a\n b"),
         UnbuiltError("no wheel", packages=({"name": "filterpy"},), pins=("numpy==1.26.4",)),
     ],

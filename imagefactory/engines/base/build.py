@@ -28,7 +28,7 @@ from imagefactory.engines.base.builder import builder_facts, choose_ids
 from imagefactory.engines.base.fetch import FetchedBase, verify_deb
 from imagefactory.engines.base.look import SETUP_HOOK
 from imagefactory.engines.base.tar import WrittenLayer, check_installed, write_layer
-from imagefactory.errors import BuildError, DownloadError, FactoryError
+from imagefactory.errors import BuildError, DownloadError, FactoryError, StoreError, os_problem
 from imagefactory.lock.debian.file import lock_architecture
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Progress
@@ -69,7 +69,9 @@ def build_base(
         try:
             verify_deb(path, package)
         except FileNotFoundError as error:
-            raise DownloadError(f"{path} is not there", hint="run the command again to fetch it") from error
+            raise DownloadError(
+                "package-missing", f"{path} is not there", hint="run the command again to fetch it"
+            ) from error
     beside = out_tar.with_name(f".{out_tar.name}.{os.getpid()}")
     try:
         with _scratch(environ, ids) as scratch:
@@ -87,11 +89,12 @@ def build_base(
         beside.replace(out_tar)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BuildError(
+            raise StoreError(
+                "disk-full",
                 f"{fetched.base.name}: no space left in {out_tar.parent} or {scratch.parent}",
                 hint="free some space and run the same command again",
             ) from error
-        raise BuildError(f"{fetched.base.name}: {error}", hint="mend the folder's rights") from error
+        raise BuildError(*os_problem("write", out_tar.parent, error), hint="check its permissions") from error
     finally:
         beside.unlink(missing_ok=True)
     return BaseTar(path=out_tar, sha256=made.sha256, size=made.size)
@@ -162,7 +165,7 @@ def _write_repository(fetched: FetchedBase, repository: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         if control.returncode:
-            raise BuildError(f"{path.name} is no Debian package: {control.stderr.strip()}")
+            raise BuildError("deb-invalid", f"{path.name} is no Debian package: {control.stderr.strip()}")
         entries.append((control.stdout, path.name, package))
     index = format_packages(entries)
     for file, text in (
@@ -206,6 +209,7 @@ def _install(fetched: FetchedBase, build: BuildProcess, out: Path, progress: Pro
         code = build.wait()
     if code or result is None:
         raise BuildError(
+            "mmdebstrap-failed",
             f"{fetched.base.name}: mmdebstrap ended with {code}"
             f"{f' ({broken})' if broken else ''}; its last words:\n" + "\n".join(log),
             hint="imagefactory doctor says what this machine lacks for it",
@@ -262,6 +266,7 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
     """Raises BuildError if the clock is behind the lock's."""
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
+            "clock-behind",
             f"this machine's clock is behind the lock of {lock.base}, so times in the base would vary",
             hint="set the clock",
         )

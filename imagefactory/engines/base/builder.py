@@ -43,6 +43,7 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
     sudo = "" if facts.is_root else "sudo "
     if not facts.mmdebstrap:
         raise ToolError(
+            "tool-missing",
             "mmdebstrap is not on this machine",
             hint=f"{sudo}apt-get install mmdebstrap{'' if facts.is_root else ' uidmap'}",
         )
@@ -50,15 +51,21 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
         uid, gid = unused_ids(facts.uid_map), unused_ids(facts.gid_map)
         if uid is None or gid is None:
             raise ToolError(
+                "subordinate-ids-missing",
                 f"root has no {IDS} ids here besides its own, and a base is never made with root's",
                 hint="build outside of this container, or give it two ranges of 65536 ids",
             )
         return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=False)
     if not facts.has_newuidmap:
-        raise ToolError("an ordinary user needs newuidmap to make bases", hint="sudo apt-get install uidmap")
+        raise ToolError(
+            "tool-missing",
+            "an ordinary user needs newuidmap to make bases",
+            hint="sudo apt-get install uidmap",
+        )
     uid, gid = delegated_ids(facts.subuid, facts.names), delegated_ids(facts.subgid, facts.names)
     if uid is None or gid is None:
         raise ToolError(
+            "subordinate-ids-missing",
             f"user '{facts.names[0]}' has no {IDS} subordinate ids in /etc/subuid and /etc/subgid",
             hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {facts.names[0]} "
             "(choose a range that no other line of these files has)",

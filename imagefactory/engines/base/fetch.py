@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.errors import BuildError, DownloadError
+from imagefactory.errors import BuildError, DownloadError, os_problem
 from imagefactory.lock.debian.archive import Archive, StaleIndexError, open_archive
 from imagefactory.lock.debian.file import deb_filename, downloaded_filename, format_package, lock_architecture
 from imagefactory.lock.debian.solve import solve_base
@@ -106,6 +106,7 @@ def _bring(
         gone = _gone(missing, archive)
         if gone and locked:
             raise BuildError(
+                "packages-withdrawn",
                 f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
                 + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
                 hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
@@ -165,6 +166,7 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
     size = path.stat().st_size
     if size != package.size:
         raise DownloadError(
+            "size-mismatch",
             f"{package.name} {package.version}: {path.name} has {size} bytes, locked are {package.size}",
             hint="run the command again; if it stays, the mirror is damaged or not to be trusted",
         )
@@ -172,6 +174,7 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != package.sha256:
         raise DownloadError(
+            "hash-mismatch",
             f"{package.name} {package.version}: {path.name} has sha256 {found}, locked is {package.sha256}",
             hint="run the command again; if it stays, the mirror is damaged or not to be trusted",
         )
@@ -240,6 +243,7 @@ def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPack
             gone.append(package)
         elif offer != package:
             raise DownloadError(
+                "hash-mismatch",
                 f"{package.name} {package.version}: the archive's has sha256 {offer.sha256}, "
                 f"locked is {package.sha256}",
                 hint="one version must be one file: distrust this mirror or restore the lock from git",
@@ -308,4 +312,6 @@ def _exclusive(debs: Path, progress: Progress) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise BuildError(f"{debs}: {error}", hint="free the disk or mend the folder's rights") from error
+        raise BuildError(
+            *os_problem("write", debs, error), hint="check its free space and permissions"
+        ) from error

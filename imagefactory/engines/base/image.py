@@ -109,7 +109,7 @@ def find_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImag
     The caller holds `in_use`. Raises LockError for a lock of another base.
     """
     if order.lock.base != order.base.name:
-        raise LockError(f"the lock is of base {order.lock.base}, not {order.base.name}")
+        raise LockError("lock-mismatch", f"the lock is of base {order.lock.base}, not {order.base.name}")
     below = find_base(layout, order.below, progress) if order.below else None
     if order.below and not below:
         return None

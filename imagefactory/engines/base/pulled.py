@@ -202,10 +202,13 @@ def _check_types(base: Base, manifest: Manifest) -> None:
         types = [layer["mediaType"] for layer in value["layers"]] if kind in MANIFEST_TYPES else [kind]
         config = value["config"]["mediaType"] if kind in MANIFEST_TYPES else ""
     except (KeyError, TypeError) as error:
-        raise BuildError(f"{base.where}: {base.image} has a malformed manifest: {error!r}") from error
+        raise BuildError(
+            "base-image-malformed", f"{base.where}: {base.image} has a malformed manifest: {error!r}"
+        ) from error
     strange = [name for name in types if name not in LAYER_TYPES]
     if strange or config not in CONFIG_TYPES:
         raise BuildError(
+            "base-image-unsupported",
             f"{base.where}: {base.image} is no container image that can be built on "
             f"(it holds {(strange or [config])[0]!r})",
             hint="name an image of layers, as `docker pull` takes it",
@@ -215,9 +218,10 @@ def _check_types(base: Base, manifest: Manifest) -> None:
 def _unpullable(base: Base, places: tuple[Reference, Reference], error: RegistryError) -> RegistryError:
     asked, source = places
     if source == asked:
-        return RegistryError(f"{base.where}: {base.image}: {error.message}", hint=error.hint)
+        return RegistryError(error.code, f"{base.where}: {base.image}: {error.message}", hint=error.hint)
     mirror = f"{source.registry}/{source.repository}"
     return RegistryError(
+        "mirror-failed",
         f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
         hint=f"look at the mirror, or at `mirrors` in imagefactory.toml: {asked.registry} itself is not asked"
         + (f"; {error.hint}" if error.hint else ""),
@@ -255,6 +259,7 @@ def _try(layout: Layout, base: Base, image: Image) -> None:
     platform = f"{config.get('os')}/{config.get('architecture')}"
     if platform != base.platform:
         raise BuildError(
+            "base-platform-mismatch",
             f"{base.where}: {base.image} is an image for {platform}, not for {base.platform}",
             hint=f"write the digest of the image's index, or of its {architecture(base.platform)} manifest",
         )
@@ -270,30 +275,35 @@ def check_carried(base: Base, probed: Completed) -> None:
         lines = ["", *lines]
     elif not base.python:
         raise BuildError(
+            "base-without-glibc",
             f"{base.where}: {base.image} does not say which C library it carries: no getconf starts there",
             hint="take an image of a distribution with glibc, or write the python: and interpreter: it has",
         )
     if probed.returncode or len(lines) != 2:
         said = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
         raise BuildError(
+            "base-python-missing",
             f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {said}",
             hint="write interpreter: with the path of its Python, or take an image that has one",
         )
     python, libc = lines
     if python != base.python:
         raise BuildError(
+            "base-python-mismatch",
             f"{base.where}: {base.image} carries Python {python} at {base.python_path}, not {base.python}",
             hint=f'write python: "{python}", or interpreter: with the path of its Python {base.python}',
         )
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
     if not match:
         raise BuildError(
+            "base-without-glibc",
             f"{base.where}: {base.image} carries {libc}",
             hint="take an image of a distribution with glibc: wheels with CUDA are made for it alone",
         )
     if (int(match[1]), int(match[2])) < tuple(map(int, base.glibc.split("."))):
         carried = f"{match[1]}.{match[2]}"
         raise BuildError(
+            "base-glibc-mismatch",
             f"{base.where}: {base.image} carries glibc {carried}, older than the {base.glibc} that is said "
             "of it: packages of the lock may not load",
             hint=f'write glibc: "{carried}" and lock the targets on it again',

@@ -69,13 +69,20 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
             entries = heapq.merge(_made(source, fixed, epoch), _fixed(fixed, epoch), key=_order)
             for member, data in entries:
                 if written and _order((member, None)) <= _order((tarfile.TarInfo(last), None)):
-                    raise BuildError(f"{name}: mmdebstrap's tar is out of order at {member.name}")
+                    raise BuildError(
+                        "base-tar-invalid", f"{name}: mmdebstrap's tar is out of order at {member.name}"
+                    )
                 if member.islnk() and member.linkname not in written:
-                    raise BuildError(f"{name}: {member.name} is a hard link to {member.linkname}, left out")
+                    raise BuildError(
+                        "base-tar-invalid",
+                        f"{name}: {member.name} is a hard link to {member.linkname}, left out",
+                    )
                 unpackable_parts(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
                     if member.size > STATUS_LIMIT:
-                        raise BuildError(f"{name}: dpkg's status file has {member.size} bytes")
+                        raise BuildError(
+                            "base-tar-invalid", f"{name}: dpkg's status file has {member.size} bytes"
+                        )
                     status = data.read()
                     installed, data = parse_status(status.decode()), io.BytesIO(status)
                 layer.addfile(member, data)
@@ -91,6 +98,7 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
     odd = installed ^ {(one.name, one.version, one.architecture) for one in lock.packages}
     if odd:
         raise BuildError(
+            "base-not-as-locked",
             f"{lock.base}: what was installed is not what is locked: "
             + ", ".join(" ".join(one) for one in sorted(odd)),
             hint=f"run 'imagefactory lock base:{lock.base} --update-all'",
@@ -120,7 +128,10 @@ def _made(
             continue
         attributes = [key for key in member.pax_headers if "xattr" in key or "acl" in key]
         if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            raise BuildError(f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed")
+            raise BuildError(
+                "base-tar-invalid",
+                f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed",
+            )
         entry = tarfile.TarInfo(path)
         entry.type, entry.mode, entry.size = member.type, member.mode, member.size
         entry.uid, entry.gid = member.uid, member.gid

@@ -47,7 +47,9 @@ def read_record(path: Path) -> CondaRecord:
         told = json.loads(data)
         return CondaRecord(name=told["name"], path=path, data=data, rows=tuple(told["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"{path.name} was not linked as a record: {error}") from error
+        raise BuildError(
+            "conda-record-invalid", f"{path.name} was not linked as a record: {error}"
+        ) from error
 
 
 def is_source(path: str, place: Prefix) -> bool:
@@ -87,7 +89,9 @@ def _compile(root: Path, inside: str, place: Prefix, segment: Segment, compiler:
     try:
         data = read_file(source.parent, source.name, TEXT)
     except OSError as error:
-        raise BuildError(f"/{top}/{inside} cannot be compiled: {error.strerror}") from error
+        raise BuildError(
+            "bytecode-failed", f"/{top}/{inside} cannot be compiled: {error.strerror}"
+        ) from error
     pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
         folder, _, name = inside.rpartition("/")
@@ -122,7 +126,7 @@ def lay_path(
         segment.folder(path)
         return ""
     if not stat.S_ISREG(state.st_mode):
-        raise BuildError(f"/{path} is no file, link or folder")
+        raise BuildError("file-type-unsupported", f"/{path} is no file, link or folder")
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
@@ -140,6 +144,7 @@ def lay_path(
 
 def _altered(owner: str, what: str) -> AlteredError:
     error = AlteredError(
+        "package-altered",
         f"{owner.removesuffix('.json')}: /{what}",
         hint="constrain the package in the recipe to another version or build: this one is not sound",
     )

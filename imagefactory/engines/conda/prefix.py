@@ -101,7 +101,7 @@ def staged(staging: Staging, progress: Progress) -> Iterator[LinkedPrefix]:
     without py-rattler.
     """
     if importlib.util.find_spec("rattler") is None:
-        raise ToolError("py-rattler is not installed", hint=extra_hint("conda"))
+        raise ToolError("extra-not-installed", "py-rattler is not installed", hint=extra_hint("conda"))
     with explain_full_disk(staging.scratch):
         staging.scratch.mkdir(parents=True, exist_ok=True)
         staging.cache.mkdir(parents=True, exist_ok=True)
@@ -175,6 +175,7 @@ def _explain(text: str, code: int, staging: Staging) -> BuildError:
         kind, message, names = "", f"py-rattler ended with {code}: {text[-2000:].strip()}", []
     if "os error 28" in message or "No space left" in message:
         return StoreError(
+            "disk-full",
             f"no space left in {staging.scratch} or {staging.cache}",
             hint="free some space, or `imagefactory store gc --cache`, and run the same command again",
         )
@@ -184,6 +185,7 @@ def _explain(text: str, code: int, staging: Staging) -> BuildError:
     other = "constrain the package in the recipe to another version or build"
     hints = {"hash": mend, "package": mend, "path": other}
     return BuildError(
+        "conda-link-failed",
         message,
         hint=hints.get(kind, "see what the error says; `imagefactory store gc --cache` empties the cache"),
     )
@@ -246,6 +248,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
         tail, why = conda_install.follow_script(process)
         if why:
             raise BuildError(
+                "post-link-failed",
                 f"the post-link script of {script.name} {script.version} {why}: {tail}",
                 hint="it runs in the base without network; constrain the package to a version without one",
             )
@@ -255,6 +258,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
         after = _listing(prefix.folder, len(before) + NEW_ENTRIES)
     if odd := sorted(path for path in after if re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)):
         raise BuildError(
+            "post-link-files-invalid",
             f"the post-link scripts of {names} make {odd[0]!r}, a name that no image can hold",
             hint="constrain the package to a version without such a script",
         )
@@ -262,6 +266,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
     size = sum((prefix.folder / change.path).lstat().st_size for change in changed)
     if size > NEW_BYTES:  # a hole takes no disk, and would be read to its end
         raise BuildError(
+            "post-link-files-invalid",
             f"the post-link scripts of {names} left files of {format_bytes(size)}; "
             f"{format_bytes(NEW_BYTES)} are allowed",
             hint="constrain the package to a version without such a script",
@@ -284,6 +289,7 @@ def _readable(names: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise BuildError(
+            "post-link-files-invalid",
             f"what the post-link scripts of {names} left cannot be read: {error}",
             hint="constrain the package to a version without such a script",
         ) from error

@@ -80,7 +80,8 @@ def test_faults_that_only_the_other_files_show(place: Place) -> None:
     )
     code, out, told = place.call("list")
     assert (code, "tiny-2.3-cu121" in out, "bad-2.3-cu121" in out) == (2, True, False)
-    assert "recipes/bad.yaml:7:7: there is no base 'debian-0'" in told
+    assert "recipes/bad.yaml:7:7: " in told
+    assert "'debian-0'" in told
 
 
 def test_other_commands_stop(place: Place) -> None:

@@ -91,6 +91,7 @@ def test_files_that_are_only_in_another_directory_stop_it(
     write(tmp_path, {".git/HEAD": "", "docker/Dockerfile": f"FROM python:3.11\n{dockerfile}", **files})
     with pytest.raises(RecipeError) as raised:
         read(tmp_path / "docker/Dockerfile")
+    assert raised.value.diagnostics[0].code == "file-not-in-context"
     assert raised.value.hint.startswith("--context ")
     named = raised.value.hint.removeprefix("--context ").partition(",")[0]
     assert Path(named).resolve() == tmp_path / context
@@ -139,10 +140,12 @@ def test_an_excluded_file_is_not_taken(repository: Path, name: str, rules: str) 
 
 def test_the_option_says_nothing_of_other_files(tmp_path: Path) -> None:
     write(tmp_path, {"requirements.txt": "x\n"})
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         read(tmp_path / "requirements.txt", context=tmp_path)
-    with pytest.raises(UsageError):
+    assert caught.value.code == "option-conflict"
+    with pytest.raises(UsageError) as caught:
         open_context(tmp_path, given=tmp_path / "none")
+    assert caught.value.code == "option-invalid"
 
 
 @pytest.mark.parametrize(
@@ -178,5 +181,6 @@ def test_no_rule_takes_long() -> None:
 
 
 def test_too_many_rules_are_refused() -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         parse_ignore_rules("a\n" * 1001, ".dockerignore")
+    assert caught.value.code == "dockerignore-invalid"

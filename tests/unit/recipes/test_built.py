@@ -113,6 +113,7 @@ def test_what_rows_share_is_replaced_only_by_what_fits_all() -> None:
     assert all("filterpy" in dict(one.origins) for one in after)
     with pytest.raises(UsageError) as caught:
         write_wheels(text, first, [wheel("ops", "ops-1.0.zip", "cp311-cp311-linux_x86_64")], (first, second))
+    assert caught.value.code == "wheel-fits-one-target"
     assert second.name in caught.value.message
     added = [wheel("more", "more-1.0.zip", "cp311-cp311-linux_x86_64")]
     one, other = targets(write_wheels(text, first, added, (first, second)))
@@ -136,5 +137,6 @@ def test_what_is_built_on_another_has_its_own_list() -> None:
 def test_a_value_in_another_form_than_its_text_stops_it() -> None:
     text = HEAD + 'matrix:\n  - version: "2.3"\n    cuda: ["12.1"]\n    packages: ["filter\\x70y"]\n'
     (before,) = targets(text)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         write_wheels(text, before, WHEELS[:1], (before,))
+    assert caught.value.code == "entry-not-plain"

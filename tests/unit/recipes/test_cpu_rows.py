@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.errors import RecipeError
+from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.model import Target
 from imagefactory.recipes.bases import parse_bases
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.recipe import parse_recipe
+from tests.made.diagnostics import reports
 from tests.made.schema import schema_accepts
 
 BASES = parse_bases(
@@ -70,11 +71,11 @@ def targets(*texts: str) -> dict[str, Target]:
     return {target.name: target for target in expand_all(recipes, BASES)}
 
 
-def fault(*texts: str) -> str:
+def fault(*texts: str) -> tuple[Diagnostic, ...]:
     with pytest.raises(RecipeError) as caught:
         targets(*texts)
-    (told,) = caught.value.faults
-    return told
+    assert len(caught.value.diagnostics) == 1
+    return caught.value.diagnostics
 
 
 def test_what_speaks_of_gpus_is_the_other_rows() -> None:
@@ -120,17 +121,17 @@ def test_the_schema_accepts_them(text: str) -> None:
         (
             "[none]",
             '["12", none]',
-            "18:18: 'none' stands beside versions of CUDA (give CPUs a row of their own",
+            "18:18 mixed-row none",
         ),
         (
             "[none]",
             '[none]\n    capabilities: ["8.0"]',
-            "'capabilities' speaks of GPUs, and cuda: [none] is for",
+            "19:19 gpu-only-key capabilities",
         ),
-        ("[none]", "[none]\n    waive: [collective]", "'waive' speaks of GPUs"),
-        ("[none]", "[none]\n    checks: [import, compiler]", "19:22: 'compiler' speaks of GPUs"),
-        ('["12"]', '["12"]\n    framework: onnxruntime', "'framework' of a row names a build for CPUs"),
-        ("[none]", '["none", none]', "stands in 'cuda' twice"),
+        ("[none]", "[none]\n    waive: [collective]", "gpu-only-key waive"),
+        ("[none]", "[none]\n    checks: [import, compiler]", "19:22 gpu-only-key compiler"),
+        ('["12"]', '["12"]\n    framework: onnxruntime', "16:16 framework-in-gpu-row framework"),
+        ("[none]", '["none", none]', "18:20 duplicate-value cuda"),
     ],
 )
 def test_faults_that_the_schema_knows(old: str, new: str, told: str) -> None:
@@ -139,36 +140,35 @@ def test_faults_that_the_schema_knows(old: str, new: str, told: str) -> None:
         text = text.replace("    framework: onnxruntime\n", "")
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text, "recipes/0.yaml")
-    assert any(told in one for one in caught.value.faults), caught.value.faults
+    assert reports(caught.value.diagnostics, told), caught.value
     assert not schema_accepts(text)
 
 
 def test_a_driver_is_nothing_for_cpus() -> None:
     text = CONDA.replace("[none]", '[none]\n    virtual: {cuda: "12.4"}')
-    assert "'virtual.cuda' speaks of GPUs" in fault(text)
+    assert reports(fault(text), "gpu-only-key 'virtual.cuda'")
     assert not schema_accepts(text)
 
 
 def test_what_brings_cuda_is_told_before_it_is_locked() -> None:
-    assert "'onnxruntime-gpu' is built for CUDA, and the row is for CPUs" in fault(
-        PYPI.replace("    framework: onnxruntime\n", "")
-    )
+    without = PYPI.replace("    framework: onnxruntime\n", "")
+    assert reports(fault(without), "build-mismatch 'onnxruntime-gpu' CPUs")
     jax = (
         PYPI.replace("onnxruntime-gpu", "jax")
         .replace('"1.23"', '"0.10.2"')
         .replace("[cuda, cudnn]", "[cuda12]")
     )
     jax = jax.replace("    framework: onnxruntime\n", "    extras: [cuda12]\n").replace("[collective]", "[]")
-    assert "the extra 'cuda12' of jax 0.10.2 brings CUDA, and the row is for CPUs (remove it)" in fault(jax)
+    assert reports(fault(jax), "build-mismatch 'cuda12' jax 0.10.2 CPUs")
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ('    capabilities: ["8.0"]\n', "'capabilities' speaks of GPUs, and onnx-1.23-cpu is for CPUs"),
-        ("    checks: [cuda-version]\n", "'cuda-version' is a check of images for GPUs"),
-        ("    waive: [collective]\n", "'waive' speaks of GPUs"),
+        ('    capabilities: ["8.0"]\n', "4:5 gpu-only-key capabilities"),
+        ("    checks: [cuda-version]\n", "6:14 gpu-only-key cuda-version"),
+        ("    waive: [collective]\n", "gpu-only-key waive"),
     ],
 )
 def test_nothing_of_gpus_is_added_above(more: str, told: str) -> None:
-    assert told in fault(PYPI, ON + more)
+    assert reports(fault(PYPI, ON + more), told)

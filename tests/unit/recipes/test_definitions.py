@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.wish import Wish
+from tests.made.diagnostics import reports
 
 FILES = {"requirements.txt": "transformers\n", "env/environment.yml": "dependencies: [scipy]\n"}
 TRAIN = """\
@@ -129,20 +130,20 @@ def test_what_it_starts_from_is_told(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("%post\n  pip install a\n", "train.def:1:1: '%post' stands before Bootstrap"),
-        ("From: x\n", "train.def:1:1: 'From' stands before Bootstrap"),
-        ("", "train.def:1:1: has no Bootstrap"),
-        ("Bootstrap: docker\nwhat is this\n", "train.def:2:1: 'what is this' is no line of a header"),
-        ("Bootstrap: docker\nFrom: x\n%post\n  pip install 'a\n", "train.def:4:15: a quote (') begins here"),
-        ("Bootstrap: docker\n%post\n  cat <<X\na\n", "train.def:3:3: a here-document (<<X) does not end"),
-        ("Bootstrap: docker\n" * 60, "one stage more than 50"),
-        ("Bootstrap: docker\n\x07", "train.def:2:1: holds the character '\\x07'"),
+        ("%post\n  pip install a\n", "train.def:1:1 text-before-base %post"),
+        ("From: x\n", "train.def:1:1 text-before-base From"),
+        ("", "train.def:1:1 no-base-image"),
+        ("Bootstrap: docker\nwhat is this\n", "train.def:2:1 line-invalid"),
+        ("Bootstrap: docker\nFrom: x\n%post\n  pip install 'a\n", "train.def:4:15 quote-unclosed"),
+        ("Bootstrap: docker\n%post\n  cat <<X\na\n", "train.def:3:3 heredoc-unclosed"),
+        ("Bootstrap: docker\n" * 60, "too-many-stages 50"),
+        ("Bootstrap: docker\n\x07", "train.def:2:1 hidden-character \\x07"),
     ],
 )
 def test_bad_files_are_refused_in_words(text: str, said: str) -> None:
     with pytest.raises(RecipeError) as raised:
         read(text)
-    assert said in raised.value.message
+    assert reports(raised.value.diagnostics, said), raised.value
 
 
 ARGUMENTS = """\
@@ -174,34 +175,37 @@ def test_build_arguments_are_filled_in_also_within_others() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (ARGUMENTS, "t.def:12:27: the build argument 'EXTRA'"),
-        ("Bootstrap: docker\nFrom: x:{{ tag }}\n", "t.def:2:9: the build argument 'tag'"),
-        ("Bootstrap: docker\nFrom: x\n%arguments\nA={{ B }}\nB={{ A }}\n%post\n a {{ A }}\n", "t.def:7:4:"),
+        (ARGUMENTS, "t.def:12:27 build-argument-missing EXTRA"),
+        ("Bootstrap: docker\nFrom: x:{{ tag }}\n", "t.def:2:9 build-argument-missing tag"),
+        (
+            "Bootstrap: docker\nFrom: x\n%arguments\nA={{ B }}\nB={{ A }}\n%post\n a {{ A }}\n",
+            "t.def:7:4 build-argument-recursive",
+        ),
         (
             "Bootstrap: docker\nFrom: x\n%arguments\nA={{ B }}\n%post\n a {{ A }}\n",
-            "t.def:6:4: the build argument 'B'",
+            "t.def:6:4 build-argument-missing B",
         ),
         # of a stage that comes later, as apptainer has it
         (
             "Bootstrap: docker\nFrom: x:{{ V }}\nBootstrap: docker\nFrom: y\n%arguments\nV=1\n",
-            "t.def:2:9: the build argument 'V'",
+            "t.def:2:9 build-argument-missing V",
         ),
         (
             "Bootstrap: docker\nFrom: x\n%arguments\n"
             + "".join(f"A{n}={{{{ A{n + 1} }}}}{{{{ A{n + 1} }}}}\n" for n in range(40))
             + "A40=\n%post\n a {{ A0 }}\n",
-            "t.def:46:4:",
+            "t.def:46:4 build-argument-recursive",
         ),
         (
             "Bootstrap: docker\nFrom: x\n%arguments\nA=" + 500 * "a" + "\n%post\n" + 9 * "{{A}}",
-            "t.def:6:41: is a line",
+            "t.def:6:41 variables-too-long",
         ),
     ],
 )
 def test_a_build_argument_without_a_value_is_refused_by_name(text: str, line: str) -> None:
     with pytest.raises(RecipeError) as raised:
         given(text)
-    assert raised.value.message.startswith(line)
+    assert reports(raised.value.diagnostics, line), raised.value
 
 
 def test_a_stage_has_the_arguments_of_those_before_and_a_given_one_is_used() -> None:
@@ -209,6 +213,7 @@ def test_a_stage_has_the_arguments_of_those_before_and_a_given_one_is_used() -> 
     assert given(text).python == "3.11"
     with pytest.raises(UsageError) as raised:
         given(text, W="1")
+    assert raised.value.code == "build-argument-unknown"
     assert "'W'" in raised.value.message
 
 
@@ -221,7 +226,7 @@ def test_a_section_that_apptainer_does_not_know_is_refused_also_in_a_script(line
     text = f"Bootstrap: docker\nFrom: x\n%post\n  cat << EOF > /usage\n{line}\nEOF\n  pip install pandas\n"
     with pytest.raises(RecipeError) as raised:
         given(text)
-    assert raised.value.message.startswith("t.def:5:1: ")
+    assert reports(raised.value.diagnostics, "t.def:5:1 line-invalid")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from imagefactory.errors import RecipeError, UsageError
 from imagefactory.recipes.base_images import read_base_image
 from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.wish import Wish
+from tests.made.diagnostics import reports
 
 FILES = {
     "requirements.txt": "transformers==4.40.0\n-c bounds.txt\n",
@@ -460,7 +461,7 @@ def test_no_file_reads_itself(name: str) -> None:
     text = f"FROM a\n# @EXPLICIT\nCOPY {name} /x/\n" + f"RUN conda env create -f /x/{name}\n" * 100
     with pytest.raises(RecipeError) as raised:
         read(text, files={name: text})
-    assert raised.value.message.startswith(f"{name}:")
+    assert raised.value.diagnostics[0].location.startswith(f"{name}:")
 
 
 def test_files_are_read_a_few_times() -> None:
@@ -480,34 +481,34 @@ def test_another_escape_and_other_line_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("FROM x\nRUN pip install 'a\n", "Dockerfile:2:17: a quote (') begins here and does not end"),
-        ("FROM x\nENV A='b\n", "Dockerfile:2:7: a quote"),
-        ("FROM x\nRUN <<EOF\npip install a\n", "Dockerfile:2:1: a here-document (<<EOF) does not end"),
-        ("RUN pip install a\n", "Dockerfile:1:1: 'RUN' stands before FROM"),
-        ("", "Dockerfile:1:1: has no FROM"),
-        ("# nothing\n", "has no FROM"),
-        ("FROM\n", "Dockerfile:1:1: FROM names no image"),
-        ("FROM x:1@sha256:" + "1" * 64 + " # pinned\n", "Dockerfile:1:1: FROM takes IMAGE"),
-        ("FROM x AS y # named\n", "Dockerfile:1:1: FROM takes IMAGE"),
-        ("FROM x as\n", "Dockerfile:1:1: FROM takes IMAGE"),
-        ("FROM x\n&& y\n", "Dockerfile:2:1: '&& y' begins no instruction"),
-        ("FROM x\nRUN a\x00b\n", "Dockerfile:2:6: holds the character '\\x00'"),
-        ("FROM x\n" + "RUN pip install a\n" * 20_000, "is larger than 256 kB"),
+        ("FROM x\nRUN pip install 'a\n", "Dockerfile:2:17 quote-unclosed"),
+        ("FROM x\nENV A='b\n", "Dockerfile:2:7 quote-unclosed"),
+        ("FROM x\nRUN <<EOF\npip install a\n", "Dockerfile:2:1 heredoc-unclosed"),
+        ("RUN pip install a\n", "Dockerfile:1:1 text-before-base RUN"),
+        ("", "Dockerfile:1:1 no-base-image"),
+        ("# nothing\n", "1:1 no-base-image"),
+        ("FROM\n", "Dockerfile:1:1 no-base-image"),
+        ("FROM x:1@sha256:" + "1" * 64 + " # pinned\n", "Dockerfile:1:1 from-invalid"),
+        ("FROM x AS y # named\n", "Dockerfile:1:1 from-invalid"),
+        ("FROM x as\n", "Dockerfile:1:1 from-invalid"),
+        ("FROM x\n&& y\n", "Dockerfile:2:1 line-invalid"),
+        ("FROM x\nRUN a\x00b\n", "Dockerfile:2:6 hidden-character \\x00"),
+        ("FROM x\n" + "RUN pip install a\n" * 20_000, "1:1 file-too-large 256"),
         (
             "FROM x\nENV A0=" + "a" * 40 + "\n" + "".join(f"ENV A{n + 1}=$A{n}$A{n}\n" for n in range(60)),
-            "more than 4096 characters",
+            "word-too-long 4096",
         ),
         (
             "".join(f"FROM x AS s{n}\nCOPY --from=s{n - 1} a b\n" for n in range(200)),
-            "one stage more than 50",
+            "too-many-stages 50",
         ),
-        ("FROM x\nRUN " + "(" * 9000, "more than 5000 commands"),
+        ("FROM x\nRUN " + "(" * 9000, "too-many-commands 5000"),
     ],
 )
 def test_bad_files_are_refused_in_words(text: str, said: str) -> None:
     with pytest.raises(RecipeError) as raised:
         read(text)
-    assert said in raised.value.message
+    assert reports(raised.value.diagnostics, said), raised.value
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "Containerfile", "gpu.Dockerfile", "Dockerfile.train", "any"])
@@ -528,8 +529,7 @@ def test_it_is_known_by_its_content(file: str) -> None:
 def test_a_python_file_is_not_a_dockerfile(text: str, file: str) -> None:
     with pytest.raises(RecipeError) as raised:
         read(text, file)
-    assert "begins no instruction" not in raised.value.message
-    assert "FROM" not in raised.value.message
+    assert raised.value.diagnostics[0].code not in ("line-invalid", "text-before-base", "no-base-image")
 
 
 def test_a_setup_py_is_read_as_one() -> None:
@@ -598,4 +598,5 @@ def test_build_arguments_that_a_person_gives_count_before_the_files_own() -> Non
     assert (wish.python, wish.pip, wish.left) == ("3.12", ["a==2.0", "b==3"], [])
     with pytest.raises(UsageError) as raised:
         build(VV="2.0")
+    assert raised.value.code == "build-argument-unknown"
     assert "'VV'" in raised.value.message

@@ -25,6 +25,7 @@ from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.suite import table
+from tests.made.diagnostics import reports
 
 FOLDER = Path(__file__).parents[3] / "recipes"
 BASES = read_bases(FOLDER)
@@ -248,7 +249,8 @@ def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
     text = "dependencies: [pytorch=2.3, numpy, cpuonly]\n"
     with pytest.raises(UsageError) as caught:
         drafted(text, "environment.yml")
-    assert "without CUDA" in caught.value.message
+    assert caught.value.code == "framework-conflict"
+    assert "CUDA" in caught.value.message
     _, target = drafted(text, "environment.yml", DraftAsk(family="lab", cuda="12.1"))
     assert "cpuonly" not in target.requirements
 
@@ -307,18 +309,18 @@ def test_version_and_cuda_as_the_file_says_them(dependencies: str, version: str,
 
 
 @pytest.mark.parametrize(
-    ("dependencies", "message", "hint"),
+    ("dependencies", "code", "hint"),
     [
-        ("numpy", "names no framework that the smoke test knows", "--framework NAME"),
-        ("pytorch", "does not say which version and which CUDA of pytorch it means", "--framework pytorch=VERSION --cuda VERSION"),
-        ("pytorch=2.5", "does not say which CUDA of pytorch it means", "--framework pytorch=2.5 --cuda VERSION"),
-        ("'pytorch >=2', pytorch-cuda=12.1", "does not say which version of pytorch it means", "--framework pytorch=VERSION --cuda 12.1"),
+        ("numpy", "framework-missing", "--framework NAME"),
+        ("pytorch", "choice-required", "--framework pytorch=VERSION --cuda VERSION"),
+        ("pytorch=2.5", "choice-required", "--framework pytorch=2.5 --cuda VERSION"),
+        ("'pytorch >=2', pytorch-cuda=12.1", "choice-required", "--framework pytorch=VERSION --cuda 12.1"),
     ],
 )  # fmt: skip
-def test_what_the_file_leaves_open_is_asked(dependencies: str, message: str, hint: str) -> None:
+def test_what_the_file_leaves_open_is_asked(dependencies: str, code: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         drafted(f"dependencies: [{dependencies}]\n", "environment.yml")
-    assert message in caught.value.message
+    assert caught.value.code == code
     assert hint in caught.value.hint
 
 
@@ -342,7 +344,7 @@ def test_the_person_may_say_it() -> None:
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
     with pytest.raises(RecipeError) as caught:
         drafted("dependencies: [pytorch=2.5]\n", "environment.yml", DraftAsk(family="lab", cuda="99.1"))
-    assert "no driver is known for CUDA 99.1" in caught.value.message
+    assert reports(caught.value.diagnostics, "driver-unknown 99.1")
     assert "--print" in caught.value.hint
 
 
@@ -532,17 +534,17 @@ def test_nothing_of_a_pixi_manifest_goes_unsaid() -> None:
 
 
 FAULTS = [
-    (PIXI_6, "pixi.lock", "version: 6", "version: 99", "1:10: has the format '99' (make it with a pixi that writes 4 or 5 or 6 or 7)"),
-    (PIXI_6, "pixi.lock", "  default:", "  other:", "1:1: has no environment 'default' (--environment other or lint)"),
-    (PIXI_6, "pixi.lock", "      linux-64:\n      - conda: https", "      win-64:\n      - conda: https", "4:5: has no packages for linux-64, only for win-64, osx-arm64 (add linux-64 and lock)"),
-    (CONDA_LOCK, "conda-lock.yml", "version: 1", "version: 2", "1:10: has the format '2' (make it with conda-lock 1 or newer)"),
-    (CONDA_LOCK, "conda-lock.yml", "platform: linux-64", "platform: osx-64", "1:1: has no packages for linux-64, only for osx-64 (lock for linux-64 too)"),
-    (ENVIRONMENT, "environment.yml", "- pip\n", "- {{ pip }}\n", "1:1: is a template ({{ }} or {% %}) (fill it in, and import what comes out)"),
-    (ENVIRONMENT, "environment.yml", "dependencies:", "dependents:", "1:1: is no environment that can be taken over (give an environment.yml"),
-    (ENVIRONMENT, "environment.yml", "name: proteins", "name: &a proteins", "1:7: anchors and aliases (&, *) are not used here"),
-    ("[tool.ruff]\n", "pyproject.toml", "ruff", "ruff", "1:1: lists no packages (give the file that lists them"),
-    ("[project\n", "pyproject.toml", "p", "p", "1:9: is not valid TOML: Expected ']'"),
-    (ENVIRONMENT, "environment.yml", "name: proteins", "name: 'proteins", ": is not valid YAML: "),
+    (PIXI_6, "pixi.lock", "version: 6", "version: 99", "1:10 format-unsupported 99 4 5 6 7"),
+    (PIXI_6, "pixi.lock", "  default:", "  other:", "1:1 environment-unknown default other lint"),
+    (PIXI_6, "pixi.lock", "      linux-64:\n      - conda: https", "      win-64:\n      - conda: https", "4:5 platform-missing linux-64 win-64 osx-arm64"),
+    (CONDA_LOCK, "conda-lock.yml", "version: 1", "version: 2", "1:10 format-unsupported 2 1"),
+    (CONDA_LOCK, "conda-lock.yml", "platform: linux-64", "platform: osx-64", "1:1 platform-missing linux-64 osx-64"),
+    (ENVIRONMENT, "environment.yml", "- pip\n", "- {{ pip }}\n", "1:1 template-not-filled"),
+    (ENVIRONMENT, "environment.yml", "dependencies:", "dependents:", "1:1 no-packages"),
+    (ENVIRONMENT, "environment.yml", "name: proteins", "name: &a proteins", "1:7 yaml-unsupported"),
+    ("[tool.ruff]\n", "pyproject.toml", "ruff", "ruff", "1:1 no-packages"),
+    ("[project\n", "pyproject.toml", "p", "p", "1:9 toml-invalid ]"),
+    (ENVIRONMENT, "environment.yml", "name: proteins", "name: 'proteins", "yaml-invalid"),
 ]  # fmt: skip
 
 
@@ -551,23 +553,24 @@ def test_what_cannot_be_read(text: str, file: str, old: str, new: str, expected:
     assert old in text
     with pytest.raises(RecipeError) as caught:
         parse_wish(text.replace(old, new), file, READING)
-    at = file if expected.startswith(":") else f"{file}:"
-    assert any(fault.startswith(at) and expected in fault for fault in caught.value.faults), (
-        caught.value.faults
-    )
+    assert reports(caught.value.diagnostics, expected), caught.value
+    assert caught.value.diagnostics[0].location.startswith(f"{file}:")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "environment.yml"
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match=str(path)) as caught:
         read_wish(path, READING)
+    assert caught.value.code == "cannot-read-file"
     path.write_bytes(b"\xff\xff")
-    with pytest.raises(UsageError, match="is not UTF-8"):
+    with pytest.raises(UsageError, match="UTF-8") as caught:
         read_wish(path, READING)
+    assert caught.value.code == "encoding-invalid"
     with path.open("wb") as file:
         file.truncate(LIMITS.size + 1)
-    with pytest.raises(RecipeError, match="is larger than"):
+    with pytest.raises(RecipeError) as large:
         read_wish(path, READING)
+    assert reports(large.value.diagnostics, "file-too-large")
 
 
 # --- built on a target ---------------------------------------------------------------------------
@@ -754,8 +757,8 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
             "leave it out: it comes from pytorch-2.3-cu121",
         ),
         (["x", "--on", "pytorch-2.3-cu121", "--source", "conda"], "--source says nothing here"),
-        (["x", "--from", "requirements.txt", "--environment", "gpu"], "has no environments to choose from"),
-        (["x", "--from", "environment.yml", "--environment", "gpu"], "has no environments to choose from"),
+        (["x", "--from", "requirements.txt", "--environment", "gpu"], "leave out --environment"),
+        (["x", "--from", "environment.yml", "--environment", "gpu"], "leave out --environment"),
         (
             ["x", "--from", "requirements.txt", "--framework", "torch>=2"],
             "'torch>' is not a name for a framework",
@@ -769,8 +772,8 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["x", "--from", "requirements.txt", "--build-arg", "A=1"], "--build-arg says nothing"),
         (["x", "--from", "Dockerfile", "--build-arg", "A"], "'A' is not NAME=VALUE"),
         (["x", "--from", "Dockerfile", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
-        (["x", "--from", "Dockerfile", "--build-arg", "B=1"], "no build argument 'B'"),
-        (["x", "--from", "/nonexistent/environment.yml"], "cannot be read: No such file or directory"),
+        (["x", "--from", "Dockerfile", "--build-arg", "B=1"], "'B'"),
+        (["x", "--from", "/nonexistent/environment.yml"], "cannot read /nonexistent/environment.yml: "),
     ],
 )
 def test_arguments_that_do_not_fit(
@@ -798,4 +801,4 @@ def test_print_shows_a_draft_with_faults(factory: Path, capsys: pytest.CaptureFi
     assert call(factory, *asked, "--print") == 2
     told = capsys.readouterr()
     assert 'cuda: ["99.1"]' in told.out
-    assert "no driver is known for CUDA 99.1" in told.err
+    assert "CUDA 99.1" in told.err

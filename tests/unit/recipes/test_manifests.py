@@ -10,6 +10,7 @@ import pytest
 from imagefactory.errors import RecipeError
 from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.wish import Wish
+from tests.made.diagnostics import reports
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PEP = """\
@@ -137,6 +138,7 @@ def test_an_unknown_one_stops_and_names_those_there_are(
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         read({"pyproject.toml": PEP}, extras=extras, groups=groups)
+    assert caught.value.diagnostics[0].code == ("extra-unknown" if extras else "group-unknown")
     for there in ("--extra train", "--extra all", "--group test", "--group dev"):
         assert there in caught.value.message
 
@@ -148,8 +150,9 @@ def test_other_files_have_none(file: str) -> None:
         "Dockerfile": "FROM x\n",
         "pixi.lock": "environments: {}\n",
     }
-    with pytest.raises(RecipeError, match="no extras"):
+    with pytest.raises(RecipeError) as caught:
         read({file: text.get(file, "a\n")}, file, extras=("train",))
+    assert reports(caught.value.diagnostics, "option-not-applicable --extra")
 
 
 def test_poetry() -> None:

@@ -50,18 +50,20 @@ def test_several_words_and_none() -> None:
 
 @pytest.mark.parametrize("word", ["pytorch-2.3", "pytorch-2", "p"])
 def test_the_beginning_of_several_lists_them(word: str) -> None:
-    with pytest.raises(UsageError, match=f"'{word}' is the beginning of [0-9] targets") as caught:
+    with pytest.raises(UsageError, match=f"'{word}' .*[0-9] targets") as caught:
         choose_names((word,), KNOWN)
+    assert caught.value.code == "target-ambiguous"
     assert "pytorch-2.3-cu118, pytorch-2.3-cu121" in caught.value.hint
-    assert f"'{word}*', in quotes" in caught.value.hint
+    assert f"'{word}*'" in caught.value.hint
     assert choose_names((f"{word}*",), KNOWN)
 
 
 def test_one_is_not_several() -> None:
     assert choose_name("jax", KNOWN) == "jax-0.4.30-cu12"
-    with pytest.raises(UsageError, match="'pytorch' fits 6 targets, this takes one") as caught:
+    with pytest.raises(UsageError, match=r"'pytorch' .*6 targets") as caught:
         choose_name("pytorch", KNOWN)
-    assert caught.value.hint.startswith("name one of pytorch-2.1-cu121, ")
+    assert caught.value.code == "target-ambiguous"
+    assert "pytorch-2.1-cu121, " in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,9 @@ def test_one_is_not_several() -> None:
     ],
 )
 def test_what_is_proposed_is_no_other_version(word: str, hint: str) -> None:
-    with pytest.raises(NothingSelectedError, match="the catalogue has no"):
+    with pytest.raises(NothingSelectedError, match="the catalogue has no") as caught:
         choose_names((word,), KNOWN, "the catalogue has no target")
+    assert caught.value.code == "target-unknown"
     assert suggest(word, KNOWN) == hint
 
 

@@ -7,6 +7,7 @@ import pytest
 from imagefactory.errors import RecipeError
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.recipe import parse_recipe
+from tests.made.diagnostics import reports
 from tests.made.values import make_base
 
 RECIPE = """\
@@ -68,9 +69,7 @@ def test_above_conda_such_packages_stand_under_pip() -> None:
     conda = conda.partition("index:")[0] + 'matrix:\n  - {version: "2.4", cuda: ["12.1"]}\n'
     with pytest.raises(RecipeError) as caught:
         origins(conda, ON)
-    assert "x.yaml:1:1: 'idna' under 'packages' would be a package of pytorch-2.4-cu121's chan" in str(
-        caught.value
-    )
+    assert reports(caught.value.diagnostics, "x.yaml:1:1 not-a-channel-package 'idna' pytorch-2.4-cu121")
     assert origins(conda, ON.replace("packages", "pip"))["lab-2.4-cu121"] == {"idna": "own", "numpy": "own"}
 
 
@@ -84,39 +83,39 @@ def test_of_conda_the_part_from_pypi_has_them() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("numpy: lab", "triton: lab", "17:27: 'triton' is not asked for by name, so no index"),
-        ("Torch: cu128,", "mkl: cu128,", "10:9: 'mkl' is not asked for by name"),
+        ("numpy: lab", "triton: lab", "17:27 index-unused triton"),
+        ("Torch: cu128,", "mkl: cu128,", "10:9 index-unused mkl"),
         (
             "numpy: lab",
             "numpy: 'https://x'",
-            "17:34: 'numpy' cannot be 'https://x' (write the name of an index",
+            "17:34 value-invalid numpy https://x",
         ),
-        ("numpy: lab", "NumPy: lab, numpy: lab", "17:39: 'numpy' stands there twice (remove one of them)"),
-        ("{Torch: cu128, torch_vision: cu128}", "cu128", "10:8: 'index' must hold names and values"),
+        ("numpy: lab", "NumPy: lab, numpy: lab", "17:39 duplicate-key numpy"),
+        ("{Torch: cu128, torch_vision: cu128}", "cu128", "10:8 not-a-mapping index"),
         (
             "[numpy]",
             "[numpy, ./a/m-1-py3-none-any.whl, ./b/m-2-py3-none-any.whl]",
-            "9:45: 'm' comes from ./a/m-1-py3-none-any.whl already (take it from one of them)",
+            "9:45 origin-conflict m",
         ),
         (
             "[numpy]",
             "[numpy, ../m-1-py3-none-any.whl]",
-            "9:19: 'packages' cannot be '../m-1-py3-none-any.whl'",
+            "9:19 value-invalid packages ../m-1-py3-none-any.whl",
         ),
-        ("[numpy]", "[numpy, ./m.whl]", "9:19: 'packages' cannot be './m.whl' (write a package with bounds"),
+        ("[numpy]", "[numpy, ./m.whl]", "9:19 value-invalid packages ./m.whl"),
         (
             "[torch-vision]",
             "[torch-vision, ./numpy-1-py3-none-any.whl]",
-            "16:30: 'numpy' comes from the index 'lab' already",
+            "16:30 origin-conflict numpy lab",
         ),
-        ("numpy: lab", "'numpy<2': lab", "17:27: 'index' cannot be 'numpy<2'"),
+        ("numpy: lab", "'numpy<2': lab", "17:27 value-invalid index numpy<2"),
     ],
 )
 def test_faults_are_told_with_their_place(old: str, new: str, told: str) -> None:
     assert old in RECIPE
     with pytest.raises(RecipeError) as caught:
         origins(RECIPE.replace(old, new))
-    assert caught.value.faults[0].startswith(f"recipes/x.yaml:{told}")
+    assert reports(caught.value.diagnostics[:1], f"recipes/x.yaml:{told}"), caught.value
 
 
 @pytest.mark.parametrize(
@@ -160,8 +159,9 @@ def test_a_target_of_conda_has_sources_under_pip_alone() -> None:
     with pytest.raises(RecipeError):
         parse_recipe(conda.replace("packages: [numpy]", "packages: [./src]"), "recipes/x.yaml")
     above = ON.replace("[idna, numpy]", "[./own]").replace("index: {idna: own, numpy: own}\n", "")
-    with pytest.raises(RecipeError, match="under 'pip'"):
+    with pytest.raises(RecipeError) as caught:
         expand_all([recipe, parse_recipe(above, "recipes/lab.yaml")], [make_base()])
+    assert reports(caught.value.diagnostics, "not-a-channel-package './own' 'pip'")
     above = above.replace("packages: [./own]", "pip: [./own]")
     lab = expand_all([recipe, parse_recipe(above, "recipes/lab.yaml")], [make_base()])[0]
     assert lab.sources == ("./own",)

@@ -101,8 +101,13 @@ def test_what_another_index_has_is_lost() -> None:
 
 @pytest.mark.parametrize(("extras", "groups"), [(("gpu",), ()), ((), ("cu",))])
 def test_an_unknown_one_stops(extras: tuple[str, ...], groups: tuple[str, ...]) -> None:
-    with pytest.raises(RecipeError, match="--extra cu or --group dev"):
+    with pytest.raises(RecipeError) as caught:
         read(UV, "uv.lock", extras=extras, groups=groups)
+    code = "extra-unknown" if extras else "group-unknown"
+    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].fix) == (
+        code,
+        "--extra cu or --group dev",
+    )
 
 
 def test_a_project_that_is_no_package() -> None:
@@ -143,8 +148,10 @@ def test_a_lock_of_poetry() -> None:
     assert wish.left == []
     chosen = read(POETRY, "poetry.lock", extras=("log",), groups=("dev",))
     assert chosen.pip == ["torch==2.5.1", "wandb==0.17", "click==8.0", "pytest==8.0"]
-    with pytest.raises(RecipeError, match="--extra log or --group dev"):
+    with pytest.raises(RecipeError) as caught:
         read(POETRY, "poetry.lock", extras=("dev",))
+    (fault,) = caught.value.diagnostics
+    assert (fault.code, fault.fix) == ("extra-unknown", "--extra log or --group dev")
 
 
 def test_what_an_extra_of_a_dependency_brings_is_kept() -> None:
@@ -261,22 +268,35 @@ def test_a_pylock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line"),
+    ("old", "new", "line", "code"),
     [
-        ('"1.0"', '"2.0"', 1),
-        ("sys_platform == 'linux'\", \"sys_platform == 'darwin'", "sys_platform == 'win32'", 2),
-        ('name = "pytest"', 'name = "numpy"\nversion = "1"\n[[packages]]\nname = "pytest"', 29),
+        ('"1.0"', '"2.0"', 1, "format-unsupported"),
+        (
+            "sys_platform == 'linux'\", \"sys_platform == 'darwin'",
+            "sys_platform == 'win32'",
+            2,
+            "platform-missing",
+        ),
+        (
+            'name = "pytest"',
+            'name = "numpy"\nversion = "1"\n[[packages]]\nname = "pytest"',
+            29,
+            "duplicate-package",
+        ),
     ],
 )
-def test_a_pylock_that_is_for_others_is_refused(old: str, new: str, line: int) -> None:
+def test_a_pylock_that_is_for_others_is_refused(old: str, new: str, line: int, code: str) -> None:
     with pytest.raises(RecipeError) as raised:
         read(PYLOCK.replace(old, new, 1), "pylock.toml")
-    assert raised.value.message.startswith(f"pylock.toml:{line}:")
+    (fault,) = raised.value.diagnostics
+    assert fault.location.startswith(f"pylock.toml:{line}:")
+    assert fault.code == code
 
 
 def test_an_extra_that_a_pylock_does_not_have_is_refused() -> None:
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError) as raised:
         read(PYLOCK, "pylock.toml", extras=("none",))
+    assert raised.value.diagnostics[0].code == "extra-unknown"
 
 
 def test_a_default_group_of_pdm_is_taken() -> None:

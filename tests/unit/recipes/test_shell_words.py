@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import RecipeError
 from imagefactory.model import Where
 from imagefactory.recipes.shell_words import MOST_COMMANDS, Command, read_commands, split_words
+from tests.made.diagnostics import reports
 
 START = Where(file="f", line=3, column=5)
 
@@ -101,19 +102,19 @@ def test_a_bound_without_quotes_is_a_file() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a\nb 'c", "f:4:3: a quote (') begins here and does not end"),
-        ('b "c', "f:3:7: a quote"),
-        ("a $(b", "does not end"),
-        ("cat <<X\na\n", "a here-document (<<X) does not end"),
-        ("a\n" * (MOST_COMMANDS + 1), f"more than {MOST_COMMANDS} commands"),
-        ("x" * 5000, "a word of more than 4096 characters"),
-        ("$LONG " * 2000, "variables that grow too long"),
+        ("a\nb 'c", "f:4:3 quote-unclosed"),
+        ('b "c', "f:3:7 quote-unclosed"),
+        ("a $(b", "f:3:8 bracket-unclosed"),
+        ("cat <<X\na\n", "heredoc-unclosed"),
+        ("a\n" * (MOST_COMMANDS + 1), f"too-many-commands {MOST_COMMANDS}"),
+        ("x" * 5000, "word-too-long 4096"),
+        ("$LONG " * 2000, "3:6298 variables-too-long"),
     ],
 )
 def test_what_is_no_script_is_refused_with_its_place(text: str, said: str) -> None:
     with pytest.raises(RecipeError) as raised:
         commands(text, LONG="x" * 1000)
-    assert said in raised.value.message
+    assert reports(raised.value.diagnostics, said), raised.value
 
 
 def test_a_dockerfile_s_words_have_no_operators() -> None:

@@ -7,6 +7,7 @@ import pytest
 from imagefactory.errors import RecipeError
 from imagefactory.recipes.expand import expand_sound
 from imagefactory.recipes.recipe import parse_recipe
+from tests.made.diagnostics import reports
 from tests.made.values import make_base
 
 RECIPE = """\
@@ -61,27 +62,25 @@ def test_without_any_it_is_the_base_itself() -> None:
 def test_a_base_of_that_name_and_an_image_of_a_registry_are_told() -> None:
     recipe = parse_recipe(RECIPE + "system: [ffmpeg]\n", "recipes/pytorch.yaml")
     _, _, faults = expand_sound([recipe], [make_base(), make_base(name="debian-12-pytorch")], {})
-    assert faults[0].startswith(
-        "recipes/pytorch.yaml:14:9: its base would be 'debian-12-pytorch', which is at"
-    )
+    assert reports(faults[:1], "recipes/pytorch.yaml:14:9 duplicate-base 'debian-12-pytorch'")
     image = f"docker.io/library/python@sha256:{'1' * 64}"
     _, _, faults = expand_sound([recipe], [make_base(image=image, packages=())], {})
-    assert "14:9: debian-12 is an image of a registry, and these are added to bases of Debian's" in faults[0]
+    assert reports(faults[:1], "14:9 base-not-debian debian-12")
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("system: ffmpeg", "'system' must be a list, not text"),
-        ("system: []", "'system' is empty"),
-        ("system: [FFmpeg]", "'system' cannot be 'FFmpeg' (write the name of a Debian package"),
-        ("system: [ffmpeg=5.1]", "'system' cannot be 'ffmpeg=5.1'"),
-        ("system: {cuda: '12.4'}", "'system' must be a list, not keys and values"),
+        ("system: ffmpeg", "14:9 not-a-list system"),
+        ("system: []", "14:9 empty-list system"),
+        ("system: [FFmpeg]", "14:10 value-invalid system FFmpeg"),
+        ("system: [ffmpeg=5.1]", "14:10 value-invalid system ffmpeg=5.1"),
+        ("system: {cuda: '12.4'}", "14:9 not-a-list system"),
     ],
 )
 def test_what_cannot_stand_there_is_told(text: str, fault: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(f"{RECIPE}{text}\n", "recipes/pytorch.yaml")
-    (told,) = caught.value.faults
-    assert told.startswith("recipes/pytorch.yaml:14:")
-    assert fault in told
+    (told,) = caught.value.diagnostics
+    assert told.location.startswith("recipes/pytorch.yaml:14:")
+    assert reports([told], fault), told
