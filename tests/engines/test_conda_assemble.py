@@ -292,8 +292,10 @@ def listener() -> Iterator[int]:
 def test_a_script_stays_in_its_sandbox(
     factory: Factory, made: MadeChannel, listener: int, script: str
 ) -> None:
-    with pytest.raises(BuildError, match=r"the post-link scripts? of s|is no file, link or folder"):
+    with pytest.raises(BuildError) as caught:
         factory.build(packed(made, factory, script.replace("PORT", str(listener))))
+    codes = ("post-link-failed", "post-link-files-invalid", "file-type-unsupported")
+    assert caught.value.code in codes
     assert list(factory.layout.tmp.iterdir()) == []
 
 

@@ -436,8 +436,9 @@ def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> No
     (tmp_path / "w").mkdir()
     for number, path in enumerate(("pyvenv.cfg", "lib64/x", "bin/python")):
         wheel = make_wheel(tmp_path / "w", f"evil{number}", {f"evil{number}-1.0.data/data/{path}": b"x"})
-        with pytest.raises(BuildError, match="the environment"):
+        with pytest.raises(BuildError, match="the environment") as caught:
             build(tmp_path / f"store{number}", {locked(wheel): wheel})
+        assert caught.value.code == "file-conflict"
 
 
 def build_in_parallel(tmp_path: Path, progress: Quiet) -> Image:

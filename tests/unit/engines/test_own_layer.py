@@ -82,5 +82,6 @@ def test_its_title_says_what_is_in_it(tmp_path: Path) -> None:
 def test_a_file_that_is_written_to_meanwhile_stops(tmp_path: Path) -> None:
     file = own(tmp_path, "/app/a")
     file.source.write_text("/app/c")
-    with pytest.raises(BuildError, match="was written to while it was taken"):
+    with pytest.raises(BuildError) as caught:
         laid(with_files(file))
+    assert caught.value.code == "file-changed"

@@ -221,22 +221,25 @@ def test_a_header_that_differs_from_the_list_is_refused(
 def test_a_name_with_a_nul_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "demo", {"demo/d.py?": b"x"})
     wheel.write_bytes(wheel.read_bytes().replace(b"demo/d.py?", b"demo/d.py\0"))
-    with pytest.raises(BuildError, match=r"'demo/d\.py\\x00' is a name that not all programs read alike"):
+    with pytest.raises(BuildError, match=r"'demo/d\.py\\x00'") as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 def test_members_that_overlap_are_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "demo", FILES)
     add_nested(wheel)
-    with pytest.raises(BuildError, match="'outer' overlaps with another member"):
+    with pytest.raises(BuildError, match="'outer'") as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 def test_a_wheel_whose_beginning_is_lost_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "demo", FILES)
     wheel.write_bytes(wheel.read_bytes()[50:])
-    with pytest.raises(BuildError, match="would begin before the file"):
+    with pytest.raises(BuildError) as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 class Unseekable(io.BytesIO):
@@ -320,9 +323,10 @@ def test_code_or_text_that_is_large_is_refused(
     wheel = make_wheel(tmp_path, "demo", {path: data})
     with (
         little_memory(),
-        pytest.raises(BuildError, match=rf"{path} has {len(data)} bytes; code or text may have {most}"),
+        pytest.raises(BuildError, match=rf"{path} .*{len(data)} .*{most}") as caught,
     ):
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-too-large"
 
 
 def test_a_text_that_is_larger_than_it_says_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
@@ -332,34 +336,38 @@ def test_a_text_that_is_larger_than_it_says_is_refused(compiler: BaseCompiler, t
     data = wheel.read_bytes()
     assert data.count(size) == 2
     wheel.write_bytes(data.replace(size, struct.pack("<I", 10)))
-    with little_memory(), pytest.raises(BuildError, match=f"{path} is larger than it says"):
+    with little_memory(), pytest.raises(BuildError, match=path) as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 def test_an_endless_list_of_members_is_refused(
     compiler: BaseCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagefactory.scan.zip.MEMBERS", 3)
-    with pytest.raises(BuildError, match=r"lists 11 members"):
+    with pytest.raises(BuildError, match="11 members") as caught:
         lay(make_wheel(tmp_path, "demo", FILES), compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 @pytest.mark.parametrize(
-    ("entry_points", "message"),
+    ("entry_points", "named"),
     [
-        ("../../../etc/profile.d/x = demo:main", "not a path inside"),
-        ("a\tb = demo:main", "not a path inside"),
-        ("tool = demo", "not a sound wheel"),
-        ("[broken", "not a sound wheel"),
+        ("../../../etc/profile.d/x = demo:main", "etc/profile.d/x'"),
+        ("a\tb = demo:main", "a\\tb'"),
+        ("tool = demo", "entry_points.txt, line 2"),
+        ("[broken", "entry_points.txt"),
     ],
 )
 def test_entry_points_cannot_name_what_they_like(
-    compiler: BaseCompiler, tmp_path: Path, entry_points: str, message: str
+    compiler: BaseCompiler, tmp_path: Path, entry_points: str, named: str
 ) -> None:
     text = f"[console_scripts]\n{entry_points}\n".encode()
     wheel = make_wheel(tmp_path, "demo", {"demo-1.0.dist-info/entry_points.txt": text})
-    with pytest.raises(BuildError, match=message):
+    with pytest.raises(BuildError) as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
+    assert named in caught.value.message
 
 
 RECORD, INFO = "demo-1.0.dist-info/RECORD", "demo-1.0.dist-info/WHEEL"
@@ -399,16 +407,16 @@ def test_what_is_wrong_with_a_wheel_is_told_with_its_member(
                 archive.writestr(one, text)
     with pytest.raises(BuildError) as raised:
         lay(wheel, compiler, tmp_path)
-    assert raised.value.message.startswith(f"{wheel.name}: not a sound wheel: ")
+    assert raised.value.code == "wheel-invalid"
+    assert raised.value.message.startswith(f"{wheel.name}: ")
     assert said in raised.value.message
     assert "object at" not in raised.value.message
 
 
 def test_a_wheel_that_could_not_be_unpacked_is_named(compiler: BaseCompiler, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "demo", {f"demo/{'a' * 300}": b""})
-    with pytest.raises(BuildError, match=rf"^demo-1\.0.*\.whl: '{SITE}/demo/aaa.* 300 bytes") as told:
+    with pytest.raises(BuildError, match=rf"^demo-1\.0.*\.whl: '{SITE}/demo/aaa.* 300 bytes"):
         lay(wheel, compiler, tmp_path)
-    assert "constrain the package" in told.value.hint
 
 
 NOISE = random.Random(1).randbytes(2 * SPLICE)
@@ -433,23 +441,24 @@ def test_gzip_takes_large_files_as_the_wheel_has_them(compiler: BaseCompiler, tm
 
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
 @pytest.mark.parametrize(
-    ("behind", "plain", "message"),
+    ("behind", "plain"),
     [
-        (b"\0", NOISE, "something stands behind the end"),
-        (bytes(1 << 20), NOISE, "something stands behind the end"),
-        (b"", NOISE[:-1] + b"\0", "wrong CRC"),
-        (b"", NOISE + b"\0", "wrong CRC"),
-        (b"", NOISE[:-1], "is larger than it says"),
+        (b"\0", NOISE),
+        (bytes(1 << 20), NOISE),
+        (b"", NOISE[:-1] + b"\0"),
+        (b"", NOISE + b"\0"),
+        (b"", NOISE[:-1]),
     ],
     ids=["a byte more", "much more", "another CRC", "shorter", "longer"],
 )
 def test_a_member_that_is_not_what_the_list_says_is_refused(
-    compiler: BaseCompiler, tmp_path: Path, name: str, behind: bytes, plain: bytes, message: str
+    compiler: BaseCompiler, tmp_path: Path, name: str, behind: bytes, plain: bytes
 ) -> None:
     wheel = make_wheel(tmp_path, "demo", FILES)
     add_packed(wheel, "demo/a.so", zlib.compress(NOISE, 9, -zlib.MAX_WBITS) + behind, plain)
-    with pytest.raises(BuildError, match=f"^demo-1.0.*{message}"):
+    with pytest.raises(BuildError, match=r"^demo-1\.0.*demo/a\.so") as caught:
         lay(wheel, compiler, tmp_path, name)
+    assert caught.value.code == "wheel-invalid"
 
 
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
@@ -465,8 +474,9 @@ def test_a_damaged_wheel_is_an_error_that_names_it(compiler: BaseCompiler, tmp_p
 def test_a_truncated_wheel_is_an_error_that_names_it(compiler: BaseCompiler, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "demo", FILES)
     wheel.write_bytes(wheel.read_bytes()[:-40])
-    with pytest.raises(BuildError, match=r"^demo-1\.0.*not a sound wheel"):
+    with pytest.raises(BuildError, match=r"^demo-1\.0") as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 def test_a_base_of_another_python_is_refused() -> None:
@@ -474,8 +484,9 @@ def test_a_base_of_another_python_is_refused() -> None:
         return subprocess.Popen(["printf", "%-16s", "cpython-27"], stdin=-1, stdout=-1)
 
     compiler = BaseCompiler(start, "3.11")
-    with pytest.raises(BuildError, match="the base's Python is cpython-27"), compiler.wheel():
+    with pytest.raises(BuildError, match="cpython-27") as caught, compiler.wheel():
         pass
+    assert caught.value.code == "base-python-mismatch"
     compiler.close()
 
 
@@ -486,16 +497,18 @@ def test_a_compiler_that_dies_is_an_error(tmp_path: Path) -> None:
         )
 
     dying: Compiler = BaseCompiler(start, PYTHON)
-    with pytest.raises(BuildError, match="ended while it compiled"):
+    with pytest.raises(BuildError) as caught:
         dying.compile("/x.py", b"")
+    assert caught.value.code == "bytecode-failed"
 
 
 def test_after_a_bad_wheel_the_next_one_compiles(compiler: BaseCompiler, tmp_path: Path) -> None:
     good = make_wheel(tmp_path, "demo", FILES)
     wanted = lay(good, compiler, tmp_path)[2]
     bad = make_wheel(tmp_path, "bad", {"bad/a.py": b"A = 1\n", "bad/z": b"x"}, modes={"bad/z": 0o4755})
-    with pytest.raises(BuildError, match="setuid"):
+    with pytest.raises(BuildError, match="'bad/z'") as caught:
         lay(bad, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
     assert lay(good, compiler, tmp_path)[2] == wanted
 
 

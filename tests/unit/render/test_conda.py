@@ -20,6 +20,7 @@ from imagefactory.render.define import define
 from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.steps import copies, explicit_lists, steps
+from tests.made.diagnostics import reports
 from tests.made.rendered import HOSTILE_TEXT, NAMES, SECTIONS, body, may_stand, parsed, section_names
 from tests.made.values import hexed, make_base, make_conda, make_lock, make_target
 
@@ -107,8 +108,9 @@ def test_the_bases_python_is_another_or_none() -> None:
     assert "/usr/bin/python" not in text
     assert "compileall" in text
     assert "/opt/env/lib/python3.12" in text
-    with pytest.raises(RecipeError, match=r"wants Python 3.12"):
+    with pytest.raises(RecipeError) as caught:
         define(replace(target, source="pypi"), make_base(), replace(lock, conda=()))
+    assert reports(caught.value.diagnostics, "python-mismatch 3.12")
 
 
 @pytest.mark.parametrize(
@@ -123,14 +125,16 @@ def test_the_bases_python_is_another_or_none() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
-    with pytest.raises(LockError):
+    with pytest.raises(LockError) as caught:
         define(target, make_base(), lock, under)
+    assert caught.value.code == "lock-mismatch"
 
 
 def test_a_package_moved_below_is_named() -> None:
     below = conda_lock(replace(PACKAGES[0], version="2.0"), *PACKAGES[1:])
-    with pytest.raises(LockError, match=r"has another mkl than that of pytorch-conda-2\.3-cu121") as caught:
+    with pytest.raises(LockError, match=r"mkl .*pytorch-conda-2\.3-cu121") as caught:
         define(conda_target(on=below.target), make_base(), conda_lock(), (below,))
+    assert caught.value.code == "lock-mismatch"
     assert caught.value.hint == "run: imagefactory lock pytorch-conda-2.3-cu121"
 
 

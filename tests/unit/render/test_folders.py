@@ -163,22 +163,24 @@ def test_venv_files(definition: Definition) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "base", "lock", "error"),
+    ("target", "base", "lock", "code"),
     [
-        (make_target(), make_base(), make_lock(target="pytorch-2.5-cu124"), LockError),
-        (make_target(), make_base(), make_lock(python="3.13"), LockError),
-        (make_target(), make_base(), make_lock(platform="manylinux_2_36_aarch64"), LockError),
-        (make_target(), make_base(), make_lock(wheels=()), LockError),
-        (make_target(base="debian-13"), make_base(), make_lock(), RecipeError),
-        (make_target(), make_base(python="3.13"), make_lock(), RecipeError),
-        (make_target(platform="windows/amd64"), make_base(), make_lock(), RecipeError),
-        (make_target(environment=(("PATH", "/bin"),)), make_base(), make_lock(), RecipeError),
-        (make_target(cuda="12.x"), make_base(), make_lock(), RecipeError),
+        (make_target(), make_base(), make_lock(target="pytorch-2.5-cu124"), "lock-mismatch"),
+        (make_target(), make_base(), make_lock(python="3.13"), "lock-mismatch"),
+        (make_target(), make_base(), make_lock(platform="manylinux_2_36_aarch64"), "lock-mismatch"),
+        (make_target(), make_base(), make_lock(wheels=()), "lock-mismatch"),
+        (make_target(base="debian-13"), make_base(), make_lock(), "python-mismatch"),
+        (make_target(), make_base(python="3.13"), make_lock(), "python-mismatch"),
+        (make_target(platform="windows/amd64"), make_base(), make_lock(), "platform-unknown"),
+        (make_target(environment=(("PATH", "/bin"),)), make_base(), make_lock(), "name-reserved"),
+        (make_target(cuda="12.x"), make_base(), make_lock(), "value-invalid"),
     ],
 )
-def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, code: str) -> None:
+    with pytest.raises((LockError, RecipeError)) as caught:
         define(target, base, lock)
+    error = caught.value
+    assert (error.diagnostics[0].code if isinstance(error, RecipeError) else error.code) == code
 
 
 # --- the files -------------------------------------------------------------------------------------
@@ -280,29 +282,33 @@ def test_hostile_values_raise(text: str, render_one, field: str, definition: Def
         changed = replace(definition, target=replace(definition.target, description=text))
     else:
         changed = replace(definition, **{field: (*getattr(definition, field), ("odd", text))})
-    with pytest.raises(UsageError, match="cannot stand"):
+    with pytest.raises(UsageError) as caught:
         render_one(changed)
+    assert caught.value.code == "value-not-quotable"
 
 
 @pytest.mark.parametrize("name", ["A B", "A=B", "1A", "A\n", "", "A-B", "Ä"])
 def test_hostile_names_raise(name: str, definition: Definition) -> None:
     changed = replace(definition, environment=((name, "x"),))
     for render_one in (render_dockerfile, render_apptainer):
-        with pytest.raises(UsageError, match="cannot stand"):
+        with pytest.raises(UsageError) as caught:
             render_one(changed)
+        assert caught.value.code == "value-not-quotable"
 
 
 def test_label_without_quotes_keeps_its_blanks_or_is_refused(definition: Definition) -> None:
-    with pytest.raises(UsageError, match="blanks"):
+    with pytest.raises(UsageError) as caught:
         render_apptainer(replace(definition, labels=(("key", " x"),)))
+    assert caught.value.code == "value-not-quotable"
 
 
 @pytest.mark.parametrize("public", ["debian:12 AS x", "debian:12\nRUN id", "$(id)", "", "-x"])
 def test_hostile_base_raises(public: str, definition: Definition) -> None:
     changed = replace(definition, base=replace(definition.base, public=public))
     for render_one in (render_dockerfile, render_apptainer):
-        with pytest.raises(UsageError, match="cannot stand"):
+        with pytest.raises(UsageError) as caught:
             render_one(changed)
+        assert caught.value.code == "value-not-quotable"
 
 
 def test_templates_print_nothing_without_a_filter() -> None:
@@ -369,8 +375,9 @@ def test_a_long_difference_is_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a\nb"])
 def test_files_cannot_leave_their_folder(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         write_definitions(tmp_path / "definitions", {name: "x"})
+    assert caught.value.code == "path-invalid"
     assert not (tmp_path / "x").exists()
 
 
@@ -378,8 +385,9 @@ def test_links_cannot_lead_out(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "definitions").mkdir()
     (tmp_path / "definitions/one").symlink_to(tmp_path / "out")
-    with pytest.raises(UsageError, match="leads out"):
+    with pytest.raises(UsageError, match="definitions/one") as caught:
         write_definitions(tmp_path / "definitions", FILES)
+    assert caught.value.code == "link-leaves-project"
     assert list((tmp_path / "out").iterdir()) == []
 
 

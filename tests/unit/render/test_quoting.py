@@ -68,8 +68,9 @@ def test_values_come_through_whole_or_are_refused(environment, labels, descripti
             assert section_names(render_apptainer(definition)) == SECTIONS
         return
     for render_one in (render_dockerfile, render_apptainer):
-        with pytest.raises(UsageError, match="cannot stand"):
+        with pytest.raises(UsageError) as caught:
             render_one(definition)
+        assert caught.value.code == "value-not-quotable"
 
 
 # --- whole recipes ---------------------------------------------------------------------------------

@@ -76,5 +76,6 @@ def test_what_dpkg_cannot_read_is_said(
     program("dpkg-deb", fails="not a Debian format archive\n", code=2)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     prepare_folder(tmp_path)
-    with pytest.raises(BuildError, match=r"hello_1\.0_amd64\.deb is no Debian package: not a Debian format"):
+    with pytest.raises(BuildError, match=r"hello_1\.0_amd64\.deb.* not a Debian format") as caught:
         _write_repository(fetched, tmp_path / INPUT)
+    assert caught.value.code == "deb-invalid"

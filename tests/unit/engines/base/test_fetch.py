@@ -94,6 +94,7 @@ def test_a_cached_file_that_no_signed_index_offers_does_not_count(
     put_file(mirror)
     with pytest.raises(BuildError) as told:
         fetch_locked(mirror)
+    assert told.value.code == "packages-withdrawn"
     then = datetime.fromtimestamp(LOCK.source_date_epoch, UTC) + timedelta(hours=6)
     assert f"/archive/debian/{then:%Y%m%dT%H%M%S}Z" in told.value.hint
     assert archive.opened == 1
@@ -105,8 +106,9 @@ def test_a_cached_file_of_another_content_than_the_index_says_does_not_count(
 ) -> None:
     put_file(mirror)
     archive.packages = (replace(HELLO, sha256="0" * 64),)
-    with pytest.raises(DownloadError):
+    with pytest.raises(DownloadError) as caught:
         fetch_locked(mirror)
+    assert caught.value.code == "packages-withdrawn"
     assert not fetch.is_recorded(HELLO, mirror.debs)
 
 
@@ -120,8 +122,9 @@ def test_an_index_that_names_a_file_which_is_gone_is_read_once_more(
 
 def test_an_index_that_stays_stale_is_told(archive: Archive, mirror: DebianMirror) -> None:
     archive.packages, archive.stale = (HELLO,), 2
-    with pytest.raises(StaleIndexError):
+    with pytest.raises(StaleIndexError) as caught:
         fetch_locked(mirror)
+    assert caught.value.code == "packages-withdrawn"
     assert archive.opened == 2
 
 
@@ -131,8 +134,9 @@ def test_an_interrupted_download_counts_only_once_the_index_offers_it(
     partial = mirror.debs / "partial" / downloaded_filename(HELLO)
     partial.parent.mkdir(parents=True)
     partial.write_bytes(CONTENT)
-    with pytest.raises(BuildError):
+    with pytest.raises(BuildError) as caught:
         fetch_locked(mirror)
+    assert caught.value.code == "packages-withdrawn"
     assert not fetch.deb_path(mirror.debs, HELLO).exists()
     archive.packages = (HELLO,)
     assert fetch_locked(mirror).debs[0].read_bytes() == CONTENT
@@ -186,8 +190,9 @@ def test_a_record_that_does_not_count(
 ) -> None:
     put_file(mirror)
     forge(fetch.record_path(mirror.debs, HELLO))
-    with pytest.raises(BuildError):
+    with pytest.raises(BuildError) as caught:
         fetch_locked(mirror)
+    assert caught.value.code == "packages-withdrawn"
     archive.packages = (HELLO,)
     fetch_locked(mirror)
     assert fetch.is_recorded(HELLO, mirror.debs)
@@ -203,5 +208,6 @@ def test_a_record_of_another_user_does_not_count(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
     archive.packages = ()
-    with pytest.raises(BuildError):
+    with pytest.raises(BuildError) as caught:
         fetch_locked(mirror)
+    assert caught.value.code == "packages-withdrawn"
