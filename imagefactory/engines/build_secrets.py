@@ -94,7 +94,7 @@ def find_secrets(
         if local_path(address):
             raise UsageError(
                 "index-is-directory",
-                f"the package index {address} ({origin}) is a folder, which a container does not see",
+                f"the package index {address} ({origin}) is a directory, which a container cannot read",
                 hint="build with `--engine assemble`, or serve it: `python3 -m http.server --bind 127.0.0.1`",
             )
     (url, hidden), *others = (_with_login(one, environ) for one in (index.url, *dict(index.named).values()))
@@ -112,7 +112,7 @@ def find_secrets(
         lines.append(f"trusted-host = {' '.join(trusted)}")
     if not all(line.isprintable() for line in lines):
         raise UsageError(
-            "index-invalid", f"the package index ({index.origin}) or its proxy holds a control character"
+            "index-invalid", f"the package index ({index.origin}) or its proxy has a control character"
         )
     proxies = _proxies(environ) if channels else {}
     asked = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
@@ -163,7 +163,7 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
     except (OSError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
         raise UsageError(
-            "netrc-invalid", f"{path} cannot be read: {type(error).__name__}", hint=f"mend {path}"
+            "netrc-invalid", f"{path} cannot be read: {type(error).__name__}", hint=f"fix {path}"
         ) from None
     if not login:
         return url, ()
@@ -212,7 +212,7 @@ def _certificates(named: str) -> bytes | None:
     if len(data) > LARGEST_SECRET:
         raise UsageError(
             "certificates-too-large",
-            f"the certificates {path} are {len(data):,} bytes, more than a build takes ({LARGEST_SECRET:,})",
+            f"the certificates {path} are {len(data):,} bytes, more than the limit ({LARGEST_SECRET:,})",
             hint="set SSL_CERT_FILE to a file with fewer certificates; `certificates` is added to it",
         )
     return data

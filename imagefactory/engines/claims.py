@@ -72,8 +72,8 @@ def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank
         if package not in ranks or other[0] not in ranks:
             raise BuildError(
                 "file-conflict",
-                f"/{path} stands in {other[0]} and in {package} with different content",
-                hint="take one of the two packages out of the recipe, or a version without that file",
+                f"/{path} is in {other[0]} and in {package} with different content",
+                hint="remove one of the two packages from the recipe, or choose another version",
             )
         owners[path] = min(other, (package, content), key=lambda claim: ranks[claim[0]])
     lost: dict[tuple[str, str], set[str]] = {}
@@ -93,8 +93,8 @@ def _check_folders(owners: Mapping[str, tuple[str, str]]) -> None:
             if above in owners:
                 raise BuildError(
                     "file-conflict",
-                    f"/{above} is a file in {owners[above][0]} and a folder in {package}",
-                    hint="take one of the two packages out of the recipe, or a version without that file",
+                    f"/{above} is a file in {owners[above][0]} and a directory in {package}",
+                    hint="remove one of the two packages from the recipe, or choose another version",
                 )
             above = above.rpartition("/")[0]
 

@@ -244,7 +244,7 @@ class DockerEngine:
         if built is None:
             raise BuildError(
                 "docker-image-missing",
-                f"{definition.target.name}: docker built an image and does not have it",
+                f"{definition.target.name}: docker does not have the image that it built",
             )
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
@@ -260,7 +260,8 @@ class DockerEngine:
             taken = take_docker(self.layout, stream, Taking(codec=packer, known=known, report=task.advance))
         if [layer.diff_id for layer in taken.layers] != diff_ids:
             raise StoreError(
-                "docker-image-mismatch", f"{definition.target.name}: docker saved another image than it built"
+                "docker-image-mismatch",
+                f"{definition.target.name}: docker saved a different image than it built",
             )
         base_layers = len(job.base.image.layers)
         layers = []
@@ -390,7 +391,7 @@ def _failed(target: str, transcript: Transcript, code: int) -> BuildError:
     elif re.search(r"No matching distribution|Temporary failure in name resolution|Connection", text):
         hint = "can a container reach the package index? `imagefactory doctor` names it"
     else:
-        hint = f"try the file by hand: docker build definitions/{target}"
+        hint = f"build it manually: docker build definitions/{target}"
     return BuildError(
         "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{shown}", hint=hint
     )

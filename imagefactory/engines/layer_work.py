@@ -317,7 +317,9 @@ def read_laid_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
     laid = unseal(laid_path(layout, key))
     if laid is None:
         raise StoreError(
-            "store-changed", f"{laid_path(layout, key)} went or changed meanwhile", hint="run it again"
+            "store-changed",
+            f"{laid_path(layout, key)} was removed or changed during the build",
+            hint="run it again",
         )
     for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:
         package, content, path = line.split("\t", 2)

@@ -47,5 +47,5 @@ def _read(file: OwnFile) -> Iterator[bytes]:
             yield data
     if digest.hexdigest() != file.sha256:
         raise BuildError(
-            "file-changed", f"{file.source} was written to while it was taken", hint="run the command again"
+            "file-changed", f"{file.source} changed while it was read", hint="run the command again"
         )

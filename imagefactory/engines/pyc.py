@@ -62,7 +62,7 @@ class BaseCompiler:
         size = int.from_bytes(self._read(process, 4), "big")
         if size > LARGEST:
             raise BuildError(
-                "bytecode-failed", f"the base's Python says that {path} has {size} bytes of byte code"
+                "bytecode-failed", f"the base's Python reports {size} bytes of bytecode for {path}"
             )
         return self._read(process, size) or None
 
@@ -86,13 +86,11 @@ class BaseCompiler:
                 raise BuildError(
                     "base-python-fails",
                     f"{self._interpreter} does not run in the base{said}",
-                    hint="it may want a newer glibc: choose another base",
+                    hint="choose another base, for example with a newer glibc",
                 ) from None
             wanted = "cpython-" + self._python.replace(".", "")
             if tag != wanted:
-                raise BuildError(
-                    "base-python-mismatch", f"the base's Python is {tag}, the lock is for {wanted}"
-                )
+                raise BuildError("base-python-mismatch", f"the base's Python is {tag}, expected {wanted}")
         return self._process
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:

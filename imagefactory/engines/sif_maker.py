@@ -146,7 +146,9 @@ class SifMaker:
             except ValueError as error:
                 hint = "install apptainer 1.4, whose files are known here"
                 raise BuildError(
-                    "sif-unsupported", f"this apptainer makes .sif files of another kind: {error}", hint=hint
+                    "sif-unsupported",
+                    f"this version of apptainer writes unsupported .sif files: {error}",
+                    hint=hint,
                 ) from error
 
         size = packer.size

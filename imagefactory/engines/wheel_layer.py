@@ -128,7 +128,7 @@ class Member:
                 raise BuildError("wheel-invalid", f"{self.info.filename} is larger than it says")
             yield chunk
         if crc != self.info.CRC or size != self.info.file_size:
-            raise BuildError("wheel-invalid", f"{self.info.filename} is damaged (wrong CRC)")
+            raise BuildError("wheel-invalid", f"{self.info.filename} is corrupt (wrong CRC)")
 
     @property
     def deflated(self) -> Deflated | None:
@@ -186,10 +186,10 @@ class WheelSource(WheelFile):
                 and info.filename != data
                 and (not slash or scheme not in SCHEME_NAMES)
             ):
-                raise _UnsoundError(f"{info.filename!r} is in no folder of {data} that installers know")
+                raise _UnsoundError(f"{info.filename!r} is not in a standard directory of {data}")
             _refuse_bad_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
             if info.filename in seen:
-                raise BuildError("wheel-invalid", f"{info.filename} stands in it twice")
+                raise BuildError("wheel-invalid", f"{info.filename} is in it twice")
             seen.add(info.filename)
 
     def read_dist_info(self, filename: str) -> str:
@@ -260,7 +260,7 @@ def _refuse_bad_path(path: str) -> None:
     if {"", ".", ".."} & set(parts) or "\\" in path or not path.isprintable():
         raise BuildError("wheel-invalid", f"{path!r} is not a path inside the environment")
     if any(part.startswith(".wh.") for part in parts):  # how layers say that a file is removed
-        raise BuildError("wheel-invalid", f"{path!r} is a name that no image can hold")
+        raise BuildError("wheel-invalid", f"{path!r} is not a valid name in an image")
 
 
 class _UnsoundError(ValueError):
@@ -455,7 +455,7 @@ def _told_of(wheel: Path) -> Iterator[None]:
             error.code, f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)
         ) from error
     except _UNSOUND as error:
-        text = f"{wheel.name}: not a sound wheel: {_reason(error)}"
+        text = f"{wheel.name}: not a valid wheel: {_reason(error)}"
         raise BuildError("wheel-invalid", text, hint=_mend(wheel)) from error
 
 

@@ -47,19 +47,19 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
         raise UsageError(
             "add-not-supported",
             f"'{recipe.family}' is {kind}",
-            hint="add is for families of PyPI: write the row there",
+            hint="add works only for PyPI families; write the row manually",
         )
     if cuda == NO_CUDA or rocm_of(cuda) or not any(map(_for_cuda, recipe.matrix)):
         whose = "AMD's GPUs" if rocm_of(cuda) else "CPUs"
         raise UsageError(
             "add-not-supported",
-            f"'{recipe.family}': add goes by rows for CUDA",
+            f"'{recipe.family}': add works only with CUDA rows",
             hint=f"write the row for {whose} into {file}",
         )
     cuda = cuda or _cuda(recipe, version)
     if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
         raise UsageError(
-            "row-exists", f"{recipe.framework} {version} for CUDA {cuda} is there", hint=f"see {same.where}"
+            "row-exists", f"{recipe.framework} {version} for CUDA {cuda} exists", hint=f"see {same.where}"
         )
     root = parse_tree(text, file)
     matrix = root.get("matrix")
@@ -73,8 +73,8 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     if not begun:
         raise UsageError(
             "add-not-supported",
-            f"{node.where}: the rows are not written a line each",
-            hint="write the new row there",
+            f"{node.where}: the rows are not on lines of their own",
+            hint="write the new row manually",
         )
     fields = _fields(root, recipe, near, node, version, cuda)
     row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
@@ -133,7 +133,7 @@ def _cuda(recipe: Recipe, version: str) -> str:
     raise UsageError(
         "choice-required",
         f"{recipe.framework} {version} {known}",
-        hint=f"say which: --cuda {offers[-1] if offers else '12.4'}",
+        hint=f"choose one: --cuda {offers[-1] if offers else '12.4'}",
     )
 
 

@@ -81,8 +81,8 @@ def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, .
         if not other.python:
             by_name[base.name] = base
         if _described(other, base) != _described(base, other):
-            what = f"base '{base.name}' is described in another way at {other.where}"
-            write = "write the same glibc, interpreter and python, or give each a name in bases.yaml"
+            what = f"base '{base.name}' is described differently at {other.where}"
+            write = "write the same glibc, interpreter and python, or name each in bases.yaml"
             faults.append(Diagnostic("base-described-twice", str(base.where), what, write))
     if faults:
         raise RecipeError(dict.fromkeys(faults))

@@ -89,7 +89,7 @@ def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
         if len(rules) >= _MOST_RULES or len(pattern) > _MOST_PATTERN:
             raise UsageError(
                 "dockerignore-invalid",
-                f"{file}:{number} has too many or too long rules",
+                f"{file}:{number} has too many rules or too long ones",
                 hint="shorten the file",
             )
         if pattern not in (".", ""):
@@ -286,7 +286,7 @@ def open_context(
         raise UsageError(
             "option-invalid",
             f"{given} is not a directory",
-            hint="--context DIR, from which COPY takes its files",
+            hint="pass the directory that COPY reads with --context DIR",
         )
     root = given.resolve() if given is not None else git_root(own) or own
     beside = own / f"{file}.dockerignore"

@@ -44,7 +44,7 @@ def write_wheels(text: str, target: Target, wheels: Sequence[BuiltWheel], family
     """`text` with the wheels in place of the entries that they were built from; others are added.
 
     `family` are all targets of the recipe. Raises UsageError for an entry that other targets share and whose
-    wheel is only for `target`, and for one that is not written plainly.
+    wheel is only for `target`, and for one that is escaped or spread over lines.
     """
     root = parse_tree(text, target.where.file)
     row = _row_at(root, target.where)
@@ -123,7 +123,7 @@ class _Text:
         if self._text[at : at + len(written)] != written:
             raise UsageError(
                 "entry-not-plain",
-                f"{item.where}: '{item.text}' is not written plainly",
+                f"{item.where}: '{item.text}' is escaped or spread over lines",
                 hint="write it on one line",
             )
         return len(written)

@@ -39,7 +39,7 @@ def check_text(text: str, file: str) -> None:
         column = found.start() - before.rfind("\n")
         where = Where(file=file, line=before.count("\n") + 1, column=column)
         raise refused(
-            where, "hidden-character", f"holds the character {found[0]!a}, which cannot be seen", "remove it"
+            where, "hidden-character", f"contains the invisible character {found[0]!a}", "remove it"
         )
 
 
@@ -93,7 +93,7 @@ class Around:
             raise UsageError(
                 "build-argument-unknown",
                 f"{file} has {has}",
-                hint="leave it out, or correct its name: --build-arg NAME=VALUE",
+                hint="remove it, or correct its name: --build-arg NAME=VALUE",
             )
 
 

@@ -17,12 +17,15 @@ def check_gpu_row(
     if "capabilities" not in row and "capabilities" not in family:
         write = 'write capabilities: ["8.0"] with those that the image must support'
         reader.fault(
-            node.where, "capabilities-missing", "neither the row nor the family has 'capabilities'", write
+            node.where,
+            "capabilities-missing",
+            "'capabilities' is missing in the row and in the family",
+            write,
         )
     if named := row.get("framework"):
-        what = "'framework' of a row names a build for CPUs, with cuda: [none], or for AMD's GPUs, with rocm"
+        what = "'framework' in a row requires cuda: [none] or rocm"
         reader.fault(
-            named.where, "framework-in-gpu-row", what, "remove it: the family's is that of all other rows"
+            named.where, "framework-in-gpu-row", what, "remove it: CUDA rows use the family's framework"
         )
 
 
@@ -31,14 +34,12 @@ def check_cpu_row(reader: Reader, row: Mapping[str, YamlNode]) -> None:
     versions = row["cuda"].items
     for item in versions:
         if item.text == NO_CUDA and len(versions) > 1:
-            write = "give CPUs a row of their own, with cuda: [none]"
-            reader.fault(item.where, "mixed-row", "'none' stands beside versions of CUDA", write)
+            write = "write a separate row for CPUs, with cuda: [none]"
+            reader.fault(item.where, "mixed-row", "'none' and CUDA versions are in one row", write)
     about = [(key, row[key].where) for key in ("capabilities", "waive") if key in row]
     if "virtual" in row:
         about += [("virtual.cuda", key.where) for key, _ in row["virtual"].pairs if key.text == "cuda"]
     if "checks" in row:
         about += [(item.text, item.where) for item in row["checks"].items if item.text in GPU_CHECKS]
     for key, where in about:
-        reader.fault(
-            where, "gpu-only-key", f"'{key}' speaks of GPUs, and cuda: [none] is for CPUs", "remove it"
-        )
+        reader.fault(where, "gpu-only-key", f"'{key}' is for GPUs, and cuda: [none] is for CPUs", "remove it")

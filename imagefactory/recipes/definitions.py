@@ -83,8 +83,8 @@ def read_definition(text: str, file: str, around: Around) -> Wish:
         raise refused(
             first_place(file),
             "no-base-image",
-            "has no Bootstrap",
-            "give a definition that says what it starts from",
+            "has no Bootstrap line",
+            "pass a definition with Bootstrap and From",
         )
     _take(Container(wish=wish, around=around, rooted=False), stages, len(stages) - 1)
     refuse_other_context(around)
@@ -137,7 +137,7 @@ class _Arguments:
             end = found.end()
             size += len(parts[-2]) + len(parts[-1])
             if size > MOST_CHARACTERS:
-                what = f"is a line of more than {MOST_CHARACTERS} characters with its build arguments"
+                what = f"has more than {MOST_CHARACTERS} characters after its build arguments are filled in"
                 raise refused(place, "variables-too-long", what, "give them shorter values")
         return "".join(parts) + text[end:]
 
@@ -146,8 +146,8 @@ class _Arguments:
             raise refused(
                 where,
                 "build-argument-recursive",
-                f"the build argument {show(name)} holds itself",
-                "write its value out",
+                f"the build argument {show(name)} refers to itself",
+                "write its value without it",
             )
         if name not in self._known:
             value = self._around.take_build_arg(name)
@@ -170,7 +170,7 @@ def _stages(text: str, file: str) -> list[Stage]:
         if found := _SECTION.match(line):
             start, name = at, found[1].lower()
             if name not in _SECTIONS and not name.startswith("app"):
-                what = f"{show(f'%{found[1]}', limit=60)} begins a section that apptainer does not know"
+                what = f"{show(f'%{found[1]}', limit=60)} is not a section of apptainer"
                 raise refused(
                     where,
                     "line-invalid",
@@ -184,7 +184,7 @@ def _stages(text: str, file: str) -> list[Stage]:
                 raise refused(
                     where,
                     "text-before-base",
-                    f"{show(found[0])} stands before Bootstrap",
+                    f"{show(found[0])} is before Bootstrap",
                     "begin with Bootstrap",
                 )
             stages[-1].sections.append(section)
@@ -193,14 +193,14 @@ def _stages(text: str, file: str) -> list[Stage]:
             if key == "bootstrap":
                 if len(stages) >= _MOST_STAGES:
                     raise refused(
-                        where, "too-many-stages", f"begins one stage more than {_MOST_STAGES}", "split it"
+                        where, "too-many-stages", f"has more than {_MOST_STAGES} stages", "split it"
                     )
                 stages.append(Stage())
             elif not stages:
                 raise refused(
                     where,
                     "text-before-base",
-                    f"{show(found[1])} stands before Bootstrap",
+                    f"{show(found[1])} is before Bootstrap",
                     "begin with Bootstrap",
                 )
             place = Where(file=file, line=at, column=found.start(2) + 1)
@@ -210,8 +210,8 @@ def _stages(text: str, file: str) -> list[Stage]:
             raise refused(
                 where,
                 "line-invalid",
-                f"{show(line.strip())} is no line of a header or section",
-                "mend the line",
+                f"{show(line.strip())} is not a line of a header or section",
+                "fix the line",
             )
     return stages
 

@@ -103,8 +103,8 @@ def read_dockerfile(text: str, file: str, around: Around) -> Wish:
         raise refused(
             first_place(file),
             "no-base-image",
-            "has no FROM",
-            "give a Dockerfile that names the image it starts from",
+            "has no FROM line",
+            "pass a Dockerfile with a FROM line",
         )
     _Build(wish, around, stages, given).take(stages[-1])
     around.refuse_unused(file)
@@ -133,8 +133,8 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
             raise refused(
                 where,
                 "line-invalid",
-                f"{show(line.strip())} begins no instruction",
-                "mend the line, or end the one above it by a backslash",
+                f"{show(line.strip())} is not an instruction",
+                "fix the line, or end the line above with a backslash",
             )
         parts = [" " * found.end() + line[found.end() :]]
         while re.search(rf"{re.escape(escape)}[ \t]*$", parts[-1]) and at < len(lines):
@@ -155,8 +155,8 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
                     raise refused(
                         where,
                         "heredoc-unclosed",
-                        f"a here-document (<<{end}) does not end",
-                        f"end it by a line {end}",
+                        f"a here-document (<<{end}) is not closed",
+                        f"add a line {end}",
                     )
                 made.text += "".join(f"\n{one}" for one in lines[start : at + 1])
                 at += 1
@@ -187,9 +187,7 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
         if one.name == "FROM":
             words = split_words(one.text, one.start(), given)
             if not words:
-                raise refused(
-                    one.where, "no-base-image", "FROM names no image", "write the image that it starts from"
-                )
+                raise refused(one.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
             # docker splits the line at blanks and knows no comment behind it.
             plain = one.text.replace("\\\n", " ").split()
             if "$" not in one.text and not (
@@ -203,7 +201,7 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
                 )
             if len(stages) >= _MOST_STAGES:
                 raise refused(
-                    one.where, "too-many-stages", f"begins one stage more than {_MOST_STAGES}", "split it"
+                    one.where, "too-many-stages", f"has more than {_MOST_STAGES} stages", "split it"
                 )
             named = len(words) == 3 and words[1].text.lower() == "as"
             name = words[2].text.lower() if named else str(len(stages))
@@ -218,7 +216,7 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
                     given[name] = value if own is None else own
         else:
             raise refused(
-                one.where, "text-before-base", f"{show(one.name)} stands before FROM", "begin with FROM"
+                one.where, "text-before-base", f"{show(one.name)} is before FROM", "begin with FROM"
             )
     return stages
 

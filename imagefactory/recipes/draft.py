@@ -269,7 +269,7 @@ def check_draft(
     except RecipeError as error:
         raise RecipeError(
             error.diagnostics,
-            hint="change the options, or write what --print shows into a recipe and mend it",
+            hint="change the options, or save the output of --print as a recipe and fix it",
         ) from error
     return tuple(target for target in made if target.family == recipe.family)
 
@@ -294,7 +294,7 @@ def base_for(python: str, bases: Sequence[Base]) -> Base:
     """The base that carries a Python, else the first that carries one. Raises UsageError for none."""
     fitting = [base for base in bases if base.python]
     if not fitting:
-        raise UsageError("no-base", "there is no base to build on", hint="add one to recipes/bases.yaml")
+        raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
     return next((base for base in fitting if base.python == python), fitting[0])
 
 
@@ -307,7 +307,7 @@ def _python(
     """
     fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
-        raise UsageError("no-base", "there is no base to build on", hint="add one to recipes/bases.yaml")
+        raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
     wanted = [chosen] if chosen else [base.python for base in fitting if base.python]
     wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
     wanted.sort(key=lambda one: bool(released) and one not in released)

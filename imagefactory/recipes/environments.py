@@ -42,14 +42,14 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "no-packages",
-    "is no environment that can be taken over",
+    "is not a supported environment file",
     "give an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, a Dockerfile, "
     "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry, or a pylock.toml",
 )
 _NO_ENVIRONMENTS = (
     "no-environments",
     "has no environments to choose from, as a pixi.lock has",
-    "leave out --environment",
+    "remove --environment",
 )
 
 
@@ -127,12 +127,12 @@ def read_wish(path: Path, reading: Reading) -> Wish:
     if reading.build_context:
         hint = "leave it out: it says where a Dockerfile's COPY takes files from"
         raise UsageError(
-            "option-conflict", f"{path} is not a container file, so --context says nothing", hint=hint
+            "option-conflict", f"{path} is not a container file, so --context has no effect", hint=hint
         )
     if reading.build_args:
         hint = "leave it out: it sets an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition"
         raise UsageError(
-            "option-conflict", f"{path} is not a container file, so --build-arg says nothing", hint=hint
+            "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
         )
     root = reading.root.resolve() if reading.root else None
     within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
@@ -180,7 +180,7 @@ def _read(path: Path) -> str:
             raise too_large(show(path.name)[1:-1], LIMITS)
         return decode_text(data)
     except OSError as error:
-        raise UsageError(*os_problem("read", path, error), hint="name a file that is there") from error
+        raise UsageError(*os_problem("read", path, error), hint="check the path") from error
     except ValueError as error:
         raise UsageError("encoding-invalid", f"{path} {error}", hint="save it as UTF-8") from error
 
@@ -233,7 +233,7 @@ def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
             start,
             "template-not-filled",
             "is a template ({{ }} or {% %})",
-            "fill it in, and import what comes out",
+            "fill it in, and import the result",
         )
     if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
         raise refused(start, *_NOTHING)
@@ -269,7 +269,7 @@ def _refuse_choices(file: str, reading: Reading) -> None:
     if reading.extras or reading.groups:
         option = "--extra" if reading.extras else "--group"
         what = "has no extras and no groups to choose from, as a pyproject.toml has"
-        raise refused(first_place(file), "option-not-applicable", what, f"leave out {option}")
+        raise refused(first_place(file), "option-not-applicable", what, f"remove {option}")
 
 
 def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
@@ -298,16 +298,12 @@ def _setup(text: str, file: str, reading: Reading) -> Wish:
     named = file in ("setup.py", "setup.cfg")
     wish = read_folder_project(".", reading.asked(""), reading.python) if named else None
     if wish is None:
-        what = (
-            "has no call of setup() that can be read"
-            if file.endswith(".py")
-            else "has no options of a package"
-        )
+        what = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
         raise refused(
             first_place(file),
             "setup-not-readable",
             what,
-            "list what the project needs in a requirements.txt, and give that",
+            "list the packages in a requirements.txt, and import that",
         )
     return replace(wish, file=file)
 

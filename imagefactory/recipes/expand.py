@@ -89,8 +89,8 @@ def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) 
     for row in recipe.matrix:
         owners = [family for family in families if row.on.startswith(f"{family}-")]
         if owners and (owner := max(owners, key=len)) in told:
-            what = f"the recipe of '{row.on}' has faults"
-            yield Diagnostic("parent-invalid", str(place_of(row, "on")), what, f"mend {owner}.yaml")
+            what = f"the recipe of '{row.on}' has problems"
+            yield Diagnostic("parent-invalid", str(place_of(row, "on")), what, f"fix {owner}.yaml")
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
@@ -101,8 +101,8 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
     if base := next((name for name in names if name.startswith("base:")), ""):
         raise NothingSelectedError(
             "target-unknown",
-            f"there is no target {show(base)}",
-            hint="a base is made with the first target on it, and locked by `imagefactory lock base:NAME`",
+            f"no target {show(base)}",
+            hint="a base is built with the first target on it; to lock it: imagefactory lock base:NAME",
         )
     chosen = choose_names(names, _known(targets))
     return tuple(target for target in targets if target.name in chosen)
@@ -191,7 +191,7 @@ def _on_platform(
     below = bases.get(base.name, base)
     made = replace(below, name=with_suffix(below.name, target.platform), platform=target.platform)
     if (other := bases.setdefault(made.name, made)) != made:
-        what = f"its base for {made.platform} would be '{made.name}', which is at {other.where}"
+        what = f"its base '{made.name}' for {made.platform} is already defined at {other.where}"
         faults.append(Diagnostic("duplicate-base", str(target.where), what, "rename one of them"))
     return replace(target, base=made.name)
 
@@ -204,14 +204,14 @@ def _on_system(
     if not recipe.system or below is None:
         return target
     if below.image:
-        what = f"{below.name} is an image of a registry, and these are added to bases of Debian's packages"
-        write = "take them out, or write another base"
+        what = f"{below.name} is an image of a registry, and 'system' requires a base of Debian packages"
+        write = "remove them, or choose another base"
         faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), what, write))
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
     where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
     made = replace(below, name=name, packages=packages, where=where, on=below.name)
     if (other := bases.setdefault(name, made)) != made:
-        what = f"its base would be '{name}', which is at {other.where}"
+        what = f"its base '{name}' is already defined at {other.where}"
         faults.append(Diagnostic("duplicate-base", str(where), what, "rename one of them"))
     return replace(target, base=name)
 
@@ -259,13 +259,13 @@ def _build_on(
         chain = _waits_for(recipe, row, waiting)
         if not chain:
             others = {name: one.family for name, one in made.items() if one.family != recipe.family}
-            hint = suggest(row.on, others) or "name a target that has a source of its own"
-            what = f"there is no target '{row.on}'"
+            hint = suggest(row.on, others) or "choose a target that has a source"
+            what = f"no target '{row.on}'"
             faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), what, hint))
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))
             what = f"'{recipe.family}' is built on itself: {round_trip}"
-            write = "name a target that has a source of its own"
+            write = "choose a target that has a source"
             faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), what, write))
 
 
@@ -327,7 +327,7 @@ def _unique(targets: Iterable[Target], faults: Iterable[Diagnostic]) -> tuple[Ta
     first: dict[str, Target] = {}
     for target in targets:
         if (other := first.setdefault(target.name, target)) is not target:
-            what = f"target '{target.name}' is also made at {other.where}"
+            what = f"target '{target.name}' is also defined at {other.where}"
             all_faults.append(Diagnostic("duplicate-target", str(target.where), what, "remove one of them"))
     if all_faults:
         raise RecipeError(all_faults)

@@ -36,7 +36,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
             (version or root).where,
             "format-unsupported",
             f"has the format {show(found)}",
-            f"make it with a pixi that writes {' or '.join(PIXI_VERSIONS)}",
+            f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}",
         )
     environments = root.get("environments")
     names = environments.keys if environments else ()
@@ -118,7 +118,7 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
             (version or root).where,
             "format-unsupported",
             f"has the format {show(found)}",
-            "make it with conda-lock 1 or newer",
+            "create it with conda-lock 1 or newer",
         )
     wish = Wish(file=file, locked=True)
     metadata = root.get("metadata")
@@ -238,11 +238,11 @@ def read_explicit(text: str, file: str) -> Wish:
             first_place(file),
             "platform-missing",
             f"has packages for {', '.join(others)}",
-            f"give a list for {PLATFORM}",
+            f"pass a list for {PLATFORM}",
         )
     if not wish.conda and not wish.python:
         raise refused(
-            first_place(file), "no-packages", "lists no package", "make it with conda list --explicit"
+            first_place(file), "no-packages", "lists no packages", "create it with: conda list --explicit"
         )
     return wish
 

@@ -182,7 +182,7 @@ class Row:
             raise UsageError(
                 "rocm-not-supported",
                 f"{self.wish.file} means a build of {self.framework} for ROCm{rocm}",
-                hint="write its row by hand, with rocm in place of cuda (docs/recipes.md), or take another: "
+                hint="write its row manually, with rocm instead of cuda (docs/recipes.md), or choose CUDA: "
                 "--cuda VERSION",
             )
 
@@ -274,7 +274,7 @@ class Row:
             raise UsageError(
                 "option-conflict",
                 f"{asks}, which {version} is not",
-                hint=f"leave VERSION out of --framework, or name one{allowed} that the file allows",
+                hint=f"remove VERSION from --framework, or choose one{allowed} that the file allows",
             )
         if not self.covers(version):
             raise UsageError(
@@ -324,7 +324,7 @@ class Row:
         return UsageError(
             "choice-required",
             f"{self.wish.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
-            hint=f"say it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
+            hint=f"pass it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
 
 
@@ -337,8 +337,8 @@ def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
     if not found[0]:
         raise UsageError(
             "framework-missing",
-            f"{wish.file} names no framework that the smoke test knows",
-            hint="say which of its packages the image is for: --framework NAME, or build it --on TARGET",
+            f"{wish.file} has no framework that the smoke test knows",
+            hint="choose its main package with --framework NAME, or build it --on TARGET",
         )
     return found
 

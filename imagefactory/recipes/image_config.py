@@ -21,7 +21,7 @@ def read_environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, 
             continue
         if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX):
             reader.fault(
-                key.where, "name-reserved", f"'{name}' is set by the factory in every image", "remove it"
+                key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
             )
         values[name] = reader.text(value, name, "value")
     return tuple(values.items())
@@ -34,7 +34,7 @@ def read_labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str],
             continue
         if OWNED_LABELS.fullmatch(name):
             reader.fault(
-                key.where, "name-reserved", f"'{name}' is set by the factory in every image", "remove it"
+                key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
             )
         values[name] = reader.text(value, name, "label value")
         if name == "org.opencontainers.image.licenses" and values[name]:

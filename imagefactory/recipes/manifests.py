@@ -30,7 +30,7 @@ _LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, depth=12)
 _LISTS_NOTHING = (
     "no-packages",
     "lists no packages",
-    "give the file that lists them, such as a requirements.txt",
+    "pass the file that lists them, such as a requirements.txt",
 )
 
 
@@ -121,7 +121,7 @@ def unknown_optional(
 ) -> tuple[str, str, str]:
     """What to say where a file has no extra or group of a name."""
     there = [f"--extra {one}" for one in extras] + [f"--group {one}" for one in groups]
-    write = " or ".join(there) or f"leave out --{kind}: it has none"
+    write = " or ".join(there) or f"remove --{kind}: it has none"
     return f"{kind}-unknown", f"has no {kind} {show(name)}", write
 
 
@@ -139,7 +139,7 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     is_pixi = is_pixi or pixi is not root
     if environment and not is_pixi:
         raise refused(
-            root.where, "no-environments", "has no environments to choose from", "leave out --environment"
+            root.where, "no-environments", "has no environments to choose from", "remove --environment"
         )
     if is_pixi:
         _pixi(wish, pixi, asked.beside, environment)

@@ -50,8 +50,8 @@ def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
             reader.fault(
                 value.where,
                 "key-without-base",
-                f"'{key}' describes an image, and no 'base' beside it names one by digest",
-                "remove it: bases.yaml says it for the bases there",
+                f"'{key}' requires a 'base' with an image digest",
+                "remove it: bases.yaml has it for its bases",
             )
         return NamedBase(name=reader.text(node, "base", "base"))
     if "glibc" not in beside:

@@ -25,7 +25,7 @@ FEW = 12
 _HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
 
 
-def choose_names(words: Sequence[str], known: Known, lacking: str = "there is no target") -> tuple[str, ...]:
+def choose_names(words: Sequence[str], known: Known, lacking: str = "no target") -> tuple[str, ...]:
     """The names that these words ask for, in the order of `known`; all where there are no words.
 
     Raises NothingSelectedError, which begins with `lacking`, for a word that fits none, and UsageError for
@@ -37,14 +37,14 @@ def choose_names(words: Sequence[str], known: Known, lacking: str = "there is no
     return tuple(name for name in known if not words or name in chosen)
 
 
-def choose_name(word: str, known: Known, lacking: str = "there is no target") -> str:
+def choose_name(word: str, known: Known, lacking: str = "no target") -> str:
     """As `choose_names`, of one word. Raises UsageError where it fits several."""
     found = choose_names((word,), known, lacking)
     if len(found) > 1:
         raise UsageError(
             "target-ambiguous",
-            f"{show(word)} fits {len(found)} targets, this takes one",
-            hint=f"name one of {few(found)}",
+            f"{show(word)} matches {len(found)} targets, expected one",
+            hint=f"choose one of {few(found)}",
         )
     return found[0]
 
@@ -93,8 +93,8 @@ def _begun(word: str, known: Known, lacking: str) -> str:
     if len(found) > 1:
         raise UsageError(
             "target-ambiguous",
-            f"{show(word)} is the beginning of {len(found)} targets",
-            hint=f"name one of {few(found)}; or all of them: '{word}*', in quotes",
+            f"{show(word)} matches {len(found)} targets",
+            hint=f"choose one of {few(found)}, or all with '{word}*' (in quotes)",
         )
     return found[0]
 

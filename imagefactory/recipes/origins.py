@@ -28,7 +28,7 @@ def read_origins(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str]
         if not reader.text(key, "index", "framework"):
             continue
         if canonical(name) in found:
-            reader.fault(key.where, "duplicate-key", f"{show(name)} stands there twice", "remove one of them")
+            reader.fault(key.where, "duplicate-key", f"duplicate {show(name)}", "remove one of them")
         found[canonical(name)] = reader.text(value, name, "index name")
     return tuple(found.items())
 
@@ -63,13 +63,13 @@ def origin_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
     pip = set(map(package_of, row.pip))
     for key, text in row.sources if under.source == "conda" else ():
         if key == "packages":
-            what = f"{show(text)} under 'packages' is not a package of {under.name}'s channels"
+            what = f"{show(text)} under 'packages' is not in the channels of {under.name}"
             yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
     for name, _ in row.origins if under.source == "conda" else ():
         if name not in pip:
             what = (
-                f"'{name}' under 'packages' would be a package of {under.name}'s channels, not "
-                "of an index or a file"
+                f"'{name}' under 'packages' must come from the channels of {under.name}, not "
+                "from an index or a file"
             )
             yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
 
@@ -94,7 +94,7 @@ def _files(
             where = _item(sections, text) or row.where
             other = found.get(name) or f"the index '{named[name]}'"
             reader.fault(
-                where, "origin-conflict", f"'{name}' comes from {other} already", "take it from one of them"
+                where, "origin-conflict", f"'{name}' already comes from {other}", "take it from one of them"
             )
         found[name] = text
     return found
@@ -126,6 +126,6 @@ def _refuse_unasked(reader: Reader, node: YamlNode | None, asked: Collection[str
             reader.fault(
                 key.where,
                 "index-unused",
-                f"{show(key.text)} is not asked for by name, so no index is asked for it",
-                f"write it under '{'pip' if kind == 'conda' else 'packages'}' too, or take it out here",
+                f"{show(key.text)} is not listed by name, so its index is never used",
+                f"write it under '{'pip' if kind == 'conda' else 'packages'}' too, or remove it here",
             )

@@ -69,7 +69,7 @@ def read_uv_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
             root.where,
             "format-unsupported",
             f"has the format {show(found)}",
-            "make it with a uv that writes 1",
+            "create it with a uv that writes 1",
         )
     wish = Wish(file=file, locked=True)
     wish.bound_python(text_of(root, "requires-python"), root.where)
@@ -304,7 +304,7 @@ def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
                 row.where,
                 "duplicate-package",
                 what,
-                f"lock it anew: the other is in line {taken[name].where.line}",
+                f"lock it again: the other is in line {taken[name].where.line}",
             )
         else:
             taken[name] = row

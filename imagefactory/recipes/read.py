@@ -32,8 +32,8 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
     if not folder.is_dir():
         raise UsageError(
             "project-not-found",
-            f"there are no recipes at {show(str(folder), limit=200)}",
-            hint="name the factory's folder with -C DIR, or make a recipe with `imagefactory new FAMILY`",
+            f"no recipes in {show(str(folder), limit=200)}",
+            hint="pass the project's directory with -C DIR, or create a recipe: imagefactory new FAMILY",
         )
     recipes: list[Recipe] = []
     faults: dict[str, tuple[Diagnostic, ...]] = {}
@@ -48,8 +48,8 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
         if recipe.family == path.stem:
             recipes.append(recipe)
         else:
-            what = f"this file is family {show(recipe.family)}'s: one family, one file"
-            write = f"name it {recipe.family}.yaml, or write family: {path.stem}"
+            what = f"the family is {show(recipe.family)}, and each file has one family"
+            write = f"rename it to {recipe.family}.yaml, or write family: {path.stem}"
             faults[path.stem] = (Diagnostic("family-name-mismatch", str(recipe.where), what, write),)
     return tuple(recipes), faults
 
@@ -67,13 +67,13 @@ def read_file(path: Path) -> tuple[str, str]:
         raise refused(
             start,
             "file-name-invalid",
-            "a recipe's file is named by letters, digits and . _ -",
-            "name it FAMILY.yaml",
+            "a recipe's file name may have only letters, digits and . _ -",
+            "rename it to FAMILY.yaml",
         )
     try:
         if path.resolve().parent != path.parent.resolve():
             raise refused(
-                start, "link-not-allowed", "is a link out of its folder", "put the file itself here"
+                start, "link-not-allowed", "is a link out of its directory", "put the file itself here"
             )
         if path.exists() and not path.is_file():
             raise refused(start, "not-a-file", "is not a file", "put a file here")
@@ -81,7 +81,10 @@ def read_file(path: Path) -> tuple[str, str]:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise refused(
-            start, "file-not-readable", f"cannot be read: {error.strerror}", "put a readable file here"
+            start,
+            "file-not-readable",
+            f"cannot read it: {(error.strerror or str(error)).lower()}",
+            "put a readable file here",
         ) from error
     if len(data) > MAX_BYTES:
         raise too_large(file)

@@ -29,7 +29,7 @@ class Reader:
             in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
             faults = [diagnostic for *_, diagnostic in in_order]
             if (rest := len(faults) - MAX_FAULTS) > 0:
-                faults[MAX_FAULTS:] = [Diagnostic("more-problems", self.file, f"and {rest} more faults")]
+                faults[MAX_FAULTS:] = [Diagnostic("more-problems", self.file, f"and {rest} more problems")]
             raise RecipeError(faults)
 
     def mapping(
@@ -40,7 +40,7 @@ class Reader:
             self.fault(
                 node.where,
                 "not-a-mapping",
-                f"here must be keys and values, not {node.called}",
+                f"expected keys and values, found {node.called}",
                 f"write {_example(required, known)}",
             )
             return {}
@@ -65,14 +65,14 @@ class Reader:
             self.fault(
                 node.where,
                 "not-a-mapping",
-                f"'{key}' must hold names and values, not {node.called}",
+                f"'{key}' must have names and values, not {node.called}",
                 'write NAME: "value"',
             )
             return
         seen: dict[str, Where] = {}
         for name, value in node.pairs:
             if name.kind != "text":
-                self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a plain word")
+                self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a word")
             elif name.text in seen:
                 self.fault(
                     name.where,
@@ -84,7 +84,7 @@ class Reader:
                 self.fault(
                     name.where,
                     "yaml-unsupported",
-                    "merge keys (<<) are not used here",
+                    "merge keys (<<) are not supported",
                     "write the values out",
                 )
             else:
@@ -117,7 +117,7 @@ class Reader:
             self.fault(
                 node.where,
                 "quotes-missing",
-                f"'{key}' must be text, and without quotes {show(node.text)} is {node.made} in YAML",
+                f"'{key}' must be text, but YAML reads {show(node.text)} as {node.made}",
                 f"write it in quotes: {quoted}",
             )
         elif not allowed.allows(node.text):
@@ -125,13 +125,11 @@ class Reader:
             near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
             write = f"did you mean '{near}'?" if near else what_to_write(node.text, rule)
             size = len(node.text)
-            long = (
-                f" of {size} characters, more than {allowed.limit}" if size > max(allowed.limit, 20) else ""
-            )
+            long = f" of {size} characters (limit {allowed.limit})" if size > max(allowed.limit, 20) else ""
             self.fault(
                 node.where,
                 "value-invalid",
-                f"'{key}' cannot be {show(without_secrets(node.text))}{long}",
+                f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}",
                 write,
             )
         else:
@@ -148,14 +146,17 @@ class Reader:
             return self.text(node, key, "image")
         if digest:
             self.fault(
-                node.where, "image-short-name", f"'{key}' cannot be {shown}, a short name", f"write {full}"
+                node.where,
+                "image-short-name",
+                f"'{key}' {shown} is a short name without a registry",
+                f"write {full}",
             )
         else:
             self.fault(
                 node.where,
                 "image-not-pinned",
-                f"'{key}' cannot be {shown}, which may be another image tomorrow",
-                f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` tells the digest",
+                f"'{key}' {shown} has no digest, so it can change",
+                f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` prints the digest",
             )
         return ""
 
@@ -173,7 +174,7 @@ class Reader:
                 self.fault(
                     item.where,
                     "duplicate-value",
-                    f"{show(text)} stands in '{key}' twice, first at {first}",
+                    f"duplicate {show(text)} in '{key}', first at {first}",
                     "remove one",
                 )
         return tuple(seen)

@@ -158,32 +158,32 @@ def _refuse_misplaced(reader: Reader, section: YamlNode, kind: str) -> None:
             reader.fault(
                 key.where,
                 "key-not-with-on",
-                "'matrix' stands in a family that says 'on' itself",
+                "'matrix' and 'on' cannot both be in a family",
                 "remove one of them",
             )
         elif kind == "pypi" and name in _OF_CONDA:
             write = "write these under 'packages'" if name == "pip" else "remove it, or write source: conda"
-            reader.fault(key.where, "key-not-for-source", f"'{name}' belongs to source conda", write)
+            reader.fault(key.where, "key-not-for-source", f"'{name}' requires source: conda", write)
         elif kind == "conda" and name == "rocm":
             reader.fault(
                 key.where,
                 "key-not-for-source",
-                "'rocm' belongs to source pypi",
-                "remove it: conda's rows are for CUDA or CPUs",
+                "'rocm' requires source: pypi",
+                "remove it: conda rows are for CUDA or CPUs",
             )
         elif kind == "conda" and name == "extras" and value.kind == "list":
             reader.fault(
                 key.where,
                 "key-not-for-source",
-                "'extras' belongs to source pypi: conda's packages have none",
-                "remove it; a build is chosen by a constraint such as 'jaxlib * *cuda12*'",
+                "'extras' requires source: pypi, because conda packages have none",
+                "remove it, and choose a build with a constraint such as 'jaxlib * *cuda12*'",
             )
         elif kind != "on" and name == "on":
             reader.fault(
                 key.where,
                 "on-with-source",
-                "'on' stands in a family that has a source of its own",
-                "give what is built on another target its own family, with 'on' in place of 'source'",
+                "'on' cannot be in a family that has a source",
+                "create a separate family with 'on' instead of 'source'",
             )
 
 

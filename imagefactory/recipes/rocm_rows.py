@@ -21,23 +21,23 @@ def check_rocm_row(
     """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
     rocm, newest = row["rocm"], knowledge.newest_rocm()
     if cuda := row.get("cuda"):
-        write = "give AMD's GPUs a row of their own, with rocm alone"
-        reader.fault(cuda.where, "mixed-row", "'cuda' and 'rocm' stand in one row", write)
+        write = "write a separate row for AMD GPUs, with only rocm"
+        reader.fault(cuda.where, "mixed-row", "'cuda' and 'rocm' are in one row", write)
     for item in rocm.items:
         if RULES["rocm"].allows(item.text) and int(item.text.partition(".")[0]) > newest:
             write = f"write a version of ROCm {newest} or older"
-            reader.fault(item.where, "rocm-unknown", f"no ROCm {item.text} is known", write)
+            reader.fault(item.where, "rocm-unknown", f"unknown ROCm version {item.text}", write)
     for item in row["checks"].items if "checks" in row else ():
         if item.text == CUDA_CHECK:
             reader.fault(
                 item.where,
                 "check-not-applicable",
-                f"'{CUDA_CHECK}' tries what makes code for CUDA",
+                f"'{CUDA_CHECK}' checks the CUDA compiler",
                 "remove it",
             )
     capabilities = row.get("capabilities") or family.get("capabilities")
     if capabilities is None or ("capabilities" not in row and not any(_processors(capabilities))):
-        what = "the row has no 'capabilities': those of AMD's GPUs are processors"
+        what = "'capabilities' with AMD processors is missing in the row"
         write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
         reader.fault(node.where, "capabilities-missing", what, write)
 
@@ -49,11 +49,11 @@ def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: boo
             continue
         amd = item.text.startswith("gfx")
         if amd and not rocm:
-            write = "give AMD's GPUs a row of their own, with rocm in place of cuda"
+            write = "write a separate row for AMD GPUs, with rocm instead of cuda"
             reader.fault(
                 item.where,
                 "capability-mismatch",
-                f"'{item.text}' is a processor of AMD's, and the row is for CUDA",
+                f"'{item.text}' is an AMD processor, and the row is for CUDA",
                 write,
             )
         elif rocm and not amd:
@@ -61,15 +61,13 @@ def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: boo
             reader.fault(
                 item.where,
                 "capability-mismatch",
-                f"'{item.text}' is no GPU of AMD's, and the row is for ROCm",
+                f"'{item.text}' is not an AMD processor, and the row is for ROCm",
                 write,
             )
         elif amd and item.text not in knowledge.known_processors():
             near = _nearest(item.text)
-            write = f"did you mean {near}?" if near else "`rocminfo` tells the processor of a GPU"
-            reader.fault(
-                item.where, "capability-unknown", f"no processor '{item.text}' of AMD's is known", write
-            )
+            write = f"did you mean {near}?" if near else "`rocminfo` prints the processor of a GPU"
+            reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
 
 
 def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:

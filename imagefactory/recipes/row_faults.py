@@ -56,20 +56,20 @@ def addition_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
     for check in row.checks:
         fault = check_fault(check, under.framework)
         if check in GPU_CHECKS and not under.gpu:
-            what = f"'{check}' is a check of images for GPUs, and {under.name} is for CPUs"
+            what = f"'{check}' checks GPU images, and {under.name} is for CPUs"
             fault = "gpu-only-key", what, "remove it"
         if fault:
             yield _at(row, f"checks.{check}", *fault)
     for key in ("capabilities", "waive"):
         if getattr(row, key) and not under.gpu:
-            what = f"'{key}' speaks of GPUs, and {under.name} is for CPUs"
+            what = f"'{key}' is for GPUs, and {under.name} is for CPUs"
             yield _at(row, key, "gpu-only-key", what, "remove it")
     for text in row.capabilities if under.gpu else ():
         if text.startswith("gfx") != bool(rocm_of(under.cuda)):
-            what = f"{text} runs nothing of {under.name}, for {platform_of(under.cuda)}"
+            what = f"{text} cannot run {under.name}, which is for {platform_of(under.cuda)}"
             yield _at(row, "capabilities", "capability-mismatch", what, "remove it")
     if row.pip and under.source != "conda":
-        what = f"all packages of {under.name} are PyPI's: there is no 'pip' beside them"
+        what = f"'pip' requires a conda target, and {under.name} takes all packages from PyPI"
         yield _at(row, "pip.0", "key-not-for-source", what, "write these under 'packages'")
 
 
@@ -79,10 +79,10 @@ def exclude_faults(row: MatrixRow, target: Target) -> Iterator[Diagnostic]:
     for index, name in enumerate(row.exclude):
         key = f"exclude.{index}"
         if name in named:
-            what = f"'{name}' is excluded, and {target.name} asks for it"
+            what = f"'{name}' is excluded, but {target.name} requires it"
             yield _at(row, key, "exclude-conflict", what, "remove one of the two")
         elif target.source == "conda" and not target.pip:
-            what = f"'exclude' leaves out packages from PyPI, and {target.name} has none"
+            what = f"'exclude' is for PyPI packages, and {target.name} has none"
             yield _at(row, key, "key-not-for-source", what, "remove it")
 
 
@@ -90,35 +90,35 @@ def base_faults(row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iter
     if base is None:
         near = nearest(row.base, names)
         hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
-        yield _at(row, "base", "base-unknown", f"there is no base '{row.base}'", hint)
+        yield _at(row, "base", "base-unknown", f"no base '{row.base}'", hint)
 
 
 def virtual_faults(row: MatrixRow, index: int, base: Base | None, platform: str) -> Iterator[Diagnostic]:
     """What no machine has, or none that the image is for."""
     cuda, virtual = row.cuda[index], dict(row.virtual)
     if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
-        what = f"base '{base.name}' carries glibc {base.glibc}, older than {virtual['glibc']}"
-        write = f'write "{base.glibc}" or less, or leave it out'
+        what = f"base '{base.name}' has glibc {base.glibc}, older than {virtual['glibc']}"
+        write = f'write "{base.glibc}" or less, or remove it'
         yield _at(row, "virtual.glibc", "glibc-too-new", what, write)
     machine = MACHINES.get(platform, "")
     if "archspec" in virtual and not virtual["archspec"].startswith(machine):
-        what = f"no machine of {platform} is '{virtual['archspec']}'"
-        write = f"write {machine}, leave it out, or write rows by platform"
+        what = f"'{virtual['archspec']}' is not a processor of {platform}"
+        write = f"write {machine}, remove it, or write a row per platform"
         yield _at(row, "virtual.archspec", "archspec-mismatch", what, write)
     if cuda == NO_CUDA:
         return
     driver, newest = virtual.get("cuda") or cuda, knowledge.newest_cuda()
     key = "virtual.cuda" if "cuda" in virtual else f"cuda.{index}"
     if "." not in driver:
-        what = f"CUDA {cuda} leaves open which drivers the packages may count on"
-        write = f'write virtual: {{cuda: "{cuda}.4"}} with the oldest that the image is for'
+        what = f"CUDA {cuda} does not say which driver the packages need"
+        write = f'write virtual: {{cuda: "{cuda}.4"}} with the oldest supported driver'
         yield _at(row, key, "driver-missing", what, write)
     elif int(driver.partition(".")[0]) > newest or not RULES["driver"].allows(driver):
         what = f"no driver is known for CUDA {driver}"
         yield _at(row, key, "driver-unknown", what, f"write a version of CUDA {newest} or older")
     elif natural(driver.partition(".")[0]) < natural(cuda.partition(".")[0]):
-        what = f"a driver for CUDA {driver} runs nothing of CUDA {cuda}"
-        write = f"write a version of CUDA {cuda.partition('.')[0]}, or leave it out"
+        what = f"a driver for CUDA {driver} cannot run CUDA {cuda}"
+        write = f"write a version of CUDA {cuda.partition('.')[0]}, or remove it"
         yield _at(row, key, "driver-mismatch", what, write)
 
 
@@ -128,7 +128,7 @@ def source_faults(row: MatrixRow, index: int, platform: str) -> Iterator[Diagnos
     cuda, name = row.builds[index], f"{row.framework} {row.version}"
     wheels = knowledge.offered(row.framework, row.version)
     if cuda == NO_CUDA or rocm_of(cuda):
-        whose = "CPUs" if cuda == NO_CUDA else "AMD's GPUs"
+        whose = "CPUs" if cuda == NO_CUDA else "AMD GPUs"
         yield from _cpu_faults(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
         return
     if platform != AMD64 or not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
@@ -143,11 +143,11 @@ def source_faults(row: MatrixRow, index: int, platform: str) -> Iterator[Diagnos
         return
     wheel = fitting[0]
     if missing := [extra for extra in wheel.extras if extra not in row.extras]:
-        what = f"{name} on PyPI comes with CUDA {cuda} only through {' and '.join(map(repr, missing))}"
+        what = f"{name} on PyPI has CUDA {cuda} only with the extras {' and '.join(map(repr, missing))}"
         yield _at(row, "extras", "extras-missing", what, f"write extras: [{', '.join(wheel.extras)}]")
     if wheel.python and natural(row.python) < natural(wheel.python):
         what = f"{name} on PyPI needs Python {wheel.python} or newer, not {row.python}"
-        yield _at(row, "python", "python-too-old", what, "write a base that carries it")
+        yield _at(row, "python", "python-too-old", what, "choose a base that has it")
 
 
 def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
@@ -155,7 +155,7 @@ def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str], whose: str) -> 
     if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
         such = "tensorflow-rocm" if row.rocm else "onnxruntime"
         what = f"'{row.framework}' is built for CUDA, and the row is for {whose}"
-        write = f"name the build for {whose} in the row, such as framework: {such}"
+        write = f"write the build for {whose} in the row, such as framework: {such}"
         yield _at(row, "framework", "build-mismatch", what, write)
     for extra in sorted(gpu_extras.intersection(row.extras)):
         what = f"the extra '{extra}' of {name} brings CUDA, and the row is for {whose}"

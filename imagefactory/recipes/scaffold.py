@@ -41,7 +41,9 @@ def scaffold(family: str, bases: Sequence[Base], *, framework: str = "", source:
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
     if not bases:
-        raise UsageError("no-base", "there is no base to build on", hint=f"add one to recipes/{BASES_FILE}")
+        raise UsageError(
+            "no-base", "there is no base in the project", hint=f"add one to recipes/{BASES_FILE}"
+        )
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -56,7 +58,7 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
     bases = [base for base in bases if base.python]
     if not bases:
         raise UsageError(
-            "no-base", "there is no base with a Python to build on", hint=f"add one to recipes/{BASES_FILE}"
+            "no-base", "no base in the project has a Python", hint=f"add one to recipes/{BASES_FILE}"
         )
     fits = [
         (natural(wheel.version), natural(wheel.cuda), wheel, base)

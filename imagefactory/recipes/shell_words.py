@@ -137,7 +137,7 @@ class _Reader:
                 raise refused(
                     self.place(start),
                     "word-too-long",
-                    f"holds a word of more than {MOST_CHARACTERS} characters",
+                    f"has a word of more than {MOST_CHARACTERS} characters",
                     "split it",
                 )
         where = self.place(start)
@@ -170,9 +170,7 @@ class _Reader:
             else:
                 piece.append(char)
                 self.at += 1
-        raise refused(
-            self.place(start), "quote-unclosed", f"a quote ({quote}) begins here and does not end", "close it"
-        )
+        raise refused(self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it")
 
     def _expansion(self) -> tuple[str, bool]:
         """What stands for `$...` or a command in backticks, and whether it is known."""
@@ -184,8 +182,8 @@ class _Reader:
                 raise refused(
                     self.place(self.at),
                     "variables-too-long",
-                    "holds variables that grow too long",
-                    "write them out",
+                    "has variables that grow too long",
+                    "write their values",
                 )
             if found[3] and (found[3] == "+") == bool(value):
                 value = _VARIABLE.sub(lambda one: self.variables.get(one[1] or one[2], "$"), found[4])
@@ -213,7 +211,7 @@ class _Reader:
         raise refused(
             self.place(at),
             "bracket-unclosed",
-            f"a bracket ({pair[0]}) begins here and does not end",
+            f"a bracket ({pair[0]}) is not closed",
             "close it",
         )
 
@@ -232,7 +230,7 @@ class _Script:
             count += 1
             if count > MOST_COMMANDS:
                 raise refused(
-                    reader.first, "too-many-commands", f"holds more than {MOST_COMMANDS} commands", "split it"
+                    reader.first, "too-many-commands", f"has more than {MOST_COMMANDS} commands", "split it"
                 )
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()

@@ -27,14 +27,14 @@ def parse_toml(text: str, file: str, limits: Limits) -> YamlNode:
         where = Where(file=file, line=int(found[1]), column=int(found[2])) if found else first_place(file)
         what = re.sub(r" \(at .*\)$", "", str(error))
         raise refused(
-            where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "mend the line"
+            where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "fix the line"
         ) from error
     except RecursionError as error:
         raise refused(
             first_place(file),
             "nesting-too-deep",
             f"is nested more than {limits.depth} deep",
-            "write it flatter",
+            "nest it less deeply",
         ) from error
     return _Places(text, file, limits).tree(data)
 
@@ -71,7 +71,7 @@ class _Places:
             raise refused(
                 self._where(line),
                 "too-many-values",
-                f"holds more than {self.limits.nodes} values",
+                f"has more than {self.limits.nodes} values",
                 "split it",
             )
         if depth > self.limits.depth:
@@ -79,7 +79,7 @@ class _Places:
                 self._where(line),
                 "nesting-too-deep",
                 f"is nested more than {self.limits.depth} deep",
-                "write it flatter",
+                "nest it less deeply",
             )
         if isinstance(value, dict):
             node = YamlNode(self._where(line), "map")

@@ -290,23 +290,23 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str, st
     spec = parse_spec(text) if conda else None
     name = spec.name if spec else package_of(text)
     if name == source.framework and not (spec and key == "constraints" and not spec.version):
-        write = "set its version by the row's 'version' and its extras by 'extras'"
+        write = "set its version with the row's 'version' and its extras with 'extras'"
         if conda:
-            write = f"set its version by the row's 'version', its build by a constraint '{name} * BUILD'"
+            write = f"set its version with the row's 'version', its build with a constraint '{name} * BUILD'"
         if source.on:
             write = f"remove it: it comes from {source.on}"
-        return "framework-listed", f"'{name}' is the framework and may not stand in '{key}'", write
+        return "framework-listed", f"'{name}' is the framework and cannot be in '{key}'", write
     if spec is None:
         return None
     if name == "python" and key == "packages":
         return (
             "python-listed",
-            "'python' is no package here: the environment has it",
-            "remove it, and write python: beside base:",
+            "'python' cannot be in 'packages': every environment has it",
+            "remove it, and write python: next to base:",
         )
     if key == "constraints" and not (spec.version or spec.build or spec.channel):
         write = f"write bounds, such as '{name} <2', or move it to 'packages'"
-        return "constraint-empty", f"'{name}' bounds nothing", write
+        return "constraint-empty", f"'{name}' has no bounds", write
     if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
         if source.on:
@@ -324,19 +324,17 @@ def what_to_write(text: str, rule: str) -> str:
     """What to write in place of a text that RULES[rule] refuses."""
     if rule == "channel":
         if text in ("defaults", "nodefaults", "local"):
-            return f"'{text}' stands for others: write the channel that you mean, such as \"conda-forge\""
+            return f"'{text}' is a placeholder: write the channel's own name, such as \"conda-forge\""
         if re.match(r"[/.~]", text):
-            return 'write a folder by its absolute path: "file:///data/channel"'
+            return 'write the absolute path of a directory: "file:///data/channel"'
         if text != without_secrets(text):
-            return (
-                "write it without user or token: this machine's netrc or ~/.rattler/credentials.json has them"
-            )
+            return "write it without user or token: put them into netrc or ~/.rattler/credentials.json"
         if text.startswith("http://"):
-            return "write https://, and name a mirror without it in the setting 'channels'"
+            return "write https://, and set a mirror without it in 'channels'"
         if found := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
             return f'write it without the platform: "{found[1]}"'
     elif rule in ("package", "added package", "match spec", "constraint") and re.match(r"[<>=!~]", text):
-        return 'bounds with a comma between them stand in quotes, with their package: "numpy>=1,<2"'
+        return 'put a package with several bounds in quotes: "numpy>=1,<2"'
     return f"write {RULES[rule].write}"
 
 

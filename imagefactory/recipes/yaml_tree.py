@@ -88,9 +88,9 @@ def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> YamlNode:
     mark = getattr(error, "problem_mark", None)
     where = Where(file=file, line=mark.line + 1, column=mark.column + 1) if mark else first_place(file)
     problem = getattr(error, "problem", None) or "a value that YAML does not have"
-    mend = "mend the line"
+    mend = "fix the line"
     if "mapping values are not allowed" in problem:
-        mend += "; text with a colon and a blank in it stands in quotes"
+        mend += "; put text with a colon and a space in quotes"
     raise refused(
         where, "yaml-invalid", f"is not valid YAML: {show(problem, limit=120)[1:-1]}", mend
     ) from error
@@ -116,7 +116,7 @@ def _check_characters(text: str, file: str, limits: Limits) -> None:
             raise refused(
                 where,
                 "hidden-character",
-                f"holds the character {character!a}, which cannot be seen",
+                f"contains the invisible character {character!a}",
                 "remove it",
             )
 
@@ -139,7 +139,7 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
                 raise refused(
                     first_place(file),
                     "yaml-unsupported",
-                    "directives (%YAML, %TAG) are not used here",
+                    "directives (%YAML, %TAG) are not supported",
                     "remove the line",
                 )
             continue
@@ -152,7 +152,7 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
         _refuse_references(event, where)
         count += 1
         if count > limits.nodes:
-            raise refused(where, "too-many-values", f"holds more than {limits.nodes} values", "split it")
+            raise refused(where, "too-many-values", f"has more than {limits.nodes} values", "split it")
         if isinstance(event, yaml.ScalarEvent):
             node = YamlNode(where, "text", text=event.value, made=_made(event))
         else:
@@ -171,25 +171,26 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
             keys.append(None)
             if len(open_nodes) > limits.depth:
                 raise refused(
-                    where, "nesting-too-deep", f"is nested more than {limits.depth} deep", "write it flatter"
+                    where,
+                    "nesting-too-deep",
+                    f"is nested more than {limits.depth} deep",
+                    "nest it less deeply",
                 )
     if root is None:
-        raise refused(
-            first_place(file), "empty-file", "is empty", "write a recipe; `imagefactory new FAMILY` makes one"
-        )
+        raise refused(first_place(file), "empty-file", "is empty", "create a recipe: imagefactory new FAMILY")
     return root
 
 
 def _refuse_references(event: Any, where: Where) -> None:
     if isinstance(event, yaml.AliasEvent) or event.anchor:
         raise refused(
-            where, "yaml-unsupported", "anchors and aliases (&, *) are not used here", "write the value out"
+            where, "yaml-unsupported", "anchors and aliases (&, *) are not supported", "repeat the value"
         )
     if event.tag is not None:
         raise refused(
             where,
             "yaml-unsupported",
-            f"the tag {show(event.tag)} is not allowed",
+            f"the tag {show(event.tag)} is not supported",
             "remove it; put text in quotes",
         )
 

@@ -71,7 +71,7 @@ def define(
         }
     for name, _ in target.environment:
         if name in environment:
-            what = f"environment sets {name}, which is set in every image"
+            what = f"environment sets {name}, which imagefactory sets in every image"
             raise RecipeError([Diagnostic("name-reserved", str(target.where), what)])
     environment |= _defaults(target, lock) | dict(target.environment)
     if cuda and not base.image:  # such an image knows its own folders
@@ -182,7 +182,7 @@ def framework_package(target: Target, lock: Lock) -> LockedPackage:
     raise LockError(
         "lock-mismatch",
         f"the lock of {target.name} has no {target.framework}",
-        hint=f"run: imagefactory lock {target.name}",
+        hint=f"run imagefactory lock {target.name}",
     )
 
 
@@ -221,7 +221,7 @@ def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
         given = under[-1].target if under else "no target's"
         raise LockError(
             "lock-mismatch",
-            f"{target.name} is built on {target.on or 'no target'}, but {given} lock was given",
+            f"{target.name} is built on {target.on or 'no target'}, but got {given} lock",
         )
     packages = {package.name: package for package in lock.packages}
     for below in under:
@@ -229,27 +229,27 @@ def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
         if gone:
             raise LockError(
                 "lock-mismatch",
-                f"the lock of {target.name} has another {gone[0]} than that of {below.target}, "
+                f"the lock of {target.name} has a different {gone[0]} than the lock of {below.target}, "
                 "which it is built on",
-                hint=f"run: imagefactory lock {target.name}",
+                hint=f"run imagefactory lock {target.name}",
             )
 
 
 def _check_fit(target: Target, base: Base, lock: Lock) -> None:
     if target.base != base.name or not (lock.conda or target.python == base.python):
         what = (
-            f"{target.name} wants Python {target.python} on {target.base}, "
-            f"but {base.name} carries Python {base.python}"
+            f"{target.name} requires Python {target.python} on {target.base}, "
+            f"but {base.name} has Python {base.python}"
         )
         raise RecipeError(
             [Diagnostic("python-mismatch", str(target.where), what)],
             hint=f'write python: "{base.python}", or another base',
         )
     if f"{base.python_path}/".startswith(f"{PREFIX}/") or base.python_path.count("/") < 2:
-        what = f"the interpreter {base.python_path} cannot stand there: {PREFIX} is made anew"
+        what = f"the interpreter {base.python_path} is in {PREFIX}, which imagefactory replaces"
         raise RecipeError(
             [Diagnostic("interpreter-not-allowed", str(base.where), what)],
-            hint="write the path of the Python that the base brings, such as /usr/local/bin/python3.11",
+            hint="write the path of the base's own Python, such as /usr/local/bin/python3.11",
         )
     machine = MACHINES.get(target.platform)
     if machine is None:
@@ -260,12 +260,12 @@ def _check_fit(target: Target, base: Base, lock: Lock) -> None:
             "lock-mismatch",
             f"the lock is for {lock.target}, Python {lock.python} and {lock.platform}; "
             f"the target is {target.name}, Python {target.python} and {target.platform}",
-            hint=f"run: imagefactory lock {target.name}",
+            hint=f"run imagefactory lock {target.name}",
         )
     if bool(lock.conda) != target.conda:
         raise LockError(
             "lock-mismatch",
-            f"the lock of {target.name} holds {'' if lock.conda else 'no '}packages of conda, "
-            f"its recipe asks for {'some' if target.conda else 'none'}",
-            hint=f"run: imagefactory lock {target.name}",
+            f"the lock of {target.name} has {'' if lock.conda else 'no '}conda packages, "
+            f"its recipe requires {'some' if target.conda else 'none'}",
+            hint=f"run imagefactory lock {target.name}",
         )

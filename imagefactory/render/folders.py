@@ -78,7 +78,7 @@ def write_definitions(
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(
-                    "link-leaves-project", f"{path} leads out of {folder}", hint="remove the link"
+                    "link-leaves-project", f"{path} is a link out of {folder}", hint="remove the link"
                 )
             data, mode = _data(content)
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:

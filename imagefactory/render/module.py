@@ -66,8 +66,8 @@ def format_modulefile(module: Module) -> str:
     if not _SAFE.fullmatch(folder):
         raise UsageError(
             "option-invalid",
-            f"a modulefile cannot name the folder {folder[:100]!r}",
-            hint="write a folder of letters, digits and . _ + - / alone: -o /software/imagefactory",
+            f"a modulefile cannot have the directory {folder[:100]!r}",
+            hint="use only letters, digits and . _ + - /, such as -o /software/imagefactory",
         )
     target = module.target
     what = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"

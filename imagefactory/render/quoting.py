@@ -32,7 +32,7 @@ class Written(str):
 def _refuse(value: str, why: str) -> UsageError:
     return UsageError(
         "value-not-quotable",
-        f"{value!r} cannot stand in a Dockerfile or definition: {why}",
+        f"{value!r} cannot be in a Dockerfile or definition: {why}",
         hint="change the recipe's value",
     )
 
@@ -44,11 +44,11 @@ def line(value: str) -> Written:
     a trailing backslash (it swallows the next line) and `{{` (Apptainer's own substitution).
     """
     if not value.isprintable():
-        raise _refuse(value, "it holds a line end or a control character")
+        raise _refuse(value, "it has a line end or a control character")
     if value.endswith("\\"):
         raise _refuse(value, "a trailing backslash would swallow the next line")
     if "{{" in value:
-        raise _refuse(value, "Apptainer would substitute what stands in '{{ }}'")
+        raise _refuse(value, "Apptainer would replace '{{ }}'")
     return Written(value)
 
 
@@ -79,7 +79,7 @@ def label(key: str) -> Written:
 def trimmed(value: str) -> Written:
     """The value of a label in `%labels`, which has no quotes and cuts blanks off both ends."""
     if value != value.strip():
-        raise _refuse(value, "blanks at its ends would be lost")
+        raise _refuse(value, "spaces at its ends would be lost")
     return line(value)
 
 

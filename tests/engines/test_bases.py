@@ -622,7 +622,7 @@ def test_a_damaged_cache_heals_and_is_never_built_from(
     good = next(deb for deb in one.debs if deb.name == path.name)
     path.write_bytes(flip(good.read_bytes()))
     debs = tuple(fetch.deb_path(tmp_path / "debs", package) for package in one.lock.packages)
-    with pytest.raises(DownloadError, match="^unzip ") as caught:
+    with pytest.raises(DownloadError, match=r"^unzip ") as caught:
         build.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
     assert caught.value.code == "hash-mismatch"
     assert not (tmp_path / "a.tar").exists()

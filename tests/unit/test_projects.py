@@ -67,10 +67,10 @@ def test_results_are_taken_over_into_the_facts(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("advice", "obeyed"),
     [
-        ("say it: --framework torch=VERSION --cuda VERSION (such as 12.4)", ["torch=2.6", "12.4"]),
+        ("pass it: --framework torch=VERSION --cuda VERSION (such as 12.4)", ["torch=2.6", "12.4"]),
         ("--framework torch=2.7.1 --cuda 12.6, or --on x-1-cu126", ["torch=2.7.1", "12.6"]),
         ("write the recipe without these: --partial", ["--partial"]),
-        ("mend the line", []),
+        ("fix the line", []),
     ],
 )
 def test_a_hint_is_obeyed_by_options_that_the_row_lists(advice: str, obeyed: list[str]) -> None:

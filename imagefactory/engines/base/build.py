@@ -70,7 +70,7 @@ def build_base(
             verify_deb(path, package)
         except FileNotFoundError as error:
             raise DownloadError(
-                "package-missing", f"{path} is not there", hint="run the command again to fetch it"
+                "package-missing", f"{path} is missing", hint="run the command again to fetch it"
             ) from error
     beside = out_tar.with_name(f".{out_tar.name}.{os.getpid()}")
     try:
@@ -92,7 +92,7 @@ def build_base(
             raise StoreError(
                 "disk-full",
                 f"{fetched.base.name}: no space left in {out_tar.parent} or {scratch.parent}",
-                hint="free some space and run the same command again",
+                hint="free disk space and run the command again",
             ) from error
         raise BuildError(*os_problem("write", out_tar.parent, error), hint="check its permissions") from error
     finally:
@@ -165,7 +165,7 @@ def _write_repository(fetched: FetchedBase, repository: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         if control.returncode:
-            raise BuildError("deb-invalid", f"{path.name} is no Debian package: {control.stderr.strip()}")
+            raise BuildError("deb-invalid", f"{path.name} is not a Debian package: {control.stderr.strip()}")
         entries.append((control.stdout, path.name, package))
     index = format_packages(entries)
     for file, text in (
@@ -211,8 +211,8 @@ def _install(fetched: FetchedBase, build: BuildProcess, out: Path, progress: Pro
         raise BuildError(
             "mmdebstrap-failed",
             f"{fetched.base.name}: mmdebstrap ended with {code}"
-            f"{f' ({broken})' if broken else ''}; its last words:\n" + "\n".join(log),
-            hint="imagefactory doctor says what this machine lacks for it",
+            f"{f' ({broken})' if broken else ''}; its last lines:\n" + "\n".join(log),
+            hint="run imagefactory doctor, which shows what this machine lacks",
         )
     check_installed(result.installed, fetched.lock)
     return result

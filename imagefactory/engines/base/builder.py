@@ -44,7 +44,7 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
     if not facts.mmdebstrap:
         raise ToolError(
             "tool-missing",
-            "mmdebstrap is not on this machine",
+            "mmdebstrap is not installed",
             hint=f"{sudo}apt-get install mmdebstrap{'' if facts.is_root else ' uidmap'}",
         )
     if facts.is_root:
@@ -52,14 +52,14 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
         if uid is None or gid is None:
             raise ToolError(
                 "subordinate-ids-missing",
-                f"root has no {IDS} ids here besides its own, and a base is never made with root's",
+                f"root has no {IDS} ids here besides its own, and bases are never built with root's ids",
                 hint="build outside of this container, or give it two ranges of 65536 ids",
             )
         return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=False)
     if not facts.has_newuidmap:
         raise ToolError(
             "tool-missing",
-            "an ordinary user needs newuidmap to make bases",
+            "newuidmap is not installed, and users other than root need it to build bases",
             hint="sudo apt-get install uidmap",
         )
     uid, gid = delegated_ids(facts.subuid, facts.names), delegated_ids(facts.subgid, facts.names)

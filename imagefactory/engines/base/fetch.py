@@ -167,16 +167,16 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
     if size != package.size:
         raise DownloadError(
             "size-mismatch",
-            f"{package.name} {package.version}: {path.name} has {size} bytes, locked are {package.size}",
-            hint="run the command again; if it stays, the mirror is damaged or not to be trusted",
+            f"{package.name} {package.version}: {path.name} has {size} bytes, expected {package.size}",
+            hint="run the command again; if it fails again, use another mirror",
         )
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != package.sha256:
         raise DownloadError(
             "hash-mismatch",
-            f"{package.name} {package.version}: {path.name} has sha256 {found}, locked is {package.sha256}",
-            hint="run the command again; if it stays, the mirror is damaged or not to be trusted",
+            f"{package.name} {package.version}: {path.name} has sha256 {found}, expected {package.sha256}",
+            hint="run the command again; if it fails again, use another mirror",
         )
 
 
@@ -244,9 +244,9 @@ def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPack
         elif offer != package:
             raise DownloadError(
                 "hash-mismatch",
-                f"{package.name} {package.version}: the archive's has sha256 {offer.sha256}, "
-                f"locked is {package.sha256}",
-                hint="one version must be one file: distrust this mirror or restore the lock from git",
+                f"{package.name} {package.version}: the archive has sha256 {offer.sha256}, "
+                f"expected {package.sha256}",
+                hint="a version never changes: use another mirror, or restore the lock from git",
             )
     return gone
 

@@ -209,9 +209,9 @@ def _check_types(base: Base, manifest: Manifest) -> None:
     if strange or config not in CONFIG_TYPES:
         raise BuildError(
             "base-image-unsupported",
-            f"{base.where}: {base.image} is no container image that can be built on "
-            f"(it holds {(strange or [config])[0]!r})",
-            hint="name an image of layers, as `docker pull` takes it",
+            f"{base.where}: {base.image} is not a supported container image "
+            f"(it has {(strange or [config])[0]!r})",
+            hint="use an image that `docker pull` accepts",
         )
 
 
@@ -223,7 +223,7 @@ def _unpullable(base: Base, places: tuple[Reference, Reference], error: Registry
     return RegistryError(
         "mirror-failed",
         f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
-        hint=f"look at the mirror, or at `mirrors` in imagefactory.toml: {asked.registry} itself is not asked"
+        hint=f"check the mirror, or `mirrors` in imagefactory.toml: {asked.registry} itself is never used"
         + (f"; {error.hint}" if error.hint else ""),
     )
 
@@ -276,35 +276,35 @@ def check_carried(base: Base, probed: Completed) -> None:
     elif not base.python:
         raise BuildError(
             "base-without-glibc",
-            f"{base.where}: {base.image} does not say which C library it carries: no getconf starts there",
-            hint="take an image of a distribution with glibc, or write the python: and interpreter: it has",
+            f"{base.where}: {base.image} does not report its C library: getconf does not start",
+            hint="use an image with glibc, or write its python: and interpreter:",
         )
     if probed.returncode or len(lines) != 2:
         said = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
         raise BuildError(
             "base-python-missing",
             f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {said}",
-            hint="write interpreter: with the path of its Python, or take an image that has one",
+            hint="write interpreter: with the path of its Python, or use another image",
         )
     python, libc = lines
     if python != base.python:
         raise BuildError(
             "base-python-mismatch",
-            f"{base.where}: {base.image} carries Python {python} at {base.python_path}, not {base.python}",
+            f"{base.where}: {base.image} has Python {python} at {base.python_path}, not {base.python}",
             hint=f'write python: "{python}", or interpreter: with the path of its Python {base.python}',
         )
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
     if not match:
         raise BuildError(
             "base-without-glibc",
-            f"{base.where}: {base.image} carries {libc}",
-            hint="take an image of a distribution with glibc: wheels with CUDA are made for it alone",
+            f"{base.where}: {base.image} has {libc}",
+            hint="use an image with glibc: CUDA wheels require it",
         )
     if (int(match[1]), int(match[2])) < tuple(map(int, base.glibc.split("."))):
         carried = f"{match[1]}.{match[2]}"
         raise BuildError(
             "base-glibc-mismatch",
-            f"{base.where}: {base.image} carries glibc {carried}, older than the {base.glibc} that is said "
-            "of it: packages of the lock may not load",
+            f"{base.where}: {base.image} has glibc {carried}, older than the {base.glibc} of its recipe, "
+            "so locked packages may not load",
             hint=f'write glibc: "{carried}" and lock the targets on it again',
         )

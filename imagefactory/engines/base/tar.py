@@ -75,7 +75,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
                 if member.islnk() and member.linkname not in written:
                     raise BuildError(
                         "base-tar-invalid",
-                        f"{name}: {member.name} is a hard link to {member.linkname}, left out",
+                        f"{name}: {member.name} is a hard link to {member.linkname}, which is missing",
                     )
                 unpackable_parts(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
@@ -99,7 +99,7 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
     if odd:
         raise BuildError(
             "base-not-as-locked",
-            f"{lock.base}: what was installed is not what is locked: "
+            f"{lock.base}: the installed packages differ from the lock: "
             + ", ".join(" ".join(one) for one in sorted(odd)),
             hint=f"run 'imagefactory lock base:{lock.base} --update-all'",
         )

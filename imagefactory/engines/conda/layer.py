@@ -48,7 +48,7 @@ def read_record(path: Path) -> CondaRecord:
         return CondaRecord(name=told["name"], path=path, data=data, rows=tuple(told["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
-            "conda-record-invalid", f"{path.name} was not linked as a record: {error}"
+            "conda-record-invalid", f"{path.name} is not a valid conda record: {error}"
         ) from error
 
 
@@ -126,7 +126,7 @@ def lay_path(
         segment.folder(path)
         return ""
     if not stat.S_ISREG(state.st_mode):
-        raise BuildError("file-type-unsupported", f"/{path} is no file, link or folder")
+        raise BuildError("file-type-unsupported", f"/{path} is not a file, link or directory")
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
@@ -146,7 +146,7 @@ def _altered(owner: str, what: str) -> AlteredError:
     error = AlteredError(
         "package-altered",
         f"{owner.removesuffix('.json')}: /{what}",
-        hint="constrain the package in the recipe to another version or build: this one is not sound",
+        hint="constrain the package in the recipe to another version or build",
     )
     error.name = owner
     return error

@@ -177,7 +177,7 @@ def _explain(text: str, code: int, staging: Staging) -> BuildError:
         return StoreError(
             "disk-full",
             f"no space left in {staging.scratch} or {staging.cache}",
-            hint="free some space, or `imagefactory store gc --cache`, and run the same command again",
+            hint="free disk space, for example with imagefactory store gc --cache, and run the command again",
         )
     paths = {unquote(package.filename): path for package, path in staging.archives.items()}
     files = " ".join(str(paths[name]) for name in names if name in paths)
@@ -259,7 +259,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
     if odd := sorted(path for path in after if re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)):
         raise BuildError(
             "post-link-files-invalid",
-            f"the post-link scripts of {names} make {odd[0]!r}, a name that no image can hold",
+            f"the post-link scripts of {names} created {odd[0]!r}, a name that is not valid in an image",
             hint="constrain the package to a version without such a script",
         )
     changed = [Change(path=path) for path in after if before.get(path) != after[path]]

@@ -51,7 +51,7 @@ def test_what_is_of_a_recipe_with_faults_is_no_unknown_name(place: Place) -> Non
     code, _, told = place.call("lock", "bad-1.0-cu12")
     assert code == 2
     assert "recipes/bad.yaml:1:1" in told
-    assert "hint: there is no target 'bad-1.0-cu12' without these recipes" in told
+    assert "hint: no target 'bad-1.0-cu12' without these recipes" in told
 
 
 def test_what_may_be_of_a_recipe_with_faults_is_no_orphan(place: Place) -> None:
@@ -68,8 +68,8 @@ def test_what_is_built_on_a_recipe_with_faults_waits_for_it(place: Place) -> Non
     (place.root / "recipes/more.yaml").write_text(ON.format(on="above-1.0-cu12").replace("above\n", "more\n"))
     code, out, told = place.call("list")
     assert (code, len(out.splitlines())) == (2, 2)
-    assert "recipes/above.yaml:3:5: the recipe of 'bad-1.0-cu12' has faults (mend bad.yaml)" in told
-    assert "recipes/more.yaml:3:5: the recipe of 'above-1.0-cu12' has faults (mend above.yaml)" in told
+    assert "recipes/above.yaml:3:5: the recipe of 'bad-1.0-cu12' has problems (fix bad.yaml)" in told
+    assert "recipes/more.yaml:3:5: the recipe of 'above-1.0-cu12' has problems (fix above.yaml)" in told
 
 
 def test_faults_that_only_the_other_files_show(place: Place) -> None:

@@ -143,7 +143,7 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "debian.crt").write_bytes(b"DEBIAN")
     assert find_secrets(replace(PLAIN, certificates=str(tmp_path)), {}).certificates == b"DEBIAN"
     bundle.write_bytes(b"x" * (build_secrets.LARGEST_SECRET + 1))
-    with pytest.raises(UsageError, match="bundle.pem") as caught:
+    with pytest.raises(UsageError, match=r"bundle\.pem") as caught:
         find_secrets(replace(PLAIN, certificates=str(bundle)), {})
     assert caught.value.code == "certificates-too-large"
 

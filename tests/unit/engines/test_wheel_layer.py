@@ -175,11 +175,11 @@ def test_a_shipped_pycache_is_left_out(compiler: BaseCompiler, tmp_path: Path) -
         ("demo\\..\\x", 0, "not a path inside"),
         ("./demo/x", 0, "not a path inside"),
         ("demo/a\x0cb", 0, "not a path inside"),
-        ("demo/.wh.a.py", 0, "no image can hold"),
+        ("demo/.wh.a.py", 0, r"'demo/\.wh\.a\.py'|/\.wh\.a\.py'"),
         ("demo/link", stat.S_IFLNK | 0o777, "a link or a device"),
         ("demo/pipe", stat.S_IFIFO | 0o644, "a link or a device"),
         ("demo/root", stat.S_IFREG | 0o4755, "setuid"),
-        ("demo-1.0.data/elsewhere/x", 0, "not a sound wheel"),
+        ("demo-1.0.data/elsewhere/x", 0, "'demo-1.0.data/elsewhere/x'"),
     ],
 )
 def test_what_no_wheel_may_hold_is_refused_by_name(
@@ -188,6 +188,7 @@ def test_what_no_wheel_may_hold_is_refused_by_name(
     wheel = make_wheel(tmp_path, "demo", {path: b"x"}, modes={path: mode} if mode else {})
     with pytest.raises(BuildError, match=message) as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
     assert caught.value.message.startswith("demo-1.0-py3-none-any.whl: ")
 
 
@@ -214,8 +215,9 @@ def test_a_header_that_differs_from_the_list_is_refused(
     place = data.index(b"demo/d.bin") - NAME + at
     data[place] ^= 1
     wheel.write_bytes(data)
-    with pytest.raises(BuildError, match=re.escape(message)):
+    with pytest.raises(BuildError, match=re.escape(message)) as caught:
         lay(wheel, compiler, tmp_path)
+    assert caught.value.code == "wheel-invalid"
 
 
 def test_a_name_with_a_nul_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
@@ -392,7 +394,7 @@ POINTS = "demo-1.0.dist-info/entry_points.txt"
         (RECORD, "demo/__init__.py,sha256=aa,3,x,y,z\n", "got 6"),
         (INFO, None, f"it has no {INFO}"),
         (INFO, "Wheel-Version: 9.0\n", "Wheel-Version 9.0"),
-        ("demo-1.0.data/scripts", "x", "'demo-1.0.data/scripts' is in no folder"),
+        ("demo-1.0.data/scripts", "x", "'demo-1.0.data/scripts'"),
     ],
 )
 def test_what_is_wrong_with_a_wheel_is_told_with_its_member(
@@ -441,22 +443,22 @@ def test_gzip_takes_large_files_as_the_wheel_has_them(compiler: BaseCompiler, tm
 
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
 @pytest.mark.parametrize(
-    ("behind", "plain"),
+    ("behind", "plain", "word"),
     [
-        (b"\0", NOISE),
-        (bytes(1 << 20), NOISE),
-        (b"", NOISE[:-1] + b"\0"),
-        (b"", NOISE + b"\0"),
-        (b"", NOISE[:-1]),
+        (b"\0", NOISE, "behind"),
+        (bytes(1 << 20), NOISE, "behind"),
+        (b"", NOISE[:-1] + b"\0", "CRC"),
+        (b"", NOISE + b"\0", "CRC"),
+        (b"", NOISE[:-1], "larger"),
     ],
     ids=["a byte more", "much more", "another CRC", "shorter", "longer"],
 )
 def test_a_member_that_is_not_what_the_list_says_is_refused(
-    compiler: BaseCompiler, tmp_path: Path, name: str, behind: bytes, plain: bytes
+    compiler: BaseCompiler, tmp_path: Path, name: str, behind: bytes, plain: bytes, word: str
 ) -> None:
     wheel = make_wheel(tmp_path, "demo", FILES)
     add_packed(wheel, "demo/a.so", zlib.compress(NOISE, 9, -zlib.MAX_WBITS) + behind, plain)
-    with pytest.raises(BuildError, match=r"^demo-1\.0.*demo/a\.so") as caught:
+    with pytest.raises(BuildError, match=rf"^demo-1\.0.*{word}") as caught:
         lay(wheel, compiler, tmp_path, name)
     assert caught.value.code == "wheel-invalid"
 

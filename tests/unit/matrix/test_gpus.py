@@ -61,7 +61,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("- name: $(id)", "1:9: 'name' cannot be '$(id)'", "nvidia-smi"),
         ("- name: ''", "1:9: 'name' cannot be ''", "nvidia-smi"),
         ("- name: V100\n  name: A100", "2:3: 'name' is already set", "remove one"),
-        ("- []", "1:3: here must be keys and values, not a list", "name: and its value"),
+        ("- []", "1:3: expected keys and values, found a list", "name: and its value"),
         ("gpus: V100", "1:1: 'gpus.yaml' must be a list", "- name: V100"),
         ("[]", "1:1: 'gpus.yaml' is empty", "- name: V100"),
         ("", "1:1: is empty", "- name: V100"),

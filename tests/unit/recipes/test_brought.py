@@ -184,7 +184,7 @@ ENVIRONMENTS = (
         shape="an index of PyTorch's builds for ROCm",
         file="requirements.txt",
         text="--extra-index-url https://wheels.example.org/whl/rocm6.4\ntorch==2.9.1\n",
-        said=("means a build of torch for ROCm 6.4", "with rocm in place of cuda"),
+        said=("means a build of torch for ROCm 6.4", "docs/recipes.md"),
         code=2,
     ),
     Case(
@@ -449,7 +449,7 @@ LOCKS = (
         shape="the same for another platform",
         file="explicit.txt",
         text="@EXPLICIT\nhttps://conda.anaconda.org/conda-forge/osx-arm64/pytorch-2.3.1-cpu_0.conda\n",
-        said=("has packages for osx-arm64 (give a list for linux-64)",),
+        said=("has packages for osx-arm64", "linux-64"),
         code=2,
     ),
 )
@@ -555,7 +555,7 @@ CONTAINERS = (
         shape="a quote without its end",
         file="Dockerfile",
         text="FROM python:3.11\nRUN pip install 'torch==2.3.1\n",
-        said=("error: Dockerfile:2:17: a quote (') begins here and does not end (close it)",),
+        said=("error: Dockerfile:2:17: a quote (') ",),
         code=2,
     ),
     Case(

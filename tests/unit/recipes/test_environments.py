@@ -757,8 +757,8 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
             "leave it out: it comes from pytorch-2.3-cu121",
         ),
         (["x", "--on", "pytorch-2.3-cu121", "--source", "conda"], "--source says nothing here"),
-        (["x", "--from", "requirements.txt", "--environment", "gpu"], "leave out --environment"),
-        (["x", "--from", "environment.yml", "--environment", "gpu"], "leave out --environment"),
+        (["x", "--from", "requirements.txt", "--environment", "gpu"], "remove --environment"),
+        (["x", "--from", "environment.yml", "--environment", "gpu"], "remove --environment"),
         (
             ["x", "--from", "requirements.txt", "--framework", "torch>=2"],
             "'torch>' is not a name for a framework",
@@ -769,7 +769,10 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
         ),
         (["x", "--from", "requirements.txt", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
         (["x", "--build-arg", "A=1"], "--build-arg says nothing here"),
-        (["x", "--from", "requirements.txt", "--build-arg", "A=1"], "--build-arg says nothing"),
+        (
+            ["x", "--from", "requirements.txt", "--build-arg", "A=1"],
+            "requirements.txt is not a container file",
+        ),
         (["x", "--from", "Dockerfile", "--build-arg", "A"], "'A' is not NAME=VALUE"),
         (["x", "--from", "Dockerfile", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
         (["x", "--from", "Dockerfile", "--build-arg", "B=1"], "'B'"),

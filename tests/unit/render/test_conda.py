@@ -135,7 +135,7 @@ def test_a_package_moved_below_is_named() -> None:
     with pytest.raises(LockError, match=r"mkl .*pytorch-conda-2\.3-cu121") as caught:
         define(conda_target(on=below.target), make_base(), conda_lock(), (below,))
     assert caught.value.code == "lock-mismatch"
-    assert caught.value.hint == "run: imagefactory lock pytorch-conda-2.3-cu121"
+    assert caught.value.hint == "run imagefactory lock pytorch-conda-2.3-cu121"
 
 
 # --- the files -------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_a_cached_file_of_another_content_than_the_index_says_does_not_count(
     archive.packages = (replace(HELLO, sha256="0" * 64),)
     with pytest.raises(DownloadError) as caught:
         fetch_locked(mirror)
-    assert caught.value.code == "packages-withdrawn"
+    assert caught.value.code == "hash-mismatch"
     assert not fetch.is_recorded(HELLO, mirror.debs)
 
 
@@ -122,9 +122,8 @@ def test_an_index_that_names_a_file_which_is_gone_is_read_once_more(
 
 def test_an_index_that_stays_stale_is_told(archive: Archive, mirror: DebianMirror) -> None:
     archive.packages, archive.stale = (HELLO,), 2
-    with pytest.raises(StaleIndexError) as caught:
+    with pytest.raises(StaleIndexError):
         fetch_locked(mirror)
-    assert caught.value.code == "packages-withdrawn"
     assert archive.opened == 2
 
 
