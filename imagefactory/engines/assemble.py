@@ -119,7 +119,7 @@ class AssembleEngine:
             try:
                 image = self._assemble(definition, supplies, progress)
             except AlteredError as error:  # what an earlier build left in the cache has changed since
-                progress.note(f"  {error.message}; it is fetched or unpacked anew")
+                progress.note(f"  {error.message}; it is fetched or unpacked again")
                 image = self._assemble(definition, supplies, progress)
         self.tag(definition, image)
         return image

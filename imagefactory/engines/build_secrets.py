@@ -135,7 +135,7 @@ def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 _MENDS = {
-    "hash": "the channel, or its mirror, has another file than the locked one: mend that, or lock anew",
+    "hash": "the channel, or its mirror, has another file than the locked one: fix that, or lock again",
     "fetch": "can a container reach the channel? The setting `channels` may name a mirror",
     "script": "constrain the package to a version without such a script",
 }

@@ -99,7 +99,7 @@ class SifMaker:
             except ChangedError as error:
                 made.unlink()
                 progress.note(
-                    f"  a .sif of the store changed on disk: {layers[error.place].title} is packed anew"
+                    f"  a .sif of the store changed on disk: {layers[error.place].title} is packed again"
                 )
                 store.forget(layers[error.place])
                 continue

@@ -505,7 +505,7 @@ _UNSOUND: tuple[type[Exception], ...] = (
 
 
 def _mend(wheel: Path) -> str:
-    return f"if the file is damaged, `rm {wheel}` and build again: it is fetched and checked anew"
+    return f"if the file is corrupt, delete it and rebuild: rm {wheel}"
 
 
 def cached_path(source: str, python: str) -> str:

@@ -27,7 +27,7 @@ _MOST_LOOKS = 400
 """At files beside, for all names that commands write."""
 _MOST_COPIES = 200
 """Sources of COPY whose files are looked at: each may be a whole tree."""
-_OWN_BASE = "the recipe stands on a base of its own"
+_OWN_BASE = "the recipe has its own base"
 
 
 def check_text(text: str, file: str) -> None:

@@ -223,7 +223,7 @@ def _take(container: Container, stages: list[Stage], at: int) -> None:
         container.base(source)
     else:
         what = f"Bootstrap {show(agent.text)} {show(source.text) if source else ''}".strip()
-        container.leave(agent.where, f"{what} is not taken", "the recipe stands on a base of its own")
+        container.leave(agent.where, f"{what} is not taken", "the recipe has its own base")
     taken = {at}
     for section in sorted(stage.sections, key=lambda one: one.name != "files"):  # there before %post
         found = re.fullmatch(r"from\s+(\S+)", section.said) if section.name == "files" else None

@@ -345,7 +345,7 @@ def _from_conda(row: Row, lines: _Lines) -> Row:
     wish, beside = row.wish, knowledge.companion_names(own)
     named = {spec.name: spec for spec in map(parse_spec, wish.conda)}
     if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
-        lines.note(f"jaxlib was written beside {jax}: it has the code for GPUs")
+        lines.note(f"jaxlib was added to {jax}: it has the code for GPUs")
         wish = replace(wish, conda=[*wish.conda, str(replace(jax, name="jaxlib"))])
     if wish.conda or wish.channels:
         return replace(row, wish=wish)

@@ -125,9 +125,7 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     ours = metadata.get("custom_metadata") if metadata else None
     if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
         beside = f"{text_of(ours, 'imagefactory.target')}.requirements.txt"
-        wish.leave(
-            pip.where, f"what comes from PyPI stands in {show(beside)}", "add those packages under pip"
-        )
+        wish.leave(pip.where, f"packages from PyPI are in {show(beside)}", "add those packages under pip")
     packages = root.get("package")
     rows = packages.items if packages else []
     fitting = [row for row in rows if text_of(row, "platform") == PLATFORM]

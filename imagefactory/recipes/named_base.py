@@ -59,7 +59,7 @@ def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
             node.where,
             "missing-key",
             "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it carries",
-            'write glibc: "2.36" beside it, as `ldd --version` inside the image says',
+            'write glibc: "2.36" next to it, as `ldd --version` prints inside the image',
         )
     image = reader.image(node, "base")
     glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BESIDE_IMAGE)

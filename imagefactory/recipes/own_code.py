@@ -81,7 +81,7 @@ def take_git(wish: Wish, address: str, where: Where, *, extras: str = "", folder
         if written not in wish.sources:
             wish.sources.append(written)
         if extras:
-            do = "write the packages that they stand for"
+            do = "write the packages instead"
             wish.leave(where, f"the extras [{show(extras)[1:-1]}] of {shown} are not taken", do)
 
 

@@ -333,7 +333,7 @@ def _take_of_conda(wish: Wish, name: str, version: str, where: Where) -> None:
         wish.note(where, f"{text} was built by conda, and is taken from the index")
         wish.pip.append(text)
     else:
-        do = "write the file anew: `pip list --format=freeze > requirements.txt`"
+        do = "write the file again: `pip list --format=freeze > requirements.txt`"
         wish.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
 
 

@@ -381,7 +381,7 @@ def _take_of_pylock(wish: Wish, row: YamlNode, beside: Beside, main: str) -> Non
         address = text_of(archive, "url") or text_of(archive, "path")
         take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     elif not version:
-        do = "lock it anew: what comes from an index has a version"
+        do = "lock it again: packages from an index have a version"
         wish.leave(row.where, f"{show(name)} has no version and no source", do)
     else:
         if index and index != main and not is_mirror(index):

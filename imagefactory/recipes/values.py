@@ -155,7 +155,7 @@ RULES: Mapping[str, Rule] = {
         '"./wheels/mylib-1.0-py3-none-any.whl", a folder that is built first, such as "./src/mylib", or '
         '"git+https://HOST/REPOSITORY@" and the 40 digits of a commit; no markers or options',
     ),
-    "wheel": Rule(_WHEEL, 200, 'a wheel of the factory, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
+    "wheel": Rule(_WHEEL, 200, 'a wheel of the project, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
     "match spec": Rule(
         _SPEC,
         200,

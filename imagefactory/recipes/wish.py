@@ -141,7 +141,7 @@ class Wish:
             self.bound_python(f"{before},{bounds}", where)
         elif (one and other and one != other) or not _allows(bounds if one else before, one or other):
             do = "write one Python that all of it allows"
-            self.leave(where, f"Python {show(bounds)}, beside Python {show(before)}", do)
+            self.leave(where, f"Python {show(bounds)}, in addition to Python {show(before)}", do)
         else:
             self.python = before if one else bounds
 
@@ -151,14 +151,14 @@ class Wish:
             self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
             return
         if _SECRET.search(name):
-            do = "give it where the image runs: whoever has an image reads its variables"
+            do = "set it where the image runs: anyone who has the image can read its variables"
             self.leave(where, f"{show(name)} is a secret by its name", do)
             return
         owned = name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX)
         if not owned and RULES["variable"].allows(name) and RULES["value"].allows(value):
             self.environment[name] = value
         else:
-            why = "is set by the factory" if owned else "is no variable that a recipe may set"
+            why = "is set by imagefactory" if owned else "is not a variable that a recipe may set"
             self.leave(where, f"{show(name)} {why}", "set it where the image runs")
 
     def label(self, name: str, value: str, where: Where) -> None:

@@ -357,7 +357,7 @@ def test_what_was_unpacked_and_changed_is_not_believed(tmp_path: Path, made: Mad
     for segment in [path for path in (again.cache / "segments").rglob("*") if path.is_file()]:
         segment.unlink()
     assert again.build(lock).digest == first.digest
-    assert any("unpacked anew" in line for line in again.notes.lines)
+    assert any("unpacked again" in line for line in again.notes.lines)
 
 
 def test_a_package_whose_own_list_is_wrong_is_refused(tmp_path: Path, made: MadeChannel) -> None:

@@ -181,7 +181,7 @@ def _explain(text: str, code: int, staging: Staging) -> BuildError:
         )
     paths = {unquote(package.filename): path for package, path in staging.archives.items()}
     files = " ".join(str(paths[name]) for name in names if name in paths)
-    mend = f"if the file is damaged, `rm {files}` and build again: it is fetched and checked anew"
+    mend = f"if the file is corrupt, delete it and rebuild: rm {files}"
     other = "constrain the package in the recipe to another version or build"
     hints = {"hash": mend, "package": mend, "path": other}
     return BuildError(

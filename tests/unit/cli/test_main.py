@@ -219,7 +219,7 @@ def test_a_folder_that_is_no_store_is_never_collected(
 def test_a_pattern_that_fits_several_is_refused_where_one_is_meant(call: Call, command: str) -> None:
     said = call(command, "pytorch-[12]*")
     assert said.code == errors.EXIT_USAGE
-    assert "fits 10 targets" in said.err
+    assert "matches 10 targets" in said.err
     assert call("show", "pytorch-2.3*").code == 0
 
 

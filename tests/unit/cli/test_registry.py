@@ -310,7 +310,7 @@ def test_pull_of_a_target_becomes_the_stores_image_of_it(
         ("one-12.1-cu121:", errors.EXIT_USAGE, "no image reference"),
         ("one-12.1-cu121@sha256:12", errors.EXIT_USAGE, "no image reference"),
         ("three-12.1-cu121", errors.EXIT_NOTHING_SELECTED, "three"),
-        ("one-*", errors.EXIT_USAGE, "fits 2 targets"),
+        ("one-*", errors.EXIT_USAGE, "matches 2 targets"),
         ("plain/name:1", errors.EXIT_USAGE, "names no registry"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_training_image_is_taken_over() -> None:
     assert (parts.workdir, parts.user) == ("/workspace", "1000:1000")
     assert (parts.entrypoint, parts.command) == (("python",), ("train.py", "--fast"))
     assert [line.partition(" (")[0] for line in wish.left] == [
-        "Dockerfile:7:5: 'NAMES' is no variable that a recipe may set",
+        "Dockerfile:7:5: 'NAMES' is not a variable that a recipe may set",
         "Dockerfile:9:23: the version of ffmpeg=7:5",
         "Dockerfile:19:70: 'git+https://git.example.org/apex' may be other code tomorrow: it names no commit",
         "Dockerfile:20:1: COPY src to '/app'",
@@ -475,7 +475,7 @@ def test_another_escape_and_other_line_ends() -> None:
         "# escape=`\r\nFROM python:3.11\r\nRUN pip `\r\n  install a `\r\n  # no\r\n  b\r\nENV X=a\\b\r\n"
     )
     assert wish.pip == ["a", "b"]
-    assert any("7:5: 'X' is no variable" in line for line in wish.left)
+    assert any("7:5: 'X' is not a variable" in line for line in wish.left)
 
 
 @pytest.mark.parametrize(

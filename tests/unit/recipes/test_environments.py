@@ -398,7 +398,7 @@ def test_the_other_half_of_our_own_lock_is_told() -> None:
     )
     made, _ = drafted(text, "lab-2.3-cu121.conda-lock.yml")
     assert made.told[0] == (
-        "lab-2.3-cu121.conda-lock.yml:7:23: what comes from PyPI stands in 'lab-2.3-cu121.requirements.txt' "
+        "lab-2.3-cu121.conda-lock.yml:7:23: packages from PyPI are in 'lab-2.3-cu121.requirements.txt' "
         "(add those packages under pip)"
     )
 

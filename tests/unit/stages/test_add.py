@@ -89,7 +89,7 @@ def test_a_row_can_be_looked_at_first(ask: Ask, root: Path) -> None:
         (("nothing-like-it", "2.6"), 3, "imagefactory new nothing-like-it"),
         (("pytorch", "2.6", "--cuda", "12.1"), 2, "torch 2.6 on PyPI is built for CUDA 12.4, not 12.1"),
         (("pytorch", "2.*"), 2, "version cannot be '2.*'"),
-        (("pytorch", "2.5"), 2, "torch 2.5 for CUDA 12.4 is there"),
+        (("pytorch", "2.5"), 2, "torch 2.5 for CUDA 12.4 exists"),
     ],
 )
 def test_what_is_refused_writes_nothing(

@@ -95,7 +95,7 @@ def test_show_says_what_is_known_of_one(joined: Call) -> None:
         "next: imagefactory submit jax-0.4.30-cu12 --accept predicted"
     )
     assert json_of(joined("show", "jax", "--json"), "images")["images"][0]["framework"] == "jax"
-    assert "fits 3 targets" in joined("show", "pytorch", code=2).err
+    assert "matches 3 targets" in joined("show", "pytorch", code=2).err
 
 
 def test_verdicts_are_those_that_the_catalogue_carries(joined: Call) -> None:
