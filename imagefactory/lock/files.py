@@ -170,9 +170,11 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 def check_kept(lock: Lock, under: Lock | None) -> None:
     """Raises LockError unless `lock` holds every package of the lock that it is built on, file by file."""
-    held = set(lock.packages)
-    for package in under.packages if under else ():
-        if package not in held:
+    if under is None:
+        return
+    packages = set(lock.packages)
+    for package in under.packages:
+        if package not in packages:
             raise LockError(
                 "lock-parent-mismatch",
                 f"{lock.target}: the lock does not have {package.filename} of its parent {under.target}",

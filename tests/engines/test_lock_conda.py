@@ -317,15 +317,15 @@ def test_pytorch_gpu_without_a_driver(locker: CondaLocker) -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "value", "hint"),
     [
-        ({"python": "3.13"}, "python-not-supported", "`pytorch 2.3.*`", "3.8, 3.9, 3.10, 3.11"),
-        ({"requirements": ("pytorch 2.3.*", "numppy")}, "package-not-found", "'numppy'", "'numpy'"),
+        ({"python": "3.13"}, "python-not-available", "`pytorch 2.3.*`", "3.8, 3.9, 3.10, 3.11"),
+        ({"requirements": ("pytorch 2.3.*", "numppy")}, "package-not-in-channel", "'numppy'", "'numpy'"),
         (
             {"requirements": ("pytorch 2.6.*", "pytorch-cuda 12.1.*")},
             "channel-priority-conflict",
             "pytorch 2.6.0",
             "channel-priority: disabled",
         ),
-        ({"requirements": ("pytorch 2.99.*",)}, "version-not-found", "2.5.1", "change"),
+        ({"requirements": ("pytorch 2.99.*",)}, "package-version-not-found", "2.5.1", "change"),
         (
             {"requirements": (*MAIN.requirements, "networkx >=3.6", "numpy 1.24.*")},
             "requirements-conflict",

@@ -144,7 +144,7 @@ def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) 
             "numpy 1.26.3",
             "nvidia",
         ),
-        ({"platform": "linux/s390x"}, "platform-not-supported", "linux/s390x", "linux/amd64"),
+        ({"platform": "linux/s390x"}, "lock-platform-unsupported", "linux/s390x", "linux/amd64"),
     ],
 )
 def test_what_cannot_be_locked(

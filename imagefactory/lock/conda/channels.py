@@ -133,7 +133,7 @@ class ChannelAccess:
             except ValueError as error:
                 raise LockError(
                     "channel-certificates-missing",
-                    f"cannot query channels: rattler says '{error}', probably for want of CA certificates",
+                    f"cannot query channels, probably because CA certificates are missing: {error}",
                     hint="install ca-certificates, or set `certificates` to your site's CA bundle "
                     "(imagefactory settings)",
                 ) from error
@@ -256,7 +256,7 @@ def _netrc(environ: Mapping[str, str]) -> dict[str, Credential]:
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
         raise UsageError(
-            "credentials-invalid", f"cannot read {path}: {type(error).__name__}", hint=f"fix {path}"
+            "channel-credentials-invalid", f"cannot read {path}: {type(error).__name__}", hint=f"fix {path}"
         ) from None
     return {
         host: {"BasicHTTP": {"username": login, "password": password or ""}}
@@ -275,13 +275,13 @@ def _credentials_file(environ: Mapping[str, str]) -> dict[str, Credential]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            "credentials-invalid", f"cannot read {path}: {type(error).__name__}", hint=hint
+            "channel-credentials-invalid", f"cannot read {path}: {type(error).__name__}", hint=hint
         ) from None
     credentials: dict[str, Credential] = {}
     for host, entry in data.items() if isinstance(data, dict) else [("", None)]:
         if not isinstance(entry, dict) or len(entry) != 1:
             raise UsageError(
-                "credentials-invalid", f"{path}: the entry of '{host}' is not a credential", hint=hint
+                "channel-credentials-invalid", f"{path}: the entry of '{host}' is not a credential", hint=hint
             )
         if _is_credential(entry):  # others (S3 keys, OAuth) are for hosts that are not asked here
             credentials[host] = entry

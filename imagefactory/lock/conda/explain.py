@@ -81,7 +81,7 @@ class _Explanation:
             )
         channels = " or ".join(channel_name(channel) for channel in self._target.channels)
         return UnsolvableError(
-            "package-not-found",
+            "package-not-in-channel",
             f"{self._target.name}: {_quoted(missing)} {'is' if len(missing) == 1 else 'are'} not in "
             f"{channels}",
             hint="; ".join(hints),
@@ -105,7 +105,7 @@ class _Explanation:
             if builds:
                 some = sorted({_variant(str(record.build)) for record in builds})
                 return UnsolvableError(
-                    "build-not-found",
+                    "package-build-not-found",
                     f"{self._target.name}: {where} has no build of {bare} that matches `{text}`; "
                     f"it has {_some(some, 6)}",
                     hint=f"change `{text}` at {self._target.where}",
@@ -115,7 +115,7 @@ class _Explanation:
             near = [one for one in versions if one.split(".")[0] == asked.lstrip("=<>!~").split(".")[0]]
             own = name == self._target.framework
             return UnsolvableError(
-                "version-not-found",
+                "package-version-not-found",
                 f"{self._target.name}: {where} has no `{text}`; it has {_some(near or versions, 6)}",
                 hint=f"change {'its version' if own else f'`{text}`'} at {self._target.where}",
             )
@@ -245,7 +245,7 @@ class _Explanation:
         fitting = together or alone
         scope = "everything works" if together else "these work"
         return UnsolvableError(
-            "python-not-supported",
+            "python-not-available",
             f"{self._target.name}: {wishes} is not available for Python {self._target.python} "
             "in these channels",
             hint=f'write `python: "{fitting[-1]}"` at {self._target.where} '

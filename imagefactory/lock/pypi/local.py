@@ -88,8 +88,7 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
         )
         said = wheel_says(file)
     except OSError as error:
-        code, problem = os_problem("read", path, error)
-        raise LockError(code, f"{lock.target}: {problem}", hint=hint) from error
+        raise LockError(*os_problem("read", f"{path} of {lock.target}", error), hint=hint) from error
     if said != (name, version):
         found = f"found {said[0]} {said[1]}" if said else "it is corrupt, or was not built by a build tool"
         raise LockError(

@@ -31,7 +31,7 @@ def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[
             found.setdefault(version, file)
     if not (fitting := list(requirement.specifier.filter(found))):
         raise LockError(
-            "source-not-found",
+            "sdist-not-found",
             f"the index has no source distribution of {requirement}",
             hint="write another version, a directory, or git+https://HOST/REPOSITORY@COMMIT",
         )
@@ -53,7 +53,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                 left -= len(data)
                 if left < 0:
                     raise DownloadError(
-                        "source-too-large",
+                        "sdist-too-large",
                         f"{file.filename} has more than {LARGEST:,} bytes",
                         hint="download it yourself, and pass the file",
                     )

@@ -430,7 +430,7 @@ class UvLocker:
         machine = MACHINES.get(target.platform)
         if machine is None:
             raise LockError(
-                "platform-not-supported",
+                "lock-platform-unsupported",
                 f"{target.name}: platform '{target.platform}' cannot be locked",
                 hint=f"supported platforms: {', '.join(MACHINES)}",
             )
@@ -445,7 +445,7 @@ class UvLocker:
         fitting = [minor for minor in known if minor <= int(glibc.partition(".")[2])]
         if not fitting:
             raise LockError(
-                "platform-not-supported",
+                "lock-platform-unsupported",
                 f"{target}: uv has no platform for glibc {glibc} on {machine}",
                 hint=own_pip("install", "--upgrade uv"),
             )

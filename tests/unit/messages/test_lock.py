@@ -168,7 +168,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
         ),
         (
             conda("lib >=3"),
-            "version-not-found",
+            "package-version-not-found",
             "tiny-1-cu121: conda-forge has no `lib >=3`; it has 2.0",
             "change `lib >=3` at recipes/tiny.yaml:7:3",
         ),
@@ -181,7 +181,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
         ),
         (
             conda("libb"),
-            "package-not-found",
+            "package-not-in-channel",
             "tiny-1-cu121: 'libb' is not in conda-forge",
             "for 'libb' write 'lib'",
         ),

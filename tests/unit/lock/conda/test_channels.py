@@ -176,12 +176,12 @@ def test_a_broken_file_of_credentials_is_named_and_not_quoted(tmp_path: Path, te
     (tmp_path / "auth.json").write_text(text)
     with pytest.raises(UsageError) as caught:
         find_channels("", {"RATTLER_AUTH_FILE": str(tmp_path / "auth.json")}, "")
-    assert caught.value.code == "credentials-invalid"
+    assert caught.value.code == "channel-credentials-invalid"
     assert "auth.json" in caught.value.message
     (tmp_path / ".netrc").write_text("machine a.example bogus secret-word")
     with pytest.raises(UsageError) as caught:
         find_channels("", {"HOME": str(tmp_path)}, "")
-    assert caught.value.code == "credentials-invalid"
+    assert caught.value.code == "channel-credentials-invalid"
     assert "secret-word" not in caught.value.message
 
 

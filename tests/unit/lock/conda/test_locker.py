@@ -407,11 +407,11 @@ def why(site: Site, *requirements: str, **more: Any) -> UnsolvableError:
 def test_a_package_that_nobody_has(site: Site) -> None:
     site.write(*RUNTIME, record("numpy", "1"), record("pytorch", "2"))
     error = why(site, "tiny", "numppy")
-    assert error.code == "package-not-found"
+    assert error.code == "package-not-in-channel"
     assert "'numppy'" in error.message
     assert "'numpy'" in error.hint
     error = why(site, "tiny", "torch", "zzzzzz")
-    assert error.code == "package-not-found"
+    assert error.code == "package-not-in-channel"
     assert "'torch' and 'zzzzzz'" in error.message
     assert "'pytorch'" in error.hint
     assert "'zzzzzz'" in error.hint
@@ -431,11 +431,11 @@ def test_a_version_or_build_that_nobody_has(site: Site) -> None:
     site.write(*RUNTIME, *builds, record("numpy", "2.0"))
     for text, versions in (("numpy 1.99.*", "1.26"), ("numpy >=7", "2.0, 1.26")):
         error = why(site, "tiny", text)
-        assert error.code == "version-not-found"
+        assert error.code == "package-version-not-found"
         assert f"`{text}`" in error.message
         assert error.message.endswith(f"; it has {versions}")
     error = why(site, "tiny", "numpy 1.26.* *rocm*")
-    assert error.code == "build-not-found"
+    assert error.code == "package-build-not-found"
     assert "`numpy 1.26.* *rocm*`" in error.message
     assert error.message.endswith("cpu, cuda")
 
@@ -505,7 +505,7 @@ def test_a_version_that_channel_priority_hides(site: Site) -> None:
 def test_a_python_that_it_is_not_built_for(site: Site) -> None:
     site.write(*RUNTIME, record("new", "1", "python >=3.12,<3.13.0a0"))
     error = why(site, "new")
-    assert error.code == "python-not-supported"
+    assert error.code == "python-not-available"
     assert "`new`" in error.message
     assert "Python 3.11" in error.message
     assert error.hint.startswith('write `python: "3.12"` at recipes/tiny.yaml:7:3')
