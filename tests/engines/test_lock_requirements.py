@@ -135,7 +135,12 @@ def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) 
             "numpy>=2 and numpy<2",
             "numpy==2.0.0",
         ),
-        ({"requirements": ("torch==2.3.1", "source-only")}, "no-usable-wheel", "source-only", "./wheels/"),
+        (
+            {"requirements": ("torch==2.3.1", "source-only")},
+            "package-source-unusable",
+            "source-only",
+            "./wheels/",
+        ),
         ({"requirements": ("torch==2.3.1", "musl-only")}, "no-usable-wheel", "musl-only", "wheel"),
         ({"cuda": "12.4"}, "cuda-version-mismatch", "CUDA 12.1", 'write cuda: ["12.1"]'),
         (
