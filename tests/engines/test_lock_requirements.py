@@ -110,12 +110,12 @@ def test_updates(index: Index, tmp_path: Path) -> None:
     assert everything == versions(lock) | {"numpy": "1.26.4", "extra": "1.1"}
     with pytest.raises(LockError) as caught:
         uv.lock(replace(held, update=("nunpy",)), Quiet())
-    assert caught.value.code == "package-not-locked"
+    assert caught.value.code == "update-package-unknown"
     assert "'nunpy'" in caught.value.message
     assert caught.value.hint == "did you mean 'numpy'?"
     with pytest.raises(LockError) as caught:
         uv.lock(replace(REQUEST, update=("numpy",)), Quiet())
-    assert caught.value.code == "package-not-locked"
+    assert caught.value.code == "update-package-unknown"
 
 
 def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def _known_updates(request: LockRequest) -> _Update:
             near = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
             problem = "has no lock yet" if previous is None else f"has no package '{name}'"
             raise LockError(
-                "package-not-locked",
+                "update-package-unknown",
                 f"{target.name} {problem}, so there is nothing to update",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )

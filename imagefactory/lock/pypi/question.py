@@ -97,7 +97,7 @@ def known_updates(request: LockRequest) -> tuple[str, ...]:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             problem = "has no lock yet" if request.previous is None else f"has no package '{name}'"
             raise LockError(
-                "package-not-locked",
+                "update-package-unknown",
                 f"{target.name} {problem}, so there is nothing to update",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )

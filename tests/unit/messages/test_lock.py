@@ -126,7 +126,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
         ),
         (
             misspelled,
-            "package-not-locked",
+            "update-package-unknown",
             "pytorch-2.3-cu121 has no package 'troch', so there is nothing to update",
             "did you mean 'torch'?",
         ),

@@ -284,12 +284,12 @@ def test_names_that_cannot_be_updated(site: Site) -> None:
     lock = site.lock(target())
     with pytest.raises(LockError) as caught:
         site.lock(target(), lock, "pyhton")
-    assert caught.value.code == "package-not-locked"
+    assert caught.value.code == "update-package-unknown"
     assert "'pyhton'" in caught.value.message
     assert caught.value.hint == "did you mean 'python'?"
     with pytest.raises(LockError) as caught:
         site.lock(target(), None, "python")
-    assert caught.value.code == "package-not-locked"
+    assert caught.value.code == "update-package-unknown"
 
 
 def test_an_update_of_one_and_of_all_is_one_of_all(site: Site) -> None:
