@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from imagefactory.errors import DownloadError
+from imagefactory.errors import DownloadError, os_problem
 from imagefactory.files import remove_inside
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import LockedConda, LockedPackage, LockedWheel
@@ -122,9 +122,10 @@ class PackageCache:
         free = disk.f_bavail * disk.f_frsize
         if needed + _SPARE > free:
             raise DownloadError(
-                f"{self.folder} has {format_bytes(free)} free, the packages still to fetch need "
+                "cache-full",
+                f"{self.folder} has {format_bytes(free)} free, the packages to download need "
                 f"{format_bytes(needed)} ({needed} bytes)",
-                hint="make room there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+                hint="free space there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             )
 
     def _fetch_all(
@@ -234,9 +235,10 @@ class _Transfer:
             wrong = got
             self.part.unlink()
         raise DownloadError(
+            "hash-mismatch",
             f"{self._title()}: the file from {redact(self.url)} has the wrong hash: "
-            f"expected sha256 {self.package.sha256}, got {wrong}",
-            hint="its server or something on the way to it changed the file; try another mirror or network",
+            f"expected sha256 {self.package.sha256}, found {wrong}",
+            hint="the server or the network changed the file: try another mirror or network",
         )
 
     def _download(self) -> str:
@@ -249,19 +251,22 @@ class _Transfer:
                 gone = f"imagefactory lock TARGET --update {self.package.name}"
                 denied = "set the user and password of the index (in its URL or in ~/.netrc)"
                 if isinstance(self.package, LockedConda):
-                    denied = "give the channel's host a login in ~/.netrc or ~/.rattler/credentials.json"
-                other = "see which index, proxy and certificates are set: imagefactory doctor"
+                    denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
+                other = "check the index, proxy and certificates: imagefactory doctor"
                 hints = {401: denied, 403: denied, 404: gone, 410: gone}
                 raise DownloadError(
-                    f"{self._title()}: {error}", hint=hints.get(error.status, other)
+                    "download-rejected",
+                    f"{self._title()}: {error}",
+                    hint=hints.get(error.status, other),
                 ) from error
             except TransientError as error:
                 failures = 1 if self._part_size() > most else failures + 1
                 most = max(most, self._part_size())
                 if failures >= self.patience.attempts:
                     raise DownloadError(
+                        "download-failed",
                         f"{self._title()}: {error} ({failures} times in a row)",
-                        hint="run the same command again later; what has come is kept",
+                        hint="run the same command again later: the download continues",
                     ) from error
                 if self.arrivals.stop.wait(self.patience.wait(failures, error.after)):
                     raise _StoppedDownloadError from error
@@ -288,7 +293,7 @@ class _Transfer:
             os.fdatasync(file.fileno())  # a name must not be on the disk before its bytes are
         if position > size:
             self.part.unlink()
-            raise RefusedError(f"{redact(self.url)} holds more than the {size} bytes of the lock")
+            raise RefusedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
         return digest.hexdigest()
 
     def _write(
@@ -333,7 +338,7 @@ class _Transfer:
                         raise TransientError(f"{redact(self.url)} answered with the wrong range '{told}'")
                     start = position
                 elif whole not in (None, size):
-                    raise RefusedError(f"{redact(self.url)} holds {whole} bytes, the lock says {size}")
+                    raise RefusedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")
                 yield start, arriving(response.raw)
         except RefusedError as error:
             if error.status != 416:
@@ -363,10 +368,11 @@ def _disk_faults(folder: Path, needed: int) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DownloadError(
-                f"the disk of {folder} is full: {needed} bytes are needed there",
-                hint="make room there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+                "cache-full",
+                f"the disk of {folder} is full: {needed} bytes are needed",
+                hint="free space there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             ) from error
         raise DownloadError(
-            f"{error.filename or folder}: {error.strerror or error}",
-            hint="may this user write there? set 'cache' (or $IMAGEFACTORY_CACHE) to a folder of your own",
+            *os_problem("write", error.filename or folder, error),
+            hint="set 'cache' (or $IMAGEFACTORY_CACHE) to a directory that you can write",
         ) from error

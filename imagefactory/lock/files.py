@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.errors import LockError
+from imagefactory.errors import LockError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda import facts as conda_facts
@@ -57,22 +57,31 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
         return _read_pair(path, folder / f"{target.name}.{WHEELS}")
     except LockError as error:
         # A file whose head is damaged does not say whose lock it is; here it is known.
-        raise LockError(error.message, hint=error.hint.replace("TARGET", target.name)) from error
+        error.hint = error.hint.replace("TARGET", target.name)
+        raise
 
 
 def _read_pair(path: Path, wheels_path: Path) -> Lock:
-    text = _read_text(path)
+    text = requirements.read_text(path)
     lock, named = conda_file.parse_conda_lock(text, str(path)), conda_file.pip_digest(text)
-    hint = f"take both files of one commit, or imagefactory lock {lock.target}"
+    hint = f"restore both files from one commit, or run imagefactory lock {lock.target}"
     if not wheels_path.exists():
         if named:
-            raise LockError(f"{path}: {wheels_path.name} belongs to it and is missing", hint=hint)
+            raise LockError(
+                "lock-files-mismatch", f"{path}: its file {wheels_path.name} is missing", hint=hint
+            )
         return lock
     if not named:
-        raise LockError(f"{wheels_path}: {path.name} beside it has no packages from PyPI", hint=hint)
-    wheels = _read_text(wheels_path)
+        raise LockError(
+            "lock-files-mismatch", f"{wheels_path}: {path.name} has no packages from PyPI", hint=hint
+        )
+    wheels = requirements.read_text(wheels_path)
     if hashlib.sha256(wheels.encode()).hexdigest() != named:
-        raise LockError(f"{wheels_path}: is not the file that {path.name} was locked with", hint=hint)
+        raise LockError(
+            "lock-files-mismatch",
+            f"{wheels_path}: {path.name} was locked with another version of this file",
+            hint=hint,
+        )
     on_top = requirements.parse_lock(wheels, str(wheels_path))
     return replace(lock, wheels=on_top.wheels, origins=on_top.origins)
 
@@ -84,8 +93,12 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
     try:
         if not target.conda:
             return None
-        lock = conda_file.parse_conda_lock(_read_text(path), str(path))
-        wheels = requirements.parse_lock(_read_text(beside), str(beside)).wheels if beside.exists() else ()
+        lock = conda_file.parse_conda_lock(requirements.read_text(path), str(path))
+        wheels = (
+            requirements.parse_lock(requirements.read_text(beside), str(beside)).wheels
+            if beside.exists()
+            else ()
+        )
     except LockError:
         return None
     return replace(lock, wheels=wheels, content_hash=NOBODYS)
@@ -108,8 +121,8 @@ def write_lock(folder: Path, lock: Lock) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise LockError(
-            f"{folder / lock.target}: cannot be written: {error.strerror}",
-            hint="look at the disk and the rights there",
+            *os_problem("write", folder / lock.target, error),
+            hint="check the disk space and the permissions",
         ) from error
     remove_unsolvable(folder, lock.target)
 
@@ -120,8 +133,9 @@ def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
             conda_file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
         except LockError as error:
             raise LockError(
-                f"{lock.target}: a channel's records hold what no lock can: {error.message}",
-                hint="leave that package out, or take it from another channel",
+                "channel-record-invalid",
+                f"{lock.target}: a channel has a record that cannot be locked: {error.message}",
+                hint="remove that package, or get it from another channel",
             ) from error
         if all(package.md5 for package in lock.conda):  # else the lock's own head says who reads it
             by_conda_lock.read_back(lock, texts[CONDA])
@@ -156,11 +170,14 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 def check_kept(lock: Lock, under: Lock | None) -> None:
     """Raises LockError unless `lock` holds every package of the lock that it is built on, file by file."""
-    held = set(lock.packages)
-    for package in under.packages if under else ():
-        if package not in held:
+    if under is None:
+        return
+    packages = set(lock.packages)
+    for package in under.packages:
+        if package not in packages:
             raise LockError(
-                f"{lock.target}: the lock lacks {package.filename} of what it is built on",
+                "lock-parent-mismatch",
+                f"{lock.target}: the lock does not have {package.filename} of its parent {under.target}",
                 hint=f"imagefactory lock {lock.target}",
             )
 
@@ -245,16 +262,22 @@ def parse_unsolvable(text: str, file: str) -> Unsolvable:
         line = lines[index] if index < len(lines) else ""
         value = line.removeprefix(f"# {key} ")
         if value == line or not re.fullmatch(pattern, value):
-            raise LockError(f"{file}:{index + 1}: expected '# {key} ...'", hint=f"remove {file}")
+            raise LockError(
+                "lock-malformed", f"{file}:{index + 1}: expected '# {key} ...'", hint=f"delete {file}"
+            )
         values.append(value)
     end = next((i for i in range(len(_HEADER), len(lines)) if not lines[i].startswith("# why:")), len(lines))
     told = [line.removeprefix("# why:").removeprefix(" ").rstrip() for line in lines[len(_HEADER) : end]]
     reason = "\n".join(told)
     if not reason or lines[-1] != "" or len(text) > 2 * MAX_TREE:
-        raise LockError(f"{file}:{end}: is cut short or too long", hint=f"remove {file}")
+        raise LockError(
+            "lock-malformed", f"{file}:{end}: the file is incomplete or too long", hint=f"delete {file}"
+        )
     for index, line in enumerate(lines):
         if line != _plain(line):
-            raise LockError(f"{file}:{index + 1}: holds what cannot be seen", hint=f"remove {file}")
+            raise LockError(
+                "lock-malformed", f"{file}:{index + 1}: invisible characters", hint=f"delete {file}"
+            )
     tree = "\n".join(lines[end:-1])
     return Unsolvable(target=values[1], content_hash=values[2], reason=reason, hint=values[4], tree=tree)
 
@@ -262,20 +285,20 @@ def parse_unsolvable(text: str, file: str) -> Unsolvable:
 def read_unsolvable(folder: Path, target: Target) -> Unsolvable | None:
     """The record of a target in `folder`, None where there is none. Raises LockError for a malformed one."""
     path = folder / f"{target.name}.{UNSOLVABLE}"
-    return parse_unsolvable(_read_text(path), str(path)) if path.exists() else None
+    return parse_unsolvable(requirements.read_text(path), str(path)) if path.exists() else None
 
 
 def write_unsolvable(folder: Path, record: Unsolvable) -> None:
     """Writes a record, its account cut where it is very long. Raises LockError for what cannot be written."""
     path = folder / f"{record.target}.{UNSOLVABLE}"
-    reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "not told"
+    reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "unknown"
     tree = "\n".join(_plain(line) for line in record.tree[:MAX_TREE].split("\n"))
     hint = _plain(" ".join(record.hint.split())) or "change the recipe"
     try:
         _replace_file(path, format_unsolvable(replace(record, reason=reason, hint=hint, tree=tree)))
     except OSError as error:
         raise LockError(
-            f"{path}: cannot be written: {error.strerror}", hint="look at the disk and the rights there"
+            *os_problem("write", path, error), hint="check the disk space and the permissions"
         ) from error
 
 
@@ -289,18 +312,6 @@ def remove_unsolvable(folder: Path, target_name: str) -> None:
 def _plain(line: str) -> str:
     """A line without what a terminal would act on, and without blanks at its end."""
     return "".join(one for one in line if one.isprintable()).rstrip()
-
-
-def _read_text(path: Path) -> str:
-    """Raises LockError for a file that is unreadable or not UTF-8."""
-    try:
-        data = path.read_bytes()
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise LockError(f"{path}:{line}: is not UTF-8 text", hint="imagefactory lock TARGET") from error
-    except OSError as error:
-        raise LockError(f"{path}: cannot be read: {error.strerror}", hint="mend the file's rights") from error
 
 
 def _replace_file(path: Path, text: str) -> None:

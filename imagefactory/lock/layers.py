@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from imagefactory.errors import LockError
+from imagefactory.errors import LockError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.oci.model import Descriptor, Layer
 
@@ -98,11 +98,15 @@ def read_layer_lock(folder: Path, target: str) -> LayerLock | None:
         text = path.read_bytes().decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockError(f"{path}: cannot be read: {error}", hint=_AGAIN.format(target)) from error
+    except OSError as error:
+        raise LockError(*os_problem("read", path, error), hint=_AGAIN.format(target)) from error
+    except UnicodeDecodeError as error:
+        raise _malformed(
+            str(path), error.object.count(b"\n", 0, error.start) + 1, "not UTF-8 text"
+        ) from error
     lock = parse_layer_lock(text, str(path))
     if lock.target != target:
-        raise _malformed(str(path), 2, f"the layers are those of {lock.target}")
+        raise _malformed(str(path), 2, f"these are the layers of {lock.target}")
     return lock
 
 
@@ -112,8 +116,8 @@ def write_layer_lock(folder: Path, lock: LayerLock) -> None:
     try:
         replace_text(path, format_layer_lock(lock))
     except OSError as error:
-        hint = "free the disk or mend the rights"
-        raise LockError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
+        hint = "check the disk space and the permissions"
+        raise LockError(*os_problem("write", path, error), hint=hint) from error
 
 
 def wrong_entries(lock: LayerLock, made: Sequence[Layer], file: str) -> tuple[str, ...]:
@@ -134,8 +138,8 @@ def wrong_entries(lock: LayerLock, made: Sequence[Layer], file: str) -> tuple[st
     return tuple(wrong)
 
 
-_AGAIN = "restore it from git, or make it anew: imagefactory lock --deep {}"
+_AGAIN = "restore it from git, or write it again: imagefactory lock --deep {}"
 
 
 def _malformed(file: str, number: int, what: str) -> LockError:
-    return LockError(f"{file}:{number}: {what}", hint=_AGAIN.format("TARGET"))
+    return LockError("lock-malformed", f"{file}:{number}: {what}", hint=_AGAIN.format("TARGET"))

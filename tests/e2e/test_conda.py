@@ -159,7 +159,7 @@ def test_a_pip_requirement_that_contradicts_conda(lab: Factory, scratch: Path) -
     text = RECIPE.replace('["idna==3.7"]', '["numpy>=2"]')
     here = replace(lab, root=make_root(scratch / "conda-contradicts", tinytorch=text))
     failed = here.run("lock", TARGET, code=5)
-    assert "pip asks for 'numpy>=2', and conda brings numpy 1.26.4" in failed.stderr
+    assert all(value in failed.stderr for value in ("'numpy>=2'", "numpy 1.26.4"))
     assert "'numpy >=2' in `packages`" in failed.stderr
 
 

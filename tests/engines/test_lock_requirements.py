@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -77,8 +76,10 @@ def test_an_unchanged_lock_asks_nobody(index: Index, tmp_path: Path) -> None:
     index.add("numpy", "1.26.4")
     assert uv.lock(replace(REQUEST, previous=lock), Quiet()) is lock
     assert index.requests == []
-    with pytest.raises(LockError, match=r"the recipe asks 12\.4"):
+    with pytest.raises(LockError) as caught:
         uv.lock(replace(REQUEST, previous=lock, target=replace(TARGET, cuda="12.4")), Quiet())
+    assert caught.value.code == "cuda-version-mismatch"
+    assert "12.4" in caught.value.message
 
 
 def test_only_what_must_move_moves(index: Index, tmp_path: Path) -> None:
@@ -107,11 +108,14 @@ def test_updates(index: Index, tmp_path: Path) -> None:
     }
     everything = versions(uv.lock(replace(held, update_all=True), Quiet()))
     assert everything == versions(lock) | {"numpy": "1.26.4", "extra": "1.1"}
-    with pytest.raises(LockError, match="no package 'nunpy'") as caught:
+    with pytest.raises(LockError) as caught:
         uv.lock(replace(held, update=("nunpy",)), Quiet())
+    assert caught.value.code == "update-package-unknown"
+    assert "'nunpy'" in caught.value.message
     assert caught.value.hint == "did you mean 'numpy'?"
-    with pytest.raises(LockError, match="no lock yet"):
+    with pytest.raises(LockError) as caught:
         uv.lock(replace(REQUEST, update=("numpy",)), Quiet())
+    assert caught.value.code == "update-package-unknown"
 
 
 def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) -> None:
@@ -122,26 +126,42 @@ def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("changed", "what", "hint"),
+    ("changed", "code", "value", "hint"),
     [
-        ({"requirements": ("torch==9.9",)}, "torch==9.9", "change the recipe"),
-        ({"requirements": ("torch==2.3.1", "numpy>=2")}, "numpy>=2 and numpy<2", "numpy==2.0.0"),
-        ({"requirements": ("torch==2.3.1", "source-only")}, "source-only", "./wheels/"),
-        ({"requirements": ("torch==2.3.1", "musl-only")}, "musl-only", "wheel"),
-        ({"cuda": "12.4"}, "comes with CUDA 12.1", 'write cuda: ["12.1"]'),
-        ({"framework": "numpy", "version": "1.26", "requirements": ("numpy",)}, "no CUDA runtime", "nvidia"),
-        ({"platform": "linux/s390x"}, "linux/s390x", "linux/amd64"),
+        ({"requirements": ("torch==9.9",)}, "requirements-conflict", "torch==9.9", "change"),
+        (
+            {"requirements": ("torch==2.3.1", "numpy>=2")},
+            "requirements-conflict",
+            "numpy>=2 and numpy<2",
+            "numpy==2.0.0",
+        ),
+        (
+            {"requirements": ("torch==2.3.1", "source-only")},
+            "package-source-unusable",
+            "source-only",
+            "./wheels/",
+        ),
+        ({"requirements": ("torch==2.3.1", "musl-only")}, "no-usable-wheel", "musl-only", "wheel"),
+        ({"cuda": "12.4"}, "cuda-version-mismatch", "CUDA 12.1", 'write cuda: ["12.1"]'),
+        (
+            {"framework": "numpy", "version": "1.26", "requirements": ("numpy",)},
+            "cuda-missing",
+            "numpy 1.26.3",
+            "nvidia",
+        ),
+        ({"platform": "linux/s390x"}, "lock-platform-unsupported", "linux/s390x", "linux/amd64"),
     ],
 )
 def test_what_cannot_be_locked(
-    index: Index, tmp_path: Path, changed: dict[str, object], what: str, hint: str
+    index: Index, tmp_path: Path, changed: dict[str, object], code: str, value: str, hint: str
 ) -> None:
     index.add("musl-only", "1.0", tag="cp311-cp311-musllinux_1_2_x86_64")
     (index.folder / "source-only-1.0.tar.gz").write_bytes(b"")
     index.publish("source-only", "source-only-1.0.tar.gz")
     with pytest.raises(LockError) as caught:
         locker(index, tmp_path).lock(replace(REQUEST, target=replace(TARGET, **changed)), Quiet())  # type: ignore[arg-type]
-    assert what in caught.value.message
+    assert caught.value.code == code
+    assert value in caught.value.message
     assert TARGET.name in caught.value.message
     assert hint in caught.value.hint
     assert len(caught.value.message) < 900
@@ -151,6 +171,7 @@ def test_no_index_is_said_without_its_password(index: Index, tmp_path: Path) -> 
     uv = locker(index, tmp_path, url="http://bob:hunter2@127.0.0.1:9/simple")
     with pytest.raises(LockError) as caught:
         uv.lock(REQUEST, Quiet())
+    assert caught.value.code == "index-unreachable"
     assert "hunter2" not in caught.value.message + caught.value.hint
     assert "http://127.0.0.1:9/simple ($IMAGEFACTORY_INDEX)" in caught.value.hint
 
@@ -165,8 +186,9 @@ def test_an_index_that_tells_no_hashes_is_hashed_by_uv(index: Index, tmp_path: P
     }
     fetch_all(tmp_path / "cache", uv, lock)
     index.hashes = "sha512"
-    with pytest.raises(LockError, match="gives no sha256 for"):
+    with pytest.raises(LockError) as caught:
         locker(index, tmp_path).lock(REQUEST, Quiet())
+    assert caught.value.code == "hash-not-published"
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
@@ -226,17 +248,22 @@ def test_a_file_that_is_gone_or_changed_is_said(index: Index, tmp_path: Path) ->
     lock = uv.lock(REQUEST, Quiet())
     gone = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
     index.hidden.add(gone.filename)
-    with pytest.raises(LockError, match=f"no longer has {re.escape(gone.filename)}") as caught:
+    with pytest.raises(LockError) as caught:
         uv.addresses(lock)
+    assert caught.value.code == "locked-file-gone"
+    assert gone.filename in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
     index.hidden.update(index.rows["numpy"])
-    with pytest.raises(LockError, match="no longer has what is locked") as caught:
+    with pytest.raises(LockError) as caught:
         uv.addresses(lock)
+    assert caught.value.code == "locked-file-gone"
     assert "--update" in caught.value.hint
     index.hidden.clear()
     index.lies[gone.filename] = "0" * 64
-    with pytest.raises(LockError, match="other bytes under the name"):
+    with pytest.raises(LockError) as caught:
         uv.addresses(lock)
+    assert caught.value.code == "index-file-changed"
+    assert gone.filename in caught.value.message
 
 
 def test_an_index_of_files(index: Index, tmp_path: Path) -> None:
@@ -265,6 +292,7 @@ def test_without_uv_the_command_that_installs_it_is_named(
     monkeypatch.setitem(sys.modules, "uv", None)
     with pytest.raises(ToolError) as caught:
         locker(index, tmp_path).lock(REQUEST, Quiet())
+    assert caught.value.code == "extra-not-installed"
     assert caught.value.hint == extra_hint("build")
 
 
@@ -337,8 +365,10 @@ def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
     own = uv.lock(replace(request, previous=lock, update=("extra",)), Quiet())
     assert versions(own) == versions(lock) | {"extra": "1.1"}
     assert versions(uv.lock(replace(request, previous=lock, update_all=True), Quiet())) == versions(own)
-    with pytest.raises(LockError, match=r"has 'numpy' from pytorch-2\.3-cu121") as caught:
+    with pytest.raises(LockError) as caught:
         uv.lock(replace(request, previous=lock, update=("numpy",)), Quiet())
+    assert caught.value.code == "package-from-parent"
+    assert "'numpy'" in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
 
 
@@ -351,7 +381,6 @@ def test_what_does_not_go_with_what_lies_below(index: Index, tmp_path: Path) -> 
         uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
     assert "extra" in caught.value.message
     assert "numpy==1.26.3" in caught.value.message
-    assert "every package of pytorch-2.3-cu121 stays" in caught.value.hint
     assert "imagefactory lock pytorch-2.3-cu121 --update" in caught.value.hint
     assert "No solution found" in caught.value.tree
 
@@ -424,6 +453,7 @@ def test_what_a_release_needs_and_does_not_declare_is_locked(index: Index, tmp_p
     assert uv.behind(request, lock, Quiet()) == ()
     with pytest.raises(UnsolvableError) as caught:
         uv.lock(replace(request, target=replace(target, constraints=("numpy>=2",))), Quiet())
+    assert caught.value.code == "requirements-conflict"
     assert "torch 2.2.2 needs numpy<2" in caught.value.message
     assert "numpy>=2" in caught.value.message
 
@@ -469,6 +499,7 @@ def test_two_cudas_are_refused_with_what_brings_each(index: Index, tmp_path: Pat
     index.add("other", "1.0", needs=("nvidia-cublas-cu13",))
     with pytest.raises(LockError) as caught:
         locker(index, tmp_path).lock(replace(REQUEST, target=with_package("other")), Quiet())
+    assert caught.value.code == "cuda-runtime-conflict"
     for part in ("CUDA 12", "torch", "CUDA 13", "other"):
         assert part in caught.value.message
 

@@ -82,7 +82,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No index and no channel answers `new`."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise UnreachableError("the index cannot be reached", hint="is the network up?")
+        raise UnreachableError("index-unreachable", "cannot reach the index", hint="check the network")
 
     monkeypatch.setattr(new, "solve_target", refuse)
 

@@ -39,7 +39,7 @@ from imagefactory.scan.zip import damaged, member_bytes, members_of
 
 LARGEST = 64 << 20  # bytes of one record; conda's list every file of a package
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_HINT = "it was made or changed by hand: build or pull the image again"
+_HINT = "build or pull the image again"
 _STATUS, _RELEASE, _DOC = "var/lib/dpkg/status", "usr/lib/os-release", "usr/share/doc/"
 _COPYRIGHT = re.compile(r"usr/share/doc/[^/]+(?:/copyright)?")
 _METADATA = ".dist-info/METADATA"
@@ -96,7 +96,7 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[Component]:
     try:
         document = json.loads(data)
         if document.get("bomFormat") != "CycloneDX":
-            raise ValueError("it is no CycloneDX document")
+            raise ValueError("it is not a CycloneDX document")
         rows = list(document.get("components") or ())
         for row in rows:  # which may hold others
             rows += row.get("components") or ()
@@ -253,7 +253,9 @@ class Layers:
                 continue
             name, version = plain(one.get("Package", "")), plain(one.get("Version", ""))
             if not name or not version:
-                raise StoreError(f"{_STATUS} names a package without name or version", hint=_HINT)
+                raise StoreError(
+                    "package-record-invalid", f"{_STATUS} has a package without name or version", hint=_HINT
+                )
             source, _, of = one.get("Source", name).partition(" ")
             licences, why = self._copyright(name)
             yield replace(
@@ -322,7 +324,9 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
             raise ValueError("it has no name")
         files = [f"{prefix}{one}" for one in record.get("files") or () if str(one).endswith("METADATA")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreError(f"{path} is no record of conda's: {error}", hint=_HINT) from error
+        raise StoreError(
+            "package-record-invalid", f"{path} is not a conda package record: {error}", hint=_HINT
+        ) from error
     licences, why = _record_licences(record)
     component = Component(
         kind=Kind.CONDA,

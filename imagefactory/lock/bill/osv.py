@@ -73,7 +73,9 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> by
         return archive.read(member)
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise UsageError(
-            f"{path}:{member.filename} cannot be read: {error}", hint="fetch the export again"
+            "osv-invalid",
+            f"cannot read {path}:{member.filename}: {error}",
+            hint="download the export again",
         ) from error
 
 
@@ -81,11 +83,12 @@ def _parse(data: bytes, file: str) -> Mapping[str, Any]:
     try:
         value = json.loads(data)
         if not isinstance(value["id"], str):
-            raise TypeError("its id is no text")
+            raise TypeError("its id is not a text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"{file} is no OSV record: {type(error).__name__}: {error}",
-            hint="give a record, a folder of records (*.json), or an export of OSV (all.zip)",
+            "osv-invalid",
+            f"{file} is not an OSV record: {type(error).__name__}: {error}",
+            hint="pass a record, a directory of records (*.json), or an OSV export (all.zip)",
         ) from error
     record: Mapping[str, Any] = value
     return record
@@ -123,11 +126,14 @@ def check_vulnerabilities(bill: Bill, records: Iterable[Mapping[str, Any]]) -> V
                         found.add(_vulnerability(ecosystem, part, record, told))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UsageError(
+                "osv-invalid",
                 f"the OSV record {record['id']} is malformed: {type(error).__name__}: {error}",
-                hint="fetch it again",
+                hint="download it again",
             ) from error
     if empty:
-        raise UsageError("there is no OSV record", hint="give a folder that has some, or an export of OSV")
+        raise UsageError(
+            "osv-empty", "no OSV records found", hint="pass a directory with records, or an OSV export"
+        )
     for ecosystem in ecosystems.keys() - seen:
         reasons[f"packages of {ecosystem}: no record of it was given"] += ecosystems[ecosystem]
     return VulnerabilityCheck(

@@ -26,8 +26,9 @@ def read_back(lock: Lock, text: str) -> Any:
     except (ValueError, yaml.YAMLError) as error:
         told = " ".join(str(error).split())[:400]
         raise LockError(
-            f"{lock.target}: conda-lock does not read the lock: {told}",
-            hint="leave the package that it names out, or take it from another channel",
+            "conda-lock-rejected",
+            f"{lock.target}: conda-lock cannot read the lock: {told}",
+            hint="remove the package that it names, or get it from another channel",
         ) from error
 
 
@@ -40,9 +41,10 @@ def render(lock: Lock, kind: str) -> str:
 
     if bare := [package.name for package in lock.conda if not package.md5]:
         raise LockError(
-            f"{lock.target}: conda-lock knows packages by their md5, which their channels do not give of "
+            "md5-not-published",
+            f"{lock.target}: conda-lock needs the md5 of each package, and the channels have none for "
             f"{', '.join(bare)}",
-            hint=f"micromamba create -n NAME -f lockfiles/{lock.target}.conda-lock.yml installs by sha256",
+            hint=f"install by sha256: micromamba create -n NAME -f lockfiles/{lock.target}.conda-lock.yml",
         )
     lines = render_lockfile_for_platform(
         lockfile=read_back(lock, format_conda_lock(lock)),

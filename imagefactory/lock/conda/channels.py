@@ -132,7 +132,8 @@ class ChannelAccess:
                     )
             except ValueError as error:
                 raise LockError(
-                    f"channels cannot be asked: rattler says '{error}', as it does without CA certificates",
+                    "channel-certificates-missing",
+                    f"cannot query channels, probably because CA certificates are missing: {error}",
                     hint="install ca-certificates, or set `certificates` to your site's CA bundle "
                     "(imagefactory settings)",
                 ) from error
@@ -150,35 +151,40 @@ class ChannelAccess:
             true, asked = channels[0], self.place(channels[0])
         name = f"the channel {true}" if true else f"one of the channels {', '.join(channels)}"
         if asked != true:
-            name += f", asked at {asked},"
+            name += f" (at {asked})"
         hosts = urlsplit(asked).hostname or "its host"
         status = re.search(r"HTTP status \w+ error \((\d{3})", text)
         code = int(status[1]) if status else 0
         if code in (401, 403):
             return LockError(
-                f"{name} refuses to be read: it answered {code}",
-                hint=f"give a user and password for {hosts} in ~/.netrc, "
+                "channel-access-denied",
+                f"{name} denies access: it answered {code}",
+                hint=f"write a user and password for {hosts} in ~/.netrc, "
                 "or a token in ~/.rattler/credentials.json",
             )
         if "could not find subdir" in text:
             if asked.startswith("file:"):
                 return LockError(
-                    f"{name} holds no noarch/repodata.json",
-                    hint="index the folder (conda index, rattler-index fs), or mend the setting 'channels'",
+                    "channel-not-indexed",
+                    f"{name} has no noarch/repodata.json",
+                    hint="index the directory (conda index, rattler-index fs), or fix the setting 'channels'",
                 )
             return LockError(
-                f"{name} is not there: it answered {code or 404} for its noarch records",
-                hint="mend the name at `channels` of the recipe, or its place in the setting 'channels'",
+                "channel-not-found",
+                f"{name} does not exist: it answered {code or 404} for its noarch records",
+                hint="fix the name in `channels` of the recipe, or its address in the setting 'channels'",
             )
         reason = _reason(text)
         if "certificate" in text:
             return LockError(
-                f"{name} cannot be trusted: {reason}",
+                "channel-certificate-untrusted",
+                f"{name} has a certificate that is not trusted: {reason}",
                 hint="set `certificates` to your site's CA bundle (imagefactory settings)",
             )
         return UnreachableError(
-            f"{name} cannot be read: {reason}",
-            hint="run the same command again later, or name a mirror in the setting 'channels'",
+            "channel-unreachable",
+            f"cannot read {name}: {reason}",
+            hint="run the same command again later, or set a mirror in the setting 'channels'",
         )
 
     def site(self, urls: Sequence[str]) -> ChannelSite:
@@ -197,8 +203,9 @@ class ChannelAccess:
             if placed.scheme == "file":
                 folder, _, name = placed.path.rpartition("/")
                 raise UsageError(
-                    f"{name} comes from a folder here ({folder}), which a container does not see",
-                    hint="build with `--engine assemble`, or serve the folder: "
+                    "channel-not-in-container",
+                    f"{name} is in a local directory ({folder}), which containers cannot read",
+                    hint="build with `--engine assemble`, or serve the directory: "
                     "`python3 -m http.server --bind 127.0.0.1`",
                 )
             hosts.add(placed.hostname or "")
@@ -248,7 +255,9 @@ def _netrc(environ: Mapping[str, str]) -> dict[str, Credential]:
         hosts = netrc.netrc(path).hosts if path.is_file() else {}
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
-        raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=f"mend {path}") from None
+        raise UsageError(
+            "channel-credentials-invalid", f"cannot read {path}: {type(error).__name__}", hint=f"fix {path}"
+        ) from None
     return {
         host: {"BasicHTTP": {"username": login, "password": password or ""}}
         for host, (login, _, password) in hosts.items()
@@ -261,15 +270,19 @@ def _credentials_file(environ: Mapping[str, str]) -> dict[str, Credential]:
     path = Path(environ.get("RATTLER_AUTH_FILE") or home / ".rattler/credentials.json")
     if not path.is_file():
         return {}
-    hint = f"mend {path}; `pixi auth login` and `rattler auth login` write such a file"
+    hint = f"fix {path}; `pixi auth login` and `rattler auth login` write such a file"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=hint) from None
+        raise UsageError(
+            "channel-credentials-invalid", f"cannot read {path}: {type(error).__name__}", hint=hint
+        ) from None
     credentials: dict[str, Credential] = {}
     for host, entry in data.items() if isinstance(data, dict) else [("", None)]:
         if not isinstance(entry, dict) or len(entry) != 1:
-            raise UsageError(f"{path}: the entry of '{host}' is not a credential", hint=hint)
+            raise UsageError(
+                "channel-credentials-invalid", f"{path}: the entry of '{host}' is not a credential", hint=hint
+            )
         if _is_credential(entry):  # others (S3 keys, OAuth) are for hosts that are not asked here
             credentials[host] = entry
     return credentials
@@ -301,7 +314,9 @@ def _rattler() -> Any:
     try:
         import rattler
     except ImportError as error:
-        raise ToolError("py-rattler is not installed", hint=extra_hint("conda")) from error
+        raise ToolError(
+            "extra-not-installed", "py-rattler is not installed", hint=extra_hint("conda")
+        ) from error
     return rattler
 
 

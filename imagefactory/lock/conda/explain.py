@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import UnsolvableError
@@ -31,12 +31,6 @@ _LINES = 12
 """How much of the solver's account is shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reason:
-    text: str
-    hint: str = ""
-
-
 async def explain(target: Target, solver: Solver, question: CondaQuestion, tree: str) -> UnsolvableError:
     """The error for a question without a solution; `tree` is the solver's account of it."""
     asked = _Explanation(target, solver, replace(question, favoured=()))
@@ -45,7 +39,8 @@ async def explain(target: Target, solver: Solver, question: CondaQuestion, tree:
         core = await asked.fewest()
         found = await asked.machine(core) or await asked.priority(core) or await asked.python(core)
         found = found or await asked.conflict(core)
-    return UnsolvableError(f"{target.name}: {found.text}", hint=found.hint, tree=tree)
+    found.tree = tree
+    return found
 
 
 def _misspelled(name: str, known: Iterable[str]) -> str:
@@ -64,7 +59,7 @@ class _Explanation:
         self._python = f"python {target.python}.*"
         self._pins = {_pin(one) for one in question.pinned}
 
-    async def names(self) -> _Reason | None:
+    async def names(self) -> UnsolvableError | None:
         """A package that no channel has."""
         wanted = {split_spec(text)[1]: text for text in self._question.specs}
         had = {name_of(record) for record in await self._solver.records(sorted(wanted))}
@@ -85,12 +80,14 @@ class _Explanation:
                 f"{'it' if len(others) == 1 else 'them'} in `pip`"
             )
         channels = " or ".join(channel_name(channel) for channel in self._target.channels)
-        return _Reason(
-            text=f"{_quoted(missing)} {'is' if len(missing) == 1 else 'are'} not in {channels}",
+        return UnsolvableError(
+            "package-not-in-channel",
+            f"{self._target.name}: {_quoted(missing)} {'is' if len(missing) == 1 else 'are'} not in "
+            f"{channels}",
             hint="; ".join(hints),
         )
 
-    async def versions(self) -> _Reason | None:
+    async def versions(self) -> UnsolvableError | None:
         """A package that is there, but in no version or build that is asked for."""
         for text in self._question.specs:
             channel, name = split_spec(text)
@@ -107,16 +104,19 @@ class _Explanation:
             builds = [record for record in seen if self._solver.matches(record, bare)]
             if builds:
                 some = sorted({_variant(str(record.build)) for record in builds})
-                return _Reason(
-                    text=f"{where} has no build of {bare} as `{text}` asks for; it has {_some(some, 6)}",
+                return UnsolvableError(
+                    "package-build-not-found",
+                    f"{self._target.name}: {where} has no build of {bare} that matches `{text}`; "
+                    f"it has {_some(some, 6)}",
                     hint=f"change `{text}` at {self._target.where}",
                 )
             versions = [str(one) for one in sorted({record.version for record in seen}, reverse=True)]
             asked = version[1] if version else ""
             near = [one for one in versions if one.split(".")[0] == asked.lstrip("=<>!~").split(".")[0]]
             own = name == self._target.framework
-            return _Reason(
-                text=f"{where} has no `{text}`; it has {_some(near or versions, 6)}",
+            return UnsolvableError(
+                "package-version-not-found",
+                f"{self._target.name}: {where} has no `{text}`; it has {_some(near or versions, 6)}",
                 hint=f"change {'its version' if own else f'`{text}`'} at {self._target.where}",
             )
         return None
@@ -144,7 +144,7 @@ class _Explanation:
         first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
         return [*pins, *first, *(text for text in own if text not in first)]
 
-    async def machine(self, core: CondaQuestion) -> _Reason | None:
+    async def machine(self, core: CondaQuestion) -> UnsolvableError | None:
         """A virtual package that is missing or too old: what the machine would have to have."""
         given = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
         for name, values in _ENOUGH.items():
@@ -155,7 +155,7 @@ class _Explanation:
 
     async def _needed(
         self, core: CondaQuestion, name: str, has: str, solution: Sequence[RepoDataRecord]
-    ) -> _Reason:
+    ) -> UnsolvableError:
         """The least of a virtual package that solves the question, and who asks for it."""
         steps = list(_LEVELS)
         if name != "__archspec":
@@ -169,26 +169,28 @@ class _Explanation:
                 break
         needed = "" if needed == "0" else needed
         askers = [record for record in solution if any(_bounds(record, name))]
-        who = _some([f"{name_of(record)} {record.version}" for record in askers], 3) or "what is asked for"
+        who = _some([f"{name_of(record)} {record.version}" for record in askers], 3) or "the recipe"
         verb = "need" if len(askers) > 1 else "needs"
-        promised = f"the target promises {has}" if has else "the target promises none"
+        problem = f"the target promises {has}" if has else "the target promises none"
         if name == "__cuda":
             what = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
         else:
             what = f"{'glibc' if name == '__glibc' else 'a processor of level'} {needed}".strip()
+        problem = f"{self._target.name}: {who} {verb} {what} ({name}); {problem}"
         value = needed or self._target.cuda
         if name == "__cuda" and not self._target.gpu:
             hint = f"ask for builds for CPUs at {self._target.where}, or write a version of CUDA"
-            return _Reason(text=f"{who} {verb} {what} ({name}); {promised}", hint=hint)
+            return UnsolvableError("virtual-package-missing", problem, hint=hint)
         if name == "__cuda" and "." not in value:
             value += ".0"
-        return _Reason(
-            text=f"{who} {verb} {what} ({name}); {promised}",
+        return UnsolvableError(
+            "virtual-package-missing",
+            problem,
             hint=f'write `virtual: {{{_KEYS[name]}: "{value}"}}` at {self._target.where}, '
             "or ask for a version that needs less",
         )
 
-    async def priority(self, core: CondaQuestion) -> _Reason | None:
+    async def priority(self, core: CondaQuestion) -> UnsolvableError | None:
         """What fits is in a channel that strict priority does not look into."""
         if not core.strict:
             return None
@@ -201,7 +203,7 @@ class _Explanation:
                 hidden.append(record)
         return await self._hidden(hidden, core.specs) if hidden else None
 
-    async def _hidden(self, hidden: Sequence[RepoDataRecord], specs: Sequence[str]) -> _Reason:
+    async def _hidden(self, hidden: Sequence[RepoDataRecord], specs: Sequence[str]) -> UnsolvableError:
         asked = {split_spec(text)[1] for text in specs}
         records = sorted(hidden, key=lambda record: (name_of(record) not in asked, name_of(record)))
         record = records[0]
@@ -215,13 +217,14 @@ class _Explanation:
             if name == self._target.framework:  # its version is the row's, so a constraint names its channel
                 hint = f"write constraints: ['{holder}::{name}'] at {self._target.where}"
         only = channel_name(self._solver.channel(seen[0]))
-        return _Reason(
-            text=f"{name} {record.version} is in {holder}, but with strict channel priority {name} comes "
-            f"from {only} alone, which stands before it and has none that fits",
+        return UnsolvableError(
+            "channel-priority-conflict",
+            f"{self._target.name}: {name} {record.version} is in {holder}, but with strict channel priority "
+            f"{name} comes only from {only}, which has priority and no version that fits",
             hint=hint,
         )
 
-    async def python(self, core: CondaQuestion) -> _Reason | None:
+    async def python(self, core: CondaQuestion) -> UnsolvableError | None:
         """A Python that some package is not built for."""
         others = tuple(text for text in core.specs if text != self._python)
         if self._python not in core.specs or not others:
@@ -240,14 +243,16 @@ class _Explanation:
             return None
         wishes = " with ".join(f"`{text}`" for text in (*others, *core.constraints) if text not in self._pins)
         fitting = together or alone
-        more = "all of it goes" if together else "that much goes"
-        return _Reason(
-            text=f"{wishes} cannot be had for Python {self._target.python} in these channels",
+        scope = "everything works" if together else "these work"
+        return UnsolvableError(
+            "python-not-available",
+            f"{self._target.name}: {wishes} is not available for Python {self._target.python} "
+            "in these channels",
             hint=f'write `python: "{fitting[-1]}"` at {self._target.where} '
-            f"({more} with Python {_some(fitting, 9)})",
+            f"({scope} with Python {_some(fitting, 9)})",
         )
 
-    async def conflict(self, core: CondaQuestion) -> _Reason:
+    async def conflict(self, core: CondaQuestion) -> UnsolvableError:
         """The fewest wishes that already contradict each other, and the solver's account of them alone."""
         try:
             await self._solver.solve(core)
@@ -259,8 +264,12 @@ class _Explanation:
         wishes = " and ".join(f"`{text}`" for text in texts)
         if below:
             wishes += f" and what {self._target.on} has ({_some(below, 4)})"
-        said = "cannot be installed" if len(texts) == 1 and not below else "do not go together"
-        return _Reason(text=f"{wishes} {said}{tree}", hint=await self._wider(texts))
+        problem = "cannot be installed" if len(texts) == 1 and not below else "conflict"
+        return UnsolvableError(
+            "requirements-conflict",
+            f"{self._target.name}: {wishes} {problem}{tree}",
+            hint=await self._wider(texts),
+        )
 
     async def _wider(self, texts: Sequence[str]) -> str:
         """What to write for one of `texts` so that all goes together."""
@@ -273,7 +282,9 @@ class _Explanation:
             found = await self._solver.solution(replace(self._question, specs=specs, constraints=bounds))
             had = next((record for record in found if name_of(record) == name), None)
             if had:
-                return f"{name} {had.version} goes with all the rest: change `{text}` at {self._target.where}"
+                return (
+                    f"{name} {had.version} works with all the rest: change `{text}` at {self._target.where}"
+                )
         return f"change one of them at {self._target.where}"
 
     def _seen(self, records: Sequence[RepoDataRecord], channel: str) -> list[RepoDataRecord]:

@@ -54,15 +54,17 @@ def check_facts(lock: Lock, target: Target) -> None:
         others = [one for one in lock.channels if one not in target.channels]
         what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
         raise LockError(
-            f"{target.name}: the lock names {what} the recipe does not",
+            "lock-recipe-mismatch",
+            f"{target.name}: the lock has {what} the recipe does not name",
             hint=f"imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}
     python = packages.get("python")
     if python is None or not _agrees(target.python, python.version):
         raise LockError(
-            f"{target.name}: the lock holds {_shown(python) if python else 'no python'}, "
-            f"the recipe asks Python {target.python}",
+            "lock-recipe-mismatch",
+            f"{target.name}: the lock has {_shown(python) if python else 'no python'}, "
+            f"the recipe asks for Python {target.python}",
             hint=f"imagefactory lock {target.name}",
         )
     if target.source != "conda":
@@ -71,13 +73,15 @@ def check_facts(lock: Lock, target: Target) -> None:
     framework = packages.get(target.framework)
     if framework is None:
         raise LockError(
-            f"{target.name}: the lock does not hold the framework '{target.framework}'",
+            "framework-not-locked",
+            f"{target.name}: the lock does not have the framework '{target.framework}'",
             hint=f"imagefactory lock {target.name}",
         )
     if not _agrees(target.version, framework.version):
         raise LockError(
+            "framework-version-mismatch",
             f"{target.name}: {_shown(framework)} was locked, the recipe asks for {target.version}",
-            hint=f"let the packages at {target.where} agree with version {target.version}",
+            hint=f"make the packages at {target.where} agree with version {target.version}",
         )
     parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
     _check_cuda(lock, target, parts)
@@ -92,9 +96,10 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
         found = [*map(_shown, for_gpus), *(f"{one.name} {one.version}" for one in brings_cuda(lock))]
         if found:
             raise LockError(
+                "gpu-package-unwanted",
                 f"{target.name}: {_shown(parts[0])} comes with {found[0]}, which is for GPUs, "
                 "and the recipe says cuda: [none]",
-                hint=f"leave out what asks for it at {target.where}, such as the constraint of a build "
+                hint=f"remove what requires it at {target.where}, such as the constraint of a build "
                 f'"*cuda*", or add "{parts[-1].name} * *cpu*"',
             )
         return
@@ -105,8 +110,9 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
             hint = f'add "{part.name} * *cuda*" to the constraints at {target.where}'
             if chain:
                 name = chain[0].partition(" ")[0]
-                hint = f"leave out {name} at {target.where}, or ask for another version of it"
+                hint = f"remove {name} at {target.where}, or ask for another version of it"
             raise LockError(
+                "cpu-build-locked",
                 f"{target.name}: {_shown(part)} is a build for the CPU{who}: "
                 "the image would silently compute without the GPU",
                 hint=hint,
@@ -114,23 +120,26 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
     # cuda-version bounds what others bring, and brings nothing itself.
     if not built and all(package.name == "cuda-version" for _, package in told):
         raise LockError(
-            f"{target.name}: {_shown(parts[0])} and its dependencies bring no CUDA: "
+            "cuda-missing",
+            f"{target.name}: {_shown(parts[0])} and its dependencies include no CUDA: "
             "the image would silently compute on the CPU",
-            hint=f"add what brings CUDA's libraries to the packages at {target.where}, such as "
+            hint=f"add a package with the CUDA libraries at {target.where}, such as "
             f'"cuda-cudart {target.cuda}.*"',
         )
     runtimes = [package for _, package in told if package.name in _RUNTIMES]
     if len(runtimes) > 1:
         raise LockError(
-            f"{target.name}: comes with more than one CUDA runtime ({' and '.join(map(_shown, runtimes))})",
+            "cuda-runtime-conflict",
+            f"{target.name}: more than one CUDA runtime ({' and '.join(map(_shown, runtimes))})",
             hint=f"constrain the packages at {target.where} to one of them",
         )
     if told and (wheels := cuda_runtimes(lock)):
         brought = f"{wheels[0].name} {wheels[0].version}"
         raise LockError(
-            f"{target.name}: comes with more than one CUDA runtime "
+            "cuda-runtime-conflict",
+            f"{target.name}: more than one CUDA runtime "
             f"({_shown(told[0][1])} from conda and {brought} from PyPI)",
-            hint=f"let conda bring what needs {brought}, or leave it out of `pip` at {target.where}",
+            hint=f"get what needs {brought} from conda, or remove it from `pip` at {target.where}",
         )
     # A build for CUDA 12.0 runs with the libraries of 12.6: beside packages that tell, its major counts.
     asked = target.cuda.partition(".")[0] if told else target.cuda
@@ -146,8 +155,9 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
         build = f"*cuda{target.cuda if dotted else target.cuda.replace('.', '')}*"
         bound = f"{name} * {build}" if package in parts else f"{name} {target.cuda}.*"
         raise LockError(
+            "cuda-version-mismatch",
             f"{target.name}: {_shown(parts[0])} comes with CUDA {cuda} ({_shown(package)}), "
-            f"the recipe asks {target.cuda}",
+            f"the recipe asks for {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
         )
 

@@ -192,7 +192,7 @@ def parse_conda_lock(text: str, file: str) -> Lock:
         zip(reader.lines, format_conda_lock(lock, pip_digest(text)).split("\n"), strict=False)
     ):
         if line != wanted:
-            raise reader.fault(f"expected {_shown(wanted)} and not {_shown(line)}", index)
+            raise reader.fault(f"expected {_shown(wanted)}, found {_shown(line)}", index)
     return lock
 
 
@@ -204,10 +204,10 @@ class _LockReader:
         self.file, self.target, self.at = file, found[1] if found else "TARGET", 0
         self.lines = [""]
         if len(text) > MAX_BYTES:
-            raise self.fault(f"is larger than a lock can be ({MAX_BYTES} characters)", 0)
+            raise self.fault(f"the file is too large (at most {MAX_BYTES} characters)", 0)
         self.lines = text.split("\n")
         if self.lines[-1] != "":
-            raise self.fault("the last line is cut short", len(self.lines) - 1)
+            raise self.fault("the last line is incomplete", len(self.lines) - 1)
         while self.line.startswith("#"):
             self.at += 1
 
@@ -217,18 +217,20 @@ class _LockReader:
 
     def fault(self, what: str, index: int | None = None) -> LockError:
         line = (self.at if index is None else index) + 1
-        return LockError(f"{self.file}:{line}: {what}", hint=f"imagefactory lock {self.target}")
+        return LockError(
+            "lock-malformed", f"{self.file}:{line}: {what}", hint=f"imagefactory lock {self.target}"
+        )
 
     def expect(self, line: str) -> None:
         if self.line != line:
-            raise self.fault(f"expected {_shown(line)} and not {_shown(self.line)}")
+            raise self.fault(f"expected {_shown(line)}, found {_shown(self.line)}")
         self.at += 1
 
     def value(self, start: str, pattern: str) -> str:
         """The value of a line that reads `start` and a scalar."""
         found = self.maybe(start, pattern)
         if found is None:
-            raise self.fault(f"expected '{start.strip()} ...' and not {_shown(self.line)}")
+            raise self.fault(f"expected '{start.strip()} ...', found {_shown(self.line)}")
         return found
 
     def maybe(self, start: str, pattern: str) -> str | None:
@@ -240,7 +242,7 @@ class _LockReader:
             value = value[1:-1].replace("''", "'")
         if not re.fullmatch(pattern, value):
             place = f"after '{start.strip()}'" if start.strip() else "here"
-            raise self.fault(f"{_shown(value)} is not what can stand {place}")
+            raise self.fault(f"{_shown(value)} is not a valid value {place}")
         self.at += 1
         return value
 
@@ -249,7 +251,7 @@ def _read_lock(reader: _LockReader) -> Lock:
     version = reader.value("version: ", r"[0-9]+")
     if version != str(FORMAT):
         reader.at -= 1
-        raise reader.fault(f"is version {version} of conda-lock's format; this imagefactory writes {FORMAT}")
+        raise reader.fault(f"conda-lock format {version} is not supported (expected {FORMAT})")
     reader.expect("metadata:")
     reader.expect("  content_hash:")
     subdir = next((name for name in SUBDIRS.values() if reader.line.startswith(f"    {name}: ")), "linux-64")
@@ -267,7 +269,7 @@ def _read_lock(reader: _LockReader) -> Lock:
     known = reader.value(f"{_KEY}lock: ", r"[1-9][0-9]{0,3}")
     if known != str(FORMAT):
         reader.at -= 1
-        raise reader.fault(f"lock format {known} is not known to this imagefactory (it knows {FORMAT})")
+        raise reader.fault(f"lock format {known} is not supported (expected {FORMAT})")
     target = reader.value(f"{_KEY}target: ", _TARGET)
     python = reader.value(f"{_KEY}python: ", r"3\.[0-9]{1,2}")
     machine = next(MACHINES[platform] for platform, name in SUBDIRS.items() if name == subdir)
@@ -278,17 +280,17 @@ def _read_lock(reader: _LockReader) -> Lock:
     note = reader.maybe(f"{_KEY}note: ", r".{1,500}") or ""
     if not note.isprintable():
         reader.at -= 1
-        raise reader.fault("the note holds characters that cannot be seen")
+        raise reader.fault("the note has invisible characters")
     sizes = _read_sizes(reader)
     reader.expect("package:")
     packages: list[LockedConda] = []
     while reader.at < len(reader.lines) - 1:
         _read_package(reader, packages, sizes, (subdir, tuple(channels)))
     if not packages:
-        raise reader.fault("holds no packages")
+        raise reader.fault("the lock has no packages")
     if len(packages) != len(sizes):
         more = min(sizes.keys() - {package.filename for package in packages})
-        raise reader.fault(f"is cut short: {more} has a size and is not there")
+        raise reader.fault(f"the file is incomplete: {more} has a size but no entry")
     return Lock(
         target=target,
         content_hash=f"sha256:{content_hash}",
@@ -310,7 +312,7 @@ def _read_sizes(reader: _LockReader) -> dict[str, int]:
         name, _, size = told.partition(" ")
         sizes[name] = int(size)
         if len(sizes) > MAX_PACKAGES:
-            raise reader.fault(f"holds more than {MAX_PACKAGES} packages")
+            raise reader.fault(f"the lock has more than {MAX_PACKAGES} packages")
     return sizes
 
 
@@ -324,7 +326,7 @@ def _read_package(
         reader.at -= 1
         twice = name == before[-1].name
         raise reader.fault(
-            f"'{name}' stands twice" if twice else f"'{name}' must stand before '{before[-1].name}'"
+            f"'{name}' is duplicate" if twice else f"'{name}' must come before '{before[-1].name}'"
         )
     version = reader.value("  version: ", _VERSION)
     reader.expect("  manager: conda")
@@ -347,7 +349,7 @@ def _read_package(
     reader.expect("  category: main")
     reader.expect("  optional: false")
     if channel not in channels:
-        raise reader.fault(f"{url} is in none of the lock's channels", at)
+        raise reader.fault(f"{url} is not in the lock's channels", at)
     if subdir not in (platform, "noarch"):
         raise reader.fault(f"{url} is not for {platform}", at)
     stem = unquote(filename).removesuffix(".conda").removesuffix(".tar.bz2")

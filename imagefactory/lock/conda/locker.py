@@ -166,7 +166,8 @@ class CondaLocker:
             return replace(package, size=web.size(self._channels.address(package.url)))
         except (RefusedError, TransientError) as error:
             raise LockError(
-                f"{target.name}: the size of {package.filename} could not be asked: {redact(str(error))}",
+                "channel-read-failed",
+                f"{target.name}: cannot read the size of {package.filename}: {redact(str(error))}",
                 hint="try again",
             ) from error
         finally:
@@ -200,14 +201,16 @@ def _known_updates(request: LockRequest) -> _Update:
         names: dict[str, set[str]] = {"conda": conda & {same}, "wheels": wheels & {str(normal)}}
         if not any(names.values()):
             near = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
-            held = "has no lock yet" if previous is None else f"holds no package '{name}'"
+            problem = "has no lock yet" if previous is None else f"has no package '{name}'"
             raise LockError(
-                f"{target.name} {held}, so there is nothing to update",
+                "update-package-unknown",
+                f"{target.name} {problem}, so there is nothing to update",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
         if below & (names["conda"] | names["wheels"]):
             raise LockError(
-                f"{target.name} is built on {target.on}, whose '{name}' it keeps",
+                "package-from-parent",
+                f"{target.name} keeps the '{name}' of {target.on}, on which it is built",
                 hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
             )
         moving = {kind: moving[kind] | names[kind] for kind in moving}
@@ -266,7 +269,8 @@ class _Decision:
         if gone:
             files = ", ".join(package.filename for package in gone)
             raise LockError(
-                f"{self._request.target.name}: the channels no longer have what is locked: {files}",
+                "locked-file-gone",
+                f"{self._request.target.name}: the channels no longer have the locked {files}",
                 hint=f"imagefactory lock {locked} {' '.join(f'--update {one.name}' for one in gone)}",
             )
 

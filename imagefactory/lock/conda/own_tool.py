@@ -51,7 +51,9 @@ class CondaTool:
         try:
             by = version("conda-lock")
         except PackageNotFoundError as error:
-            raise ToolError("conda-lock is not installed", hint=extra_hint("conda")) from error
+            raise ToolError(
+                "extra-not-installed", "conda-lock is not installed", hint=extra_hint("conda")
+            ) from error
         try:
             done = subprocess.run(
                 [self.path, "--version"],
@@ -62,14 +64,20 @@ class CondaTool:
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise ToolError(f"{self.path} does not start: {error.strerror}", hint=_OTHER) from error
+            raise ToolError(
+                "solver-not-working", f"cannot start {self.path}: {error.strerror}", hint=_OTHER
+            ) from error
         found = re.search(r"[0-9]+(?:\.[0-9]+)+", done.stdout)
         if done.returncode or not found:
-            raise ToolError(f"{self.path} does not start: {(done.stderr or done.stdout)[:200]}", hint=_OTHER)
+            raise ToolError(
+                "solver-not-working",
+                f"cannot start {self.path}: {(done.stderr or done.stdout)[:200]}",
+                hint=_OTHER,
+            )
         return f"{self.path.name} {found[0]} by conda-lock {by}"
 
 
-_OTHER = 'mend it, or take the solver that comes along: solver = "rattler"'
+_OTHER = 'fix it, or use the built-in solver: solver = "rattler"'
 
 
 def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
@@ -77,8 +85,9 @@ def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
     path = setting if "/" in setting else shutil.which(setting, path=environ.get("PATH", os.defpath))
     if path is None or not os.access(path, os.X_OK):
         raise ToolError(
-            f"the solver '{setting}' is not here",
-            hint='install it (imagefactory fetches no programs), or write solver = "rattler"',
+            "tool-missing",
+            f"the solver '{setting}' is not installed",
+            hint='install it (imagefactory downloads no programs), or write solver = "rattler"',
         )
     return CondaTool(path=Path(path).absolute(), environ=environ)
 
@@ -112,8 +121,9 @@ class CondaLockLocker(CondaLocker):
         except UnsolvableError as error:
             if update and unchanged:
                 raise LockError(
-                    f"{target.name}: {', '.join(update)} cannot move while all else stays, "
-                    f"and {self._tool.path.name} knows nothing between that and moving all",
+                    "update-not-possible",
+                    f"{target.name}: {self._tool.path.name} can update either {', '.join(update)} alone, "
+                    "which has no solution, or all packages",
                     hint=f'imagefactory lock {target.name} --update-all, or write solver = "rattler"',
                 ) from error
             if len(kept) == len(below):
@@ -135,21 +145,24 @@ class CondaLockLocker(CondaLocker):
             true = self._channels.true_address(address, target.channels)
             if true not in known:
                 raise LockError(
-                    f"{target.name}: {redact(true)} is in none of the target's channels",
-                    hint=f"let {self._tool.path} ask them alone: look at its own settings for channels",
+                    "solver-wrong-channel",
+                    f"{target.name}: the solver chose {redact(true)}, which is not in the target's channels",
+                    hint=f"remove other channels from the settings of {self._tool.path}",
                 )
             package = solver.locked(known[true])
             if sha256 and sha256 != package.sha256:
                 raise LockError(
-                    f"{target.name}: {self._tool.path.name} knows other bytes of {package.filename} "
-                    f"(sha256 {sha256[:12]}...) than {true.rsplit('/', 2)[0]} ({package.sha256[:12]}...)",
-                    hint="clear its cache of records and try again",
+                    "solver-wrong-hash",
+                    f"{target.name}: {self._tool.path.name} has another sha256 for {package.filename} "
+                    f"({sha256[:12]}...) than {true.rsplit('/', 2)[0]} ({package.sha256[:12]}...)",
+                    hint="clear the solver's cache of records and try again",
                 )
             if package.name in fixed and fixed[package.name].url != package.url:
                 raise LockError(
-                    f"{target.name}: {package.name} comes from {package.url} and was pinned to be "
-                    f"{fixed[package.name].url}",
-                    hint='write solver = "rattler", which pins the very file',
+                    "solver-ignored-pin",
+                    f"{target.name}: {package.name} was pinned to {fixed[package.name].url}, "
+                    f"the solver chose {package.url}",
+                    hint='write solver = "rattler", which pins the exact file',
                 )
             packages[package.name] = package
         return _needed(packages, [_named(spec) for spec in question.specs])
@@ -212,13 +225,15 @@ class CondaLockLocker(CondaLocker):
         name = self._tool.path.name
         if _NO_SOLUTION.search(stderr):
             return UnsolvableError(
+                "no-solution",
                 f"{target.name}: {name} finds no solution: {' '.join(lines)[:400]}",
                 hint=f"imagefactory lock {target.name} --explain, and change the recipe at {target.where}",
                 tree=account,
             )
         return LockError(
-            f"{target.name}: {name} by conda-lock failed: {' '.join(lines[-5:])[-400:] or 'it says nothing'}",
-            hint=f"does `{self._tool.path} info` work, and does it reach the channels?",
+            "solver-failed",
+            f"{target.name}: {name} failed under conda-lock: {' '.join(lines[-5:])[-400:] or 'no output'}",
+            hint=f"check that `{self._tool.path} info` works and reaches the channels",
         )
 
     def _with_true_addresses(self, target: Target, text: str) -> str:

@@ -176,9 +176,10 @@ def _refuse_contradictions(request: LockRequest, given: Mapping[str, GivenPackag
         if there and not asked.specifier.contains(there.version, prereleases=True):
             spec = f"{there.conda.name} {asked.specifier}"
             raise UnsolvableError(
-                f"{target.name}: pip asks for '{text}', and conda brings {_shown(there)}",
-                hint=f"write '{spec}' in `packages`, so that conda brings another version, "
-                f"or take '{text}' out of `pip` at {target.where}",
+                "pip-conda-conflict",
+                f"{target.name}: pip requires '{text}', and conda installs {_shown(there)}",
+                hint=f"write '{spec}' in `packages`, so that conda installs another version, "
+                f"or remove '{text}' from `pip` at {target.where}",
                 tree=f"pip: {text}\nconda: {there.conda.filename}",
             )
 
@@ -189,9 +190,10 @@ def _refuse_replaced(request: LockRequest, given: Mapping[str, GivenPackage]) ->
     for wheel in under.wheels if under else ():
         if under and (there := given.get(wheel.name)):
             raise UnsolvableError(
-                f"{request.target.name}: conda would bring {_shown(there)} where {under.target} has "
-                f"{wheel.name} {wheel.version} from PyPI, and every package of {under.target} stays",
-                hint=f"ask what needs it in `pip`, not in `packages`, at {request.target.where}, "
+                "parent-package-conflict",
+                f"{request.target.name}: conda would replace {wheel.name} {wheel.version}, which "
+                f"{under.target} has from PyPI, by {_shown(there)}",
+                hint=f"move what needs it from `packages` to `pip` at {request.target.where}, "
                 f"or write '{there.conda.name}' in `packages` of {under.target}",
                 tree=f"{under.target}: {wheel.filename}\nconda: {there.conda.filename}",
             )
@@ -204,9 +206,10 @@ def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, 
     except LockError as error:
         extras = ", ".join(sorted(asked))
         raise LockError(
-            f"{empty.target}: pip asks for {package.name}[{extras}], conda brings {_shown(package)}, and "
-            f"what '{extras}' needs is not known: {error.message.removeprefix(f'{empty.target}: ')}",
-            hint=f"constrain conda's {package.conda.name} to a version that the package index has too",
+            "package-extras-unknown",
+            f"{empty.target}: pip requires {package.name}[{extras}], conda installs {_shown(package)}, and "
+            f"the needs of '{extras}' are unknown: {error.message.removeprefix(f'{empty.target}: ')}",
+            hint=f"constrain {package.conda.name} in `packages` to a version that the package index also has",
         ) from error
     needs = [text for text in metadata.get("requires_dist", []) if re.search(r";.*\bextra\b", text)]
     return replace(
@@ -253,4 +256,6 @@ def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage], fix: str
         break
     else:
         hint = fix or hint
-    return UnsolvableError(plain(error.message), hint=hint, tree=plain(error.tree), conflict=error.conflict)
+    return UnsolvableError(
+        error.code, plain(error.message), hint=hint, tree=plain(error.tree), conflict=error.conflict
+    )

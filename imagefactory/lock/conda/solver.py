@@ -226,10 +226,11 @@ class Solver:
         channel, url = self.channel(record), self.true_address(record)
         if not url.startswith(f"{channel}/"):
             raise LockError(
+                "channel-address-mismatch",
                 f"{self._target.name}: the channel {channel} says that its packages are at "
                 f"{redact(url.rpartition('/')[0])}",
-                hint=f"name the channel that is there at {self._target.where}, "
-                f"and {channel} as its place in the setting 'channels'",
+                hint=f"write the channel of that address at {self._target.where}, "
+                f"and {channel} as its mirror in the setting 'channels'",
             )
         return LockedConda(
             name=name_of(record),
@@ -250,10 +251,11 @@ class Solver:
         if bare:
             channels = " and ".join(dict.fromkeys(self.channel(record) for record in bare))
             raise LockError(
-                f"{self._target.name}: no sha256 is given by {channels} for "
+                "hash-not-published",
+                f"{self._target.name}: {channels} has no sha256 for "
                 f"{', '.join(record.file_name for record in bare)}",
-                hint="take these packages from a channel that gives one; of NVIDIA's, `nvidia` does, its "
-                "labels (nvidia/label/cuda-...) give md5 alone",
+                hint="get these packages from a channel that has one; `nvidia` does, its labels "
+                "(nvidia/label/cuda-...) have only md5",
             )
 
     def _virtual(self, name: str, version: str, build: str) -> Any:
@@ -269,6 +271,7 @@ class Solver:
             return self._rattler.MatchSpec(placed)
         except self._rattler.exceptions.InvalidMatchSpecError as error:
             raise LockError(
+                "match-spec-invalid",
                 f"{self._target.name}: '{text}' is not a match spec: {str(error).splitlines()[0]}",
                 hint=f"write it as `numpy 1.26.*` at {self._target.where}",
             ) from error
@@ -295,7 +298,8 @@ class Solver:
 
     def _fault(self, text: str) -> LockError:
         fault = self._channels.fault(text, self._target.channels)
-        return type(fault)(f"{self._target.name}: {fault.message}", hint=fault.hint)
+        fault.message = f"{self._target.name}: {fault.message}"
+        return fault
 
 
 def split_spec(text: str) -> tuple[str, str]:

@@ -112,8 +112,10 @@ class Archive:
         result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *wanted)
         if result.returncode:
             raise LockError(
-                f"Debian {self.suite} cannot give this base its packages:\n{error_lines(result.stderr)}",
-                hint=f"mend the names at {where}",
+                "debian-no-solution",
+                f"Debian {self.suite} cannot install the packages of this base:\n"
+                f"{error_lines(result.stderr)}",
+                hint=f"fix the names at {where}",
             )
         return parse_simulation(result.stdout)
 
@@ -161,7 +163,9 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
     environ = dict(mirror.environ)
     helper = shutil.which("apt-helper", path=f"{environ['PATH']}:/usr/lib/apt")
     if helper is None:
-        raise ToolError("apt-get is not on this machine", hint="bases are made on Debian or its derivatives")
+        raise ToolError(
+            "tool-missing", "apt-get is not installed", hint="build bases on Debian or its derivatives"
+        )
     options = [f"-oAcquire::{kind}::Timeout={seconds}" for kind in ("http", "https")]
     if mirror.certificates:
         options.append(f"-oAcquire::https::CaInfo={mirror.certificates}")
@@ -185,7 +189,9 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
                 lines = [line.removeprefix("E: ") for line in error_lines(done.stderr).splitlines()]
                 said = "; ".join(line for line in lines if line != "Download Failed")
                 raise ToolError(
-                    re.sub(r"(?<=://)[^\s/]*@", "", said), hint=f"look at the network, or {MIRROR_HINT}"
+                    "archive-unreachable",
+                    re.sub(r"(?<=://)[^\s/]*@", "", said),
+                    hint=f"check the network, or {MIRROR_HINT}",
                 )
 
 
@@ -202,10 +208,14 @@ def open_archive(
     """
     environ = dict(mirror.environ)
     if shutil.which("apt-get", path=environ["PATH"]) is None:
-        raise ToolError("apt-get is not on this machine", hint="bases are made on Debian or its derivatives")
+        raise ToolError(
+            "tool-missing", "apt-get is not installed", hint="build bases on Debian or its derivatives"
+        )
     if not mirror.keyring.is_file():
         raise ToolError(
-            f"Debian's keyring {mirror.keyring} is missing", hint="apt-get install debian-archive-keyring"
+            "keyring-missing",
+            f"the Debian keyring {mirror.keyring} is missing",
+            hint="apt-get install debian-archive-keyring",
         )
     root = Path(tempfile.mkdtemp(prefix="imagefactory-apt-", dir=environ.get("TMPDIR") or None))
     try:
@@ -229,10 +239,11 @@ def open_archive(
                     task.advance(max(0, int(percent) - done))
                     done = max(done, int(percent))
             except DownloadError as error:
-                look = f"look at the network and the machine's apt sources, or {MIRROR_HINT}"
+                check = f"check the network and the machine's apt sources, or {MIRROR_HINT}"
                 raise LockError(
-                    f"the package lists of Debian {suite} could not be read:\n{error.message}",
-                    hint=EXPIRED_HINT if _EXPIRED.search(error.message) else look,
+                    "archive-read-failed",
+                    f"cannot read the package lists of Debian {suite}:\n{error.message}",
+                    hint=EXPIRED_HINT if _EXPIRED.search(error.message) else check,
                 ) from error
             task.advance(100 - done)
         dates = [
@@ -259,17 +270,20 @@ def _watch(
         limited = _LIMITED.search(text)
         if pause is None or not (limited or (pause == PAUSES[0] and _SYNCING.search(text))):
             break
-        why = "limits how much this address may fetch (509)" if limited else "is being changed"
+        why = "limits downloads of this address (509)" if limited else "is being updated"
         progress.note(f"the archive {why}: waiting {pause:.0f} seconds")
         time.sleep(pause)
     said = error_lines(text) or f"{argv[0]} ended with {code}"
     if _NOT_FOUND.search(text):
         raise StaleIndexError(
+            "archive-index-outdated",
             said,
             hint=f"the index names files that the archive does not have: try again later, or {MIRROR_HINT}",
         )
     raise DownloadError(
-        said, hint="look at the network and the machine's apt settings, then run the command again"
+        "download-failed",
+        said,
+        hint="check the network and the machine's apt settings, then run the command again",
     )
 
 
@@ -338,5 +352,7 @@ def parse_release_date(text: str) -> int:
     """Seconds since 1970 of a Release file's Date field."""
     match = re.search(r"^Date: (.+)$", text, flags=re.MULTILINE)
     if match is None:
-        raise LockError("a Release file of the archive has no Date", hint=MIRROR_HINT)
+        raise LockError(
+            "release-file-malformed", "a Release file of the archive has no Date", hint=MIRROR_HINT
+        )
     return int(parsedate_to_datetime(match[1]).timestamp())

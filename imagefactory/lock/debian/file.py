@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from imagefactory.errors import LockError
+from imagefactory.errors import LockError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.gpu.platforms import PLATFORMS, architecture
 from imagefactory.model import Base, BaseLock, DebianPackage
@@ -77,7 +77,7 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
         for number, name in enumerate(("format", "base", "suite", "content-hash", "source-date-epoch"), 1)
     ]
     if fields[0] != FORMAT:
-        raise _malformed(file, 1, f"the format is not '{FORMAT}'")
+        raise _malformed(file, 1, f"expected the format '{FORMAT}', found '{fields[0]}'")
     for number, value, pattern in (
         (2, fields[1], _SUITE),
         (3, fields[2], _SUITE),
@@ -85,17 +85,17 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
         (5, fields[4], re.compile("[1-9][0-9]{0,10}")),
     ):
         if not pattern.fullmatch(value):
-            raise _malformed(file, number, f"'{value}' is not a value that belongs here")
+            raise _malformed(file, number, f"'{value}' is not a valid value here")
     if lines[5:6] != [""] or lines[-1] != "":
         raise _malformed(file, 6, "an empty line must follow the header and a newline end the file")
     packages = tuple(_package(line, number, file) for number, line in enumerate(lines[6:-1], 7))
     for number, (one, other) in enumerate(pairwise(packages), 8):
         if one.name >= other.name:
-            raise _malformed(file, number, f"'{other.name}' is out of order or there twice")
+            raise _malformed(file, number, f"'{other.name}' is out of order or duplicate")
     if not packages:
-        raise _malformed(file, 7, "there is no package")
+        raise _malformed(file, 7, "the lock has no packages")
     if len(processors := {one.architecture for one in packages} - {"all"}) > 1:
-        raise _malformed(file, 7, f"packages for {' and '.join(sorted(processors))} stand in one lock")
+        raise _malformed(file, 7, f"the lock mixes packages for {' and '.join(sorted(processors))}")
     return BaseLock(
         base=fields[1],
         suite=fields[2],
@@ -111,9 +111,11 @@ def read_base_lock(path: Path) -> BaseLock | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockError(
-            f"{path}: cannot be read: {error}", hint="run imagefactory lock to write it again"
+    except OSError as error:
+        raise LockError(*os_problem("read", path, error), hint="check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise _malformed(
+            str(path), error.object.count(b"\n", 0, error.start) + 1, "not UTF-8 text"
         ) from error
     return parse_base_lock(text, str(path))
 
@@ -125,7 +127,7 @@ def write_base_lock(path: Path, lock: BaseLock) -> None:
         replace_text(path, format_base_lock(lock))
     except OSError as error:
         raise LockError(
-            f"{path}: cannot be written: {error}", hint="free the disk or mend the rights"
+            *os_problem("write", path, error), hint="check the disk space and the permissions"
         ) from error
 
 
@@ -150,14 +152,13 @@ def _package(line: str, number: int, file: str) -> DebianPackage:
         (size, re.fullmatch("[1-9][0-9]{0,11}", size)),
     ):
         if not good:
-            raise _malformed(file, number, f"'{value}' is not a value that belongs here")
+            raise _malformed(file, number, f"'{value}' is not a valid value here")
     return DebianPackage(name=name, version=version, architecture=processor, sha256=sha256, size=int(size))
 
 
 def _malformed(file: str, number: int, what: str) -> LockError:
     return LockError(
-        f"{file}:{number}: {what}",
-        hint="a lock is written by 'imagefactory lock', not by hand: restore it from git or lock again",
+        "lock-malformed", f"{file}:{number}: {what}", hint="restore it from git or run imagefactory lock"
     )
 
 

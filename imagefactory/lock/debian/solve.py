@@ -40,7 +40,11 @@ def solve_base(base: Base, archive: Archive, content_hash: str) -> BaseLock:
     offers = archive.offered([name for name, _ in chosen])
     missing = [f"{name} {version}" for name, version in chosen if (name, version) not in offers]
     if missing:
-        raise LockError(f"the signed indexes give no sha256 for {', '.join(missing)}", hint=MIRROR_HINT)
+        raise LockError(
+            "hash-not-published",
+            f"the signed indexes have no sha256 for {', '.join(missing)}",
+            hint=MIRROR_HINT,
+        )
     return BaseLock(
         base=base.name,
         suite=base.suite,

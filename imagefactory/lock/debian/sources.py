@@ -17,13 +17,13 @@ _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?:/|$)")
 _RELEASES = ("bullseye", "bookworm", "trixie", "forky", "duke", "sid")
 _CODENAMES = frozenset([*_RELEASES, "oldoldstable", "oldstable", "stable", "testing", "unstable"])
 EXPIRED_HINT = (
-    "ask again when the archive is current; one that is frozen on purpose is taken by an address with its "
-    'date (debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or as a source of apt with '
+    "try again when the archive is current; for one that is frozen on purpose write an address with its "
+    'date (debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or an apt source with '
     "Check-Valid-Until: no"
 )
 MIRROR_HINT = (
-    'write debian-mirror = "ADDRESS" in imagefactory.toml, where ADDRESS holds Debian\'s dists/ and pool/ '
-    '(or "ADDRESS SECURITY-ADDRESS" when the security archive does not lie beside it)'
+    'write debian-mirror = "ADDRESS" in imagefactory.toml, where ADDRESS has Debian\'s dists/ and pool/ '
+    '(or "ADDRESS SECURITY-ADDRESS" if the security archive is not next to it)'
 )
 
 
@@ -78,7 +78,9 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
     if setting:
         addresses = setting.split()
         if len(addresses) > 2 or not all(_URI.fullmatch(address) for address in addresses):
-            raise ToolError(f"debian-mirror '{setting}' is not an address", hint=MIRROR_HINT)
+            raise ToolError(
+                "debian-mirror-invalid", f"debian-mirror '{setting}' is not an address", hint=MIRROR_HINT
+            )
         main = addresses[0].rstrip("/")
         security = addresses[1].rstrip("/") if len(addresses) == 2 else derive_security(main)
         return main, security, frozenset(filter(_SNAPSHOT.search, (main, security)))
@@ -86,7 +88,9 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
     mains = [source for source in debian if source.suite in _CODENAMES]
     securities = [source for source in debian if source.suite.endswith(("-security", "/updates"))]
     if not mains:
-        raise ToolError("this machine's apt sources name no archive of Debian", hint=MIRROR_HINT)
+        raise ToolError(
+            "debian-archive-unknown", "this machine's apt sources have no Debian archive", hint=MIRROR_HINT
+        )
     # Other archives carry Debian's suite names too: one that Debian's keyring signs, or whose path says so.
     first = min(mains, key=lambda source: not _looks_official(source))
     second = (
@@ -102,7 +106,9 @@ def derive_security(main: str) -> str:
     """The security archive beside a main archive: the path's segment `debian` becomes `debian-security`."""
     segments = main.split("/")
     if "debian" not in segments[1:]:
-        raise ToolError(f"where the security archive of '{main}' lies cannot be told", hint=MIRROR_HINT)
+        raise ToolError(
+            "security-archive-unknown", f"the security archive of '{main}' is unknown", hint=MIRROR_HINT
+        )
     last = len(segments) - 1 - segments[::-1].index("debian")
     return "/".join([*segments[:last], "debian-security", *segments[last + 1 :]])
 

@@ -98,13 +98,15 @@ def explain_conflict(
     if conflict is None:
         return error
     why = _because(conflict)
-    count = "has no solution" if len(conflict.texts) == 1 else "contradict one another"
-    message = f"{question.lock.target}: {' and '.join(conflict.texts)} {count}{f': {why}' if why else ''}"
+    problem = "has no solution" if len(conflict.texts) == 1 else "conflict"
+    message = f"{question.lock.target}: {' and '.join(conflict.texts)} {problem}{f': {why}' if why else ''}"
     old, new = find_fix(solver, question, conflict, keep)
     hint = error.hint
     if new:
-        hint = f"write {new} in place of {old}: that has a solution"
-    return UnsolvableError(message, hint=hint, tree=error.tree, conflict=conflict.texts)
+        hint = f"write {new} instead of {old}: that has a solution"
+    return UnsolvableError(
+        "requirements-conflict", message, hint=hint, tree=error.tree, conflict=conflict.texts
+    )
 
 
 def _only(question: WheelQuestion, texts: Sequence[str]) -> WheelQuestion:

@@ -28,10 +28,11 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
     own = f"imagefactory new NAME --from FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
+        error.code,
         error.message,
-        hint=f"{fix}every package of {under.target} stays as it is locked: ask other versions of what comes "
-        f"on top; where a newer one below serves, imagefactory lock {under.target} --update PACKAGE; where "
-        f"an older one is needed, a recipe of its own: {own}{_with_cuda(target)}",
+        hint=f"{fix}every package of {under.target} stays as it is locked: ask for other versions of the "
+        f"packages on top; if a newer one below works, imagefactory lock {under.target} --update PACKAGE; "
+        f"if an older one is needed, write a separate recipe: {own}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,
     )
@@ -45,15 +46,16 @@ def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
     for name, url in index.named:
         if url.rstrip("/") in stderr:
             return UnreachableError(
+                "index-unreachable",
                 _one_line(stderr),
-                hint=f"is the network up, is the index '{name}' at {redact(url)} (setting indexes), and does "
-                "~/.netrc have its password, if it wants one?",
+                hint=f"check the network, the address of the index '{name}' ({redact(url)}, setting indexes) "
+                "and its password in ~/.netrc, if it needs one",
             )
     where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
-    hint = f"is the network up, and is this the right package index: {where}?"
+    hint = f"check the network and the package index: {where}"
     if "certificate" in stderr:
         hint = f"set `certificates` (imagefactory.toml) to a file with the CA of the package index: {where}"
-    return UnreachableError(_one_line(stderr), hint=hint)
+    return UnreachableError("index-unreachable", _one_line(stderr), hint=hint)
 
 
 def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
@@ -61,23 +63,28 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     text = _one_line(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
     if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
-        # uv says the same of an index that wants a password.
-        hint = (
-            f"is it on the index '{origin}' at {redact(index.address(origin, ''))}, which alone is asked for "
+        # uv says the same of an index that requires a password.
+        return LockError(
+            "package-not-on-index",
+            f"{lock.target}: {text}",
+            hint=f"check that it is on the index '{origin}' at {redact(index.address(origin, ''))}, "
+            "the only one for it, and that ~/.netrc has its password, if it needs one",
         )
-        hint += "it, and does ~/.netrc have that index' password, if it wants one?"
-    elif re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
-        hint = "images are made of wheels only: constrain that package to a version that has one"
+    if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
+        hint = "constrain that package to a version that has a wheel: images contain only wheels"
         names = all_without_wheel(stderr)
-        return NoWheelError(f"{lock.target}: {text}", hint=hint, names=names, account=stderr)
-    elif "No solution found" in text and lock.wheels:
-        text = f"the index no longer has what is locked: {text}"
-        hint = f"imagefactory lock {lock.target} --update PACKAGE"
-    elif "No solution found" in text and "could not be queried" not in text:
-        hint = "change the recipe's versions, packages or constraints"
+        return NoWheelError(
+            "no-usable-wheel", f"{lock.target}: {text}", hint=hint, names=names, account=stderr
+        )
+    if "No solution found" in text and lock.wheels:
+        return LockError(
+            "locked-file-gone",
+            f"{lock.target}: the index no longer has the locked packages: {text}",
+            hint=f"imagefactory lock {lock.target} --update PACKAGE",
+        )
+    if "No solution found" in text and "could not be queried" not in text:
+        hint = "change the versions, packages or constraints of the recipe"
         tree = "\n".join(line for line in stderr.splitlines() if not line.startswith("warning:"))
-        return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
-    else:
-        hint = unreached(stderr, index).hint
-        return UnreachableError(f"{lock.target}: {text}", hint=hint)
-    return LockError(f"{lock.target}: {text}", hint=hint)
+        return UnsolvableError("no-solution", f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
+    hint = unreached(stderr, index).hint
+    return UnreachableError("index-unreachable", f"{lock.target}: {text}", hint=hint)

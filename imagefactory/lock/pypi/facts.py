@@ -64,8 +64,9 @@ def refuse_two_cudas(target: str, wheels: Iterable[LockedWheel], via: Mapping[st
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
         told.append(f"CUDA {major} ({some[0].name} {some[0].version}{more}, required by {bringers[major]})")
     raise LockError(
-        f"{target}: the lock would hold libraries of {' and of '.join(told)}",
-        hint=f"keep one: constrain or leave out what {' or '.join(dict.fromkeys(bringers.values()))} brings",
+        "cuda-runtime-conflict",
+        f"{target}: the lock would have libraries of {' and of '.join(told)}",
+        hint=f"keep one: constrain or remove what {' or '.join(dict.fromkeys(bringers.values()))} requires",
     )
 
 
@@ -94,23 +95,26 @@ def check_facts(lock: Lock, target: Target) -> None:
     framework = next((w for w in lock.wheels if w.name == canonicalize_name(target.framework)), None)
     if framework is None:
         raise LockError(
-            f"{target.name}: the lock does not hold the framework '{target.framework}'",
+            "framework-not-locked",
+            f"{target.name}: the lock does not have the framework '{target.framework}'",
             hint=f"imagefactory lock {target.name}",
         )
     came = f"{framework.name} {framework.version}"
     if not _agrees(target.version, framework.version):
         raise LockError(
+            "framework-version-mismatch",
             f"{target.name}: {came} was locked, the recipe asks for {target.version}",
-            hint=f"let the packages at {target.where} agree with version {target.version}",
+            hint=f"make the packages at {target.where} agree with version {target.version}",
         )
     rocm = rocm_of(target.cuda)
     if target.cuda == NO_CUDA or rocm:
         if wheels := brings_cuda(lock):
             raise LockError(
+                "gpu-package-unwanted",
                 f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for "
                 f"{'NVIDIA' if rocm else 'GPUs'}, and the recipe says "
                 f"{f'rocm: [{rocm}]' if rocm else 'cuda: [none]'}",
-                hint=f"leave out what brings it at {target.where}, or take the framework's build for "
+                hint=f"remove what requires it at {target.where}, or use the framework's build for "
                 + ("ROCm" if rocm else "CPUs; PyTorch's is on conda-forge: source: conda"),
             )
         if rocm:
@@ -119,26 +123,30 @@ def check_facts(lock: Lock, target: Target) -> None:
     runtimes, cuda = cuda_runtimes(lock), cuda_version(lock)
     if cuda is None:
         raise LockError(
-            f"{target.name}: {came} and its dependencies bring no CUDA runtime: "
+            "cuda-missing",
+            f"{target.name}: {came} and its dependencies include no CUDA runtime: "
             "the image would silently compute on the CPU",
-            hint=f"add the extra or the nvidia-cuda-runtime package that brings CUDA at {target.where}"
+            hint=f"add the extra or the nvidia-cuda-runtime package that provides CUDA at {target.where}"
             + ("" if target.platform == AMD64 else f"; older releases may have none for {target.platform}"),
         )
     if framework.name == "jax" and not any(map(_runs_jax_on_cuda, lock.wheels)):
         raise LockError(
+            "cuda-plugin-missing",
             f"{target.name}: {came} comes without its CUDA plugin: it would silently compute on the CPU",
-            hint=f"write the extra that brings it (extras: [cuda{target.cuda.partition('.')[0]}]) at "
+            hint=f"write the extra that provides it (extras: [cuda{target.cuda.partition('.')[0]}]) at "
             f"{target.where}; JAX has it on PyPI since 0.4.24",
         )
     brought = " and ".join(f"{wheel.name} {wheel.version}" for wheel in runtimes)
     if len(runtimes) > 1:
         raise LockError(
+            "cuda-runtime-conflict",
             f"{target.name}: {came} comes with more than one CUDA runtime ({brought})",
             hint=f"constrain the packages at {target.where} to one of them",
         )
     if not _agrees(target.cuda, cuda):
         raise LockError(
-            f"{target.name}: {came} comes with CUDA {cuda} ({brought}), the recipe asks {target.cuda}",
+            "cuda-version-mismatch",
+            f"{target.name}: {came} comes with CUDA {cuda} ({brought}), the recipe asks for {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or constrain {runtimes[0].name}',
         )
 
@@ -173,16 +181,18 @@ def _check_rocm(lock: Lock, target: Target, came: str) -> None:
     builds = rocm_builds(lock)
     if not builds:
         raise LockError(
-            f"{target.name}: {came} and its dependencies bring nothing for ROCm: "
+            "rocm-missing",
+            f"{target.name}: {came} and its dependencies include nothing for ROCm: "
             "the image would silently compute on the CPU",
-            hint=f"add the extra or the package that brings it at {target.where}, such as jax's rocm7-local",
+            hint=f"add the extra or package that provides it at {target.where}, such as rocm7-local of jax",
         )
     asked = rocm_of(target.cuda)
     for wheel, rocm in builds:
         if rocm and not _agrees(asked, rocm):
             raise LockError(
+                "rocm-version-mismatch",
                 f"{target.name}: {wheel.name} {wheel.version} is built for ROCm {rocm}, "
-                f"the recipe asks {asked}",
+                f"the recipe asks for {asked}",
                 hint=f'write rocm: ["{rocm}"] at {target.where}, or constrain {wheel.name}',
             )
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import certifi
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import explain_full_disk, replace_bytes
 from imagefactory.settings.choices import Setting
 from imagefactory.web import Login, sends_openly, without_login
@@ -64,7 +64,8 @@ class PackageIndex:
         if url := dict(self.named).get(name):
             return url.rstrip("/")
         raise UsageError(
-            f"{asked} comes from the index '{name}', and the settings do not say where that is",
+            "index-unknown",
+            f"{asked} comes from the index '{name}', which is not in the settings",
             hint=f'write below [indexes] in imagefactory.toml: {name} = "https://..."',
         )
 
@@ -165,7 +166,9 @@ def _join_pem(files: Iterable[Path]) -> bytes:
         try:
             text = path.read_bytes().replace(b"\r", b"")
         except OSError as error:
-            raise UsageError(f"cannot read the certificates {path}: {error.strerror}") from error
+            raise UsageError(
+                *os_problem("read", f"the certificates {path}", error), hint="fix the path or its permissions"
+            ) from error
         found |= dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text))
     return b"".join(one + b"\n" for one in found)
 
@@ -182,7 +185,9 @@ def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[s
         try:
             parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
-            raise UsageError(f"{path}: pip's settings cannot be read: {error}") from error
+            raise UsageError(
+                "pip-config-invalid", f"cannot read the pip settings {path}: {error}", hint=f"fix {path}"
+            ) from error
         for section in ("global", "install"):
             for name, value in parser.items(section) if parser.has_section(section) else ():
                 key = name.lower().replace("_", "-").removeprefix("--")
@@ -241,7 +246,11 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
     named = [(environ.get(name, ""), f"${name}") for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")]
     for value, origin in (*named, pip, (environ.get("SSL_CERT_FILE", ""), "$SSL_CERT_FILE")):
         if value and not Path(value).exists():
-            raise UsageError(f"the certificate file {value} ({origin}) does not exist", hint=f"mend {origin}")
+            raise UsageError(
+                "certificate-file-missing",
+                f"the certificate file {value} ({origin}) does not exist",
+                hint=f"fix {origin}",
+            )
         if value:
             return value
     system = ssl.get_default_verify_paths()

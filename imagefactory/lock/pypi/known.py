@@ -7,6 +7,7 @@ that need, and the person is told. A recipe that requires the contrary has no so
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -51,8 +52,8 @@ class Need:
 class NoCompanionError(UnsolvableError):
     """A companion has no release for a version of its framework, which `need` bounds to those that it has."""
 
-    def __init__(self, message: str, *, hint: str, conflict: tuple[str, ...], need: Need) -> None:
-        super().__init__(message, hint=hint, conflict=conflict)
+    def __init__(self, *texts: str, hint: str, conflict: tuple[str, ...], need: Need) -> None:
+        super().__init__(*texts, hint=hint, conflict=conflict)
         self.need = need
 
 
@@ -166,8 +167,9 @@ def solve_known(solver: Solver, question: WheelQuestion, progress: Progress) -> 
         except (UnsolvableError, NoWheelError) as error:
             raise _contradicted(question, kept, error) from error
     raise LockError(
-        f"{question.lock.target}: no solution meets what is known of its packages: {_told(kept)}",
-        hint="pin the packages that these name",
+        "known-needs-unmet",
+        f"{question.lock.target}: no solution meets the known needs of its packages: {_told(kept)}",
+        hint="pin these packages",
     )
 
 
@@ -216,16 +218,18 @@ def _no_companion(companion: str, release: str) -> NoCompanionError:
     head, _, tail = last.rpartition(".")
     wants = Requirement(f"{framework}<{head}.{int(tail) + 1}" if head and tail.isdigit() else framework)
     return NoCompanionError(
+        "companion-not-released",
         f"{name} has no release for {release}: its last is for {framework} {last}",
-        hint=f"write version: {last} of {framework}, or leave out {name} and what needs it",
+        hint=f"write version: {last} of {framework}, or remove {name} and what needs it",
         conflict=(name,),
         need=Need(by=companion, wants=wants, add=False, source="companions.toml"),
     )
 
 
 def _of_target(question: WheelQuestion, error: NoCompanionError) -> NoCompanionError:
-    message = f"{question.lock.target}: {error.message}"
-    return NoCompanionError(message, hint=error.hint, conflict=error.conflict, need=error.need)
+    error = copy(error)
+    error.message = f"{question.lock.target}: {error.message}"
+    return error
 
 
 def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockError) -> UnsolvableError:
@@ -238,15 +242,16 @@ def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockErr
     ]
     against = [one for one in needs if any(package_of(text) == one.wants.name for text in own)] or needs
     own = [text for text in own if package_of(text) in {one.wants.name for one in against}]
-    message = f"{question.lock.target}: {_told(against)} (known, though not declared), and "
+    message = f"{question.lock.target}: {_told(against)} (known, but not declared), and "
     hint = error.hint
     if own:
         message += f"the recipe asks for {' and '.join(own)}"
         by = against[0]
-        hint = f"write what {by.by} needs in place of {' and '.join(own)}, or another version of {by.package}"
+        hint = f"write what {by.by} needs instead of {' and '.join(own)}, or another version of {by.package}"
     else:
-        message += "no solution has that"
+        message += "no solution includes that"
     return UnsolvableError(
+        "requirements-conflict",
         message,
         hint=hint,
         tree=error.tree if isinstance(error, UnsolvableError) else error.message,

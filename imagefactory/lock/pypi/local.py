@@ -11,7 +11,7 @@ from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import LockError
+from imagefactory.errors import LockError, os_problem
 from imagefactory.lock.pypi.origins import from_files
 from imagefactory.lock.pypi.requirements import misfit
 from imagefactory.model import Lock, LockedWheel, OwnFile
@@ -72,11 +72,15 @@ def _digest(file: Path, _changed: int, _size: int) -> str:
 
 
 def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
-    file, hint = root / path, f"put the wheel there, or change what the recipe of {lock.target} names"
+    file, hint = root / path, f"put the wheel there, or change its path in the recipe of {lock.target}"
     if not file.is_file():
-        raise LockError(f"{lock.target}: the wheel {path} is not in {root}", hint=hint)
+        raise LockError("local-wheel-missing", f"{lock.target}: the wheel {path} is not in {root}", hint=hint)
     if not file.resolve().is_relative_to(root.resolve()):
-        raise LockError(f"{lock.target}: {path} is a link out of {root}", hint="copy what it leads to")
+        raise LockError(
+            "local-wheel-outside",
+            f"{lock.target}: {path} is a link out of {root}",
+            hint="replace the link by the wheel",
+        )
     name, version, *_ = parse_wheel_filename(file.name)
     try:
         wheel = LockedWheel(
@@ -84,17 +88,19 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
         )
         said = wheel_says(file)
     except OSError as error:
-        raise LockError(f"{lock.target}: {path} cannot be read: {error.strerror}", hint=hint) from error
+        raise LockError(*os_problem("read", f"{path} of {lock.target}", error), hint=hint) from error
     if said != (name, version):
-        told = f"it says to be {said[0]} {said[1]}" if said else "it is damaged, or not made by a build tool"
+        found = f"found {said[0]} {said[1]}" if said else "it is corrupt, or was not built by a build tool"
         raise LockError(
-            f"{lock.target}: {path} is no wheel of {name} {version}: {told}",
-            hint="build it anew (pip wheel --no-deps, python -m build) and do not rename it",
+            "local-wheel-invalid",
+            f"{lock.target}: {path} is not a wheel of {name} {version}: {found}",
+            hint="build it again (pip wheel --no-deps, python -m build) and do not rename it",
         )
     if fault := misfit(wheel, lock.python, lock.platform):
         raise LockError(
+            "local-wheel-incompatible",
             f"{lock.target}: {fault}",
-            hint="build it for these, such as in an image on the same base",
+            hint="build it for this Python and platform, such as in an image on the same base",
         )
     return wheel
 

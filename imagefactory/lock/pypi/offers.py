@@ -43,6 +43,7 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[WheelOff
         name = canonicalize_name(package["name"])
         if "version" not in package or "archive" in package or "vcs" in package or "directory" in package:
             raise LockError(
+                "package-not-from-index",
                 f"{target}: '{name}' does not come from a package index",
                 hint=f"write '{name}' with a version, not with an address",
             )
@@ -95,8 +96,9 @@ def choose(
         if best is None:
             other = what_works(name, there(name), empty)
             raise LockError(
+                "wheel-not-found",
                 f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
-                hint=f"images are made of wheels only, and {other}",
+                hint=f"images contain only wheels, and {other}",
             )
         wheel, offer = best
         old = kept.get(name)
@@ -108,8 +110,9 @@ def choose(
             origin = from_indexes(empty.origins).get(name)
             where = f"the index '{origin}'" if origin else "the index"
             raise LockError(
-                f"{empty.target}: {where} gives no sha256 for {offer.filename}",
-                hint=f"use an index that does (setting '{'indexes' if origin else 'index'}' in "
+                "hash-not-published",
+                f"{empty.target}: {where} has no sha256 for {offer.filename}",
+                hint=f"use an index that has one (setting '{'indexes' if origin else 'index'}' in "
                 "imagefactory.toml)",
             )
         wheels.append(wheel)
@@ -125,9 +128,10 @@ def address_of(wheel: LockedWheel, offers: Iterable[WheelOffer], lock: Lock) -> 
         if offer.filename == wheel.filename:
             if offer.sha256:
                 raise LockError(
-                    f"{lock.target}: the index now has other bytes under the name {wheel.filename}: "
-                    f"sha256 {offer.sha256}, locked was {wheel.sha256}",
-                    hint="do not trust this file; ask the index's keeper or the package's authors",
+                    "index-file-changed",
+                    f"{lock.target}: the index now has another file under the name {wheel.filename}: "
+                    f"expected sha256 {wheel.sha256}, found {offer.sha256}",
+                    hint="do not trust this file; ask the administrator of the index or the authors",
                 )
             return offer.url  # an index that tells no hashes: the download is checked against the lock
     return ""

@@ -73,7 +73,8 @@ def check_exclude(request: LockRequest) -> tuple[str, ...]:
     for wheel in under.wheels if under else ():
         if wheel.name in target.exclude:
             raise LockError(
-                f"{target.name} excludes '{wheel.name}', which {target.on} has, on which it is built",
+                "package-from-parent",
+                f"{target.name} excludes '{wheel.name}' of {target.on}, on which it is built",
                 hint=f"write exclude: [{wheel.name}] in the recipe of {target.on}",
             )
     return target.exclude
@@ -88,14 +89,16 @@ def known_updates(request: LockRequest) -> tuple[str, ...]:
     for name in update:
         if name in below and under:
             raise LockError(
-                f"{target.name} has '{name}' from {under.target}, on which it is built",
+                "package-from-parent",
+                f"{target.name} keeps the '{name}' of {under.target}, on which it is built",
                 hint=f"imagefactory lock {under.target} --update {name}",
             )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            held = "has no lock yet" if request.previous is None else f"holds no package '{name}'"
+            problem = "has no lock yet" if request.previous is None else f"has no package '{name}'"
             raise LockError(
-                f"{target.name} {held}, so there is nothing to update",
+                "update-package-unknown",
+                f"{target.name} {problem}, so there is nothing to update",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
     return update

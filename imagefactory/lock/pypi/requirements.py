@@ -15,7 +15,7 @@ from typing import Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import LockError
+from imagefactory.errors import LockError, os_problem
 from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.model import Lock, LockedWheel
@@ -73,7 +73,9 @@ def parse_lock(text: str, file: str) -> Lock:
     def fault(index: int, what: str) -> LockError:
         known = re.fullmatch(_HEADER[1][1], target)
         return LockError(
-            f"{file}:{index + 1}: {what}", hint=f"imagefactory lock {target if known else 'TARGET'}"
+            "lock-malformed",
+            f"{file}:{index + 1}: {what}",
+            hint=f"imagefactory lock {target if known else 'TARGET'}",
         )
 
     header = []
@@ -81,15 +83,15 @@ def parse_lock(text: str, file: str) -> Lock:
         line = lines[index] if index < len(lines) else ""
         value = _between(line, f"# {key} ")
         if not re.fullmatch(pattern, value):
-            raise fault(index, f"expected '# {key} ...' and not {_shown(line)}")
+            raise fault(index, f"expected '# {key} ...', found {_shown(line)}")
         if index == 0 and value != str(FORMAT):
-            raise fault(0, f"lock format {value} is not known to this imagefactory (it knows {FORMAT})")
+            raise fault(0, f"lock format {value} is not supported (expected {FORMAT})")
         header.append(value)
     _, _, content_hash, python, platform, solver, count, remake = header
     if remake != f"imagefactory lock {target}":
-        raise fault(len(_HEADER) - 1, f"names another target than '{target}'")
+        raise fault(len(_HEADER) - 1, f"the target is not '{target}'")
     if lines[-1] != "":
-        raise fault(len(lines) - 1, "the last line is cut short")
+        raise fault(len(lines) - 1, "the last line is incomplete")
 
     wheels: list[LockedWheel] = []
     origins: list[tuple[str, str]] = []
@@ -98,14 +100,14 @@ def parse_lock(text: str, file: str) -> Lock:
         if fits_not := misfit(wheel, python, platform):
             raise fault(index, fits_not)
         if wheels and wheel.name == wheels[-1].name:
-            raise fault(index + 1, f"'{wheel.name}' stands twice")
+            raise fault(index + 1, f"'{wheel.name}' is duplicate")
         if wheels and wheel.name < wheels[-1].name:
-            raise fault(index + 1, f"'{wheel.name}' must stand before '{wheels[-1].name}'")
+            raise fault(index + 1, f"'{wheel.name}' must come before '{wheels[-1].name}'")
         wheels.append(wheel)
         if origin:
             origins.append((wheel.name, origin))
     if len(wheels) != int(count):
-        raise fault(len(lines) - 1, f"holds {len(wheels)} packages where its header says {count}")
+        raise fault(len(lines) - 1, f"expected {count} packages, found {len(wheels)}")
     return Lock(
         target=target,
         content_hash=content_hash,
@@ -118,18 +120,26 @@ def parse_lock(text: str, file: str) -> Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in a file. Raises LockError for one that is missing, unreadable or malformed."""
+    """Return the lock in a file. Raises LockError for one that is missing, unreadable or malformed."""
+    return parse_lock(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a lock file. Raises LockError for one that is missing, unreadable or not UTF-8."""
     try:
-        data = path.read_bytes()
-        return parse_lock(data.decode("utf-8"), str(path))
+        return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        name = path.name.removesuffix(".requirements.txt")
-        raise LockError(f"{path} does not exist", hint=f"imagefactory lock {name}") from error
+        target = path.name.removesuffix(".requirements.txt")
+        raise LockError(
+            "lock-missing", f"{path} does not exist", hint=f"imagefactory lock {target}"
+        ) from error
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise LockError(f"{path}:{line}: is not UTF-8 text", hint="imagefactory lock TARGET") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise LockError(
+            "lock-malformed", f"{path}:{line}: not UTF-8 text", hint="imagefactory lock TARGET"
+        ) from error
     except OSError as error:
-        raise LockError(f"{path}: cannot be read: {error.strerror}", hint="mend the file's rights") from error
+        raise LockError(*os_problem("read", path, error), hint="check its permissions") from error
 
 
 def _between(line: str, prefix: str) -> str:
@@ -145,8 +155,8 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
     first = _WHEEL.fullmatch(described)
     if not first:
         if re.match(r"# wheel: \S+\.(tar\.gz|zip|tar\.bz2) ", described):
-            raise fault(index, "names a source distribution; images are made of wheels only")
-        raise fault(index, f"expected '# wheel: FILE.whl BYTES' and not {_shown(described)}")
+            raise fault(index, "this is a source distribution, and images contain only wheels")
+        raise fault(index, f"expected '# wheel: FILE.whl BYTES', found {_shown(described)}")
     origin = first[3] or ""
     if origin.startswith("./"):
         if not RULES["wheel"].allows(origin) or origin.rpartition("/")[2] != first[1]:
@@ -155,7 +165,7 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
         raise fault(index, f"{_shown(origin)} is not the name of an index")
     second = _PIN.fullmatch(pin)
     if not second:
-        raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>' and not {_shown(pin)}")
+        raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>', found {_shown(pin)}")
     wheel = LockedWheel(
         name=second[1],
         version=second[2],
@@ -172,7 +182,7 @@ def misfit(wheel: LockedWheel, python: str, platform: str) -> str:
         name, version, _, offered = parse_wheel_filename(wheel.filename)
         pinned = Version(wheel.version)
     except InvalidWheelFilename as error:
-        return f"'{wheel.filename}' is not a wheel's file name: {error}"
+        return f"'{wheel.filename}' is not a wheel file name: {error}"
     except InvalidVersion as error:
         return str(error)
     if (name, version) != (wheel.name, pinned):

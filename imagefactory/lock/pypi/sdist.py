@@ -31,8 +31,9 @@ def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[
             found.setdefault(version, file)
     if not (fitting := list(requirement.specifier.filter(found))):
         raise LockError(
+            "sdist-not-found",
             f"the index has no source distribution of {requirement}",
-            hint="name another version, a folder, or git+https://HOST/REPOSITORY@COMMIT",
+            hint="write another version, a directory, or git+https://HOST/REPOSITORY@COMMIT",
         )
     version = max(fitting)
     return found[version], version
@@ -52,15 +53,23 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                 left -= len(data)
                 if left < 0:
                     raise DownloadError(
+                        "sdist-too-large",
                         f"{file.filename} has more than {LARGEST:,} bytes",
-                        hint="fetch it yourself, and name the file",
+                        hint="download it yourself, and pass the file",
                     )
                 content.update(data)
                 out.write(data)
             if content.hexdigest() != file.sha256:
-                raise DownloadError(f"{file.filename} is not what the index said", hint="try again")
+                raise DownloadError(
+                    "hash-mismatch",
+                    f"{file.filename} has the wrong hash: "
+                    f"expected sha256 {file.sha256}, found {content.hexdigest()}",
+                    hint="try again",
+                )
     except (RefusedError, TransientError) as error:
-        raise DownloadError(f"{file.filename}: {redact(str(error))}", hint="try again") from error
+        raise DownloadError(
+            "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
+        ) from error
     finally:
         web.close()
     return path

@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.lock.pypi.git_version import VARIABLES
 from imagefactory.oci.tar_header import CappedInfo
 from imagefactory.scan.zip import check_list
@@ -122,8 +122,9 @@ def read_project(source: Path) -> Project:
         configparser.Error,
     ) as error:
         raise UsageError(
-            f"{printable(str(source))} cannot be read as a package's source: {printable(str(error))}",
-            hint=f"give an archive with a {PYPROJECT} or setup.py below its one folder, or a folder",
+            "package-source-invalid",
+            f"{printable(str(source))} is not the source of a package: {printable(str(error))}",
+            hint=f"pass a directory, or an archive of one directory, with a {PYPROJECT} or setup.py",
         ) from error
 
 
@@ -347,18 +348,21 @@ def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[st
                 rows.append((path, str(bool(state.st_mode & stat.S_IXUSR)), digest))
             else:
                 raise UsageError(
-                    f"{printable(str(folder / path))} is not a file, folder or link", hint="remove it"
+                    "package-source-invalid",
+                    f"{printable(str(folder / path))} is not a file, directory or link",
+                    hint="remove it",
                 )
     except OSError as error:
         raise UsageError(
-            f"{printable(str(folder))} cannot be copied: {printable(str(error.filename))}: {error.strerror}",
+            *os_problem("copy", printable(f"{folder}: {error.filename}"), error),
             hint=f"remove it; files may have {most:,} bytes in all (--limit scratch=...)",
         ) from error
     for path, to in links.items():
         if leads_out(path, links):
             raise UsageError(
-                f"the link {printable(str(folder / path))} leads out of the folder, to {printable(to)}",
-                hint="replace it by what it leads to, if that may go into the wheel",
+                "source-link-outside",
+                f"the link {printable(str(folder / path))} leads out of the directory, to {printable(to)}",
+                hint="replace it by its target, if that may go into the wheel",
             )
         (target / path).symlink_to(to)
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()

@@ -149,8 +149,9 @@ class _Search:
                 if not any(added):
                     raise
         raise LockError(
-            f"{question.lock.target}: more than {ROUNDS} releases without a wheel were tried",
-            hint="constrain the packages that have none to one version each",
+            "too-many-unbuilt-releases",
+            f"{question.lock.target}: more than {ROUNDS} releases without a wheel were tested",
+            hint="constrain the packages without a wheel to one version each",
         )
 
     def unbuilt(self, pins: Pins) -> tuple[Unbuilt, ...]:
@@ -189,8 +190,9 @@ class _Search:
             project = read_project(self.solver.source(file, self.folder))
         except (UsageError, DownloadError) as error:
             raise LockError(
+                "package-source-unusable",
                 f"{lock.target}: {name} {version} has no wheel, and its source is unusable: {error.message}",
-                hint=f"ask for another version of {name}, or build a wheel and name it: ./wheels/NAME.whl",
+                hint=f"ask for another version of {name}, or build a wheel and write ./wheels/NAME.whl",
             ) from error
         project = replace(project, python=file.python or project.python)
         self._keep(Unbuilt(name=name, version=str(version), source=file.filename, project=project), project)
@@ -206,10 +208,16 @@ def read_own(root: Path, entry: str) -> Project:
     folder = root / entry
     if not folder.is_dir():
         raise UsageError(
-            f"{entry} is not a folder of {root}", hint="write a folder from the project's root on"
+            "package-source-missing",
+            f"{entry} is not a directory in {root}",
+            hint="write a path relative to the project's root",
         )
     if not folder.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{entry} is a link out of {root}", hint="copy what it leads to into the project")
+        raise UsageError(
+            "source-link-outside",
+            f"{entry} is a link out of {root}",
+            hint="copy its target into the project",
+        )
     return read_project(folder)
 
 
@@ -364,9 +372,10 @@ def list_unbuilt(
     if impossible:
         hint = (
             f"{' and '.join(impossible)} cannot be built for {target.name}: remove it from the recipe, "
-            f"or write the path of a wheel that you have (./wheels/NAME.whl); then {hint}"
+            f"or write the path of your own wheel (./wheels/NAME.whl); then {hint}"
         )
     return UnbuiltError(
+        "source-build-required",
         f"{target.name}: {count} must be built from source first:\n  " + "\n  ".join(lines),
         packages=tuple(rows),
         hint=hint,

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock as ThreadLock
@@ -95,7 +96,8 @@ class UvLocker:
         match = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
         if done.returncode != 0 or not match:
             raise ToolError(
-                f"uv does not start: {(done.stderr or done.stdout).strip()[:200]}",
+                "uv-not-working",
+                f"cannot start uv: {(done.stderr or done.stdout).strip()[:200]}",
                 hint=own_pip("install", "--force-reinstall uv"),
             )
         return match[0]
@@ -143,7 +145,7 @@ class UvLocker:
                 files := self.project(asked.partition("==")[0], question.lock)
             ):
                 works = what_works(asked, files, question.lock)
-                error.hint = f"images are made of wheels only, and {works}"
+                error.hint = f"images contain only wheels, and {works}"
             return error
         if isinstance(error, UnsolvableError) and not error.conflict:
             return explain_conflict(self, question, error, (canonicalize_name(target.framework),))
@@ -240,7 +242,7 @@ class UvLocker:
                 self._solved[key] = error
         known = self._solved[key]
         if isinstance(known, NoWheelError):
-            raise NoWheelError(known.message, hint=known.hint, names=known.names, account=known.account)
+            raise copy(known)
         return known
 
     def _solve(self, question: WheelQuestion) -> Pins:
@@ -288,13 +290,17 @@ class UvLocker:
         offered = self.offers([pin], lock)
         best = best_offer((offer for files in offered.values() for offer in files), lock)
         if best is None:
-            raise LockError(f"{lock.target}: the index has no wheel of {pin} that fits")
+            raise LockError(
+                "wheel-not-found",
+                f"{lock.target}: the index has no wheel of {pin} for this Python and platform",
+            )
         web = Web(self._index)
         try:
             return read_metadata(web, best[1].url)
         except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError) as error:
             raise LockError(
-                f"{lock.target}: the metadata of {pin} could not be read: {redact(str(error))}",
+                "index-read-failed",
+                f"{lock.target}: cannot read the metadata of {pin}: {redact(str(error))}",
                 hint="try again",
             ) from error
         finally:
@@ -406,7 +412,7 @@ class UvLocker:
             with _FINDING:
                 program = find_uv_bin()
         except (ImportError, FileNotFoundError) as error:
-            raise ToolError("uv is not installed", hint=extra_hint("build")) from error
+            raise ToolError("extra-not-installed", "uv is not installed", hint=extra_hint("build")) from error
         # From `/`: uv reads a uv.toml of the folder it stands in and of those above, and in a shared
         # temporary folder anyone could have put one.
         return subprocess.run(
@@ -424,8 +430,9 @@ class UvLocker:
         machine = MACHINES.get(target.platform)
         if machine is None:
             raise LockError(
+                "lock-platform-unsupported",
                 f"{target.name}: platform '{target.platform}' cannot be locked",
-                hint=f"the platforms are {', '.join(MACHINES)}",
+                hint=f"supported platforms: {', '.join(MACHINES)}",
             )
         return f"manylinux_2_{self._minor(machine, glibc, target.name)}_{machine}"
 
@@ -438,7 +445,8 @@ class UvLocker:
         fitting = [minor for minor in known if minor <= int(glibc.partition(".")[2])]
         if not fitting:
             raise LockError(
-                f"{target}: uv knows no platform for glibc {glibc} on {machine}",
+                "lock-platform-unsupported",
+                f"{target}: uv has no platform for glibc {glibc} on {machine}",
                 hint=own_pip("install", "--upgrade uv"),
             )
         return max(fitting)
@@ -466,7 +474,9 @@ class UvLocker:
                 return tuple(pool.map(sized, wheels))
         except (RefusedError, TransientError) as error:
             raise LockError(
-                f"the size of a wheel could not be asked: {redact(str(error))}", hint="try again"
+                "index-read-failed",
+                f"cannot read the size of a wheel: {redact(str(error))}",
+                hint="try again",
             ) from error
         finally:
             web.close()
@@ -482,6 +492,7 @@ class UvLocker:
             url = address_of(wheel, offers, lock)
             if not url:
                 raise LockError(
+                    "locked-file-gone",
                     f"{lock.target}: the index no longer has {wheel.filename} "
                     f"(sha256 {wheel.sha256[:12]}...)",
                     hint=f"imagefactory lock {lock.target} --update {wheel.name}",
@@ -501,7 +512,9 @@ class UvLocker:
                 return dict(zip(pages, files, strict=True))
         except (RefusedError, TransientError) as error:
             raise LockError(
-                f"{lock.target}: a project's page could not be read: {redact(str(error))}", hint="try again"
+                "index-read-failed",
+                f"{lock.target}: cannot read the page of a project: {redact(str(error))}",
+                hint="try again",
             ) from error
         finally:
             web.close()

@@ -14,7 +14,7 @@ from imagefactory.lock.pypi.tags import fitting_set
 from imagefactory.model import Lock
 from imagefactory.versions import natural
 
-_OTHERWISE = "remove it from the recipe, or write the path of a wheel that you have (./wheels/NAME.whl)"
+_OTHERWISE = "remove it from the recipe, or write the path of your own wheel (./wheels/NAME.whl)"
 _HINTED = re.compile(r"Wheels are required for `([A-Za-z0-9._-]+)`")
 _WANTING = (
     r"Wheels are required for `([A-Za-z0-9._-]+)`",
@@ -26,8 +26,8 @@ _WANTING = (
 class NoWheelError(LockError):
     """The solver found no wheel of `names`; `account` is what it says, with the bounds that it tried."""
 
-    def __init__(self, message: str, *, hint: str, names: tuple[str, ...], account: str) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, *texts: str, hint: str, names: tuple[str, ...], account: str) -> None:
+        super().__init__(*texts, hint=hint)
         self.names, self.account = names, account
 
 
@@ -75,11 +75,11 @@ def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
         known = sorted(pythons, key=natural)
         return (
             f"its wheels are for Python {', '.join(known)}, and this image has {lock.python}: "
-            "write python: and a base that has it, or leave it out"
+            "write python: and a base that has it, or remove the package"
         )
     has = (
-        f"wheels of {name} for other platforms alone, none for {platform.split('_', 3)[-1]}"
+        f"wheels of {name} only for other platforms, none for {platform.split('_', 3)[-1]}"
         if others
-        else f"no wheel of {name}, its sources alone"
+        else f"no wheel of {name}, only its sources"
     )
     return f"the index has {has}: {_OTHERWISE}"

@@ -139,83 +139,83 @@ def test_one_spec_a_name(depends: list[str], merged: list[str]) -> None:
 
 
 FAULTS: Mapping[str, tuple[Callable[[str], str], str, str]] = {
-    "empty": (lambda t: "", "", "expected 'version: ...'"),
+    "empty": (lambda t: "", "", "'version: ...'"),
     "format of conda-lock": (
         lambda t: t.replace("version: 1\n", "version: 2\n", 1),
         "version: 2",
-        "version 2",
+        "format 2",
     ),
-    "format": (lambda t: t.replace("lock: '1'", "lock: '2'"), ".lock: ", "lock format 2 is not known"),
-    "cut in a line": (lambda t: t[:-9], "  optiona", "the last line is cut short"),
-    "cut at a package": (lambda t: t[: t.index("- name: setuptools")], "", "is cut short: setuptools"),
-    "cut in a package": (lambda t: t[: t.index("  category")], "", "expected '  category: main'"),
+    "format": (lambda t: t.replace("lock: '1'", "lock: '2'"), ".lock: ", "format 2"),
+    "cut in a line": (lambda t: t[:-9], "  optiona", "last line"),
+    "cut at a package": (lambda t: t[: t.index("- name: setuptools")], "", "setuptools"),
+    "cut in a package": (lambda t: t[: t.index("  category")], "", "'  category: main'"),
     "nothing": (
         lambda t: t[: t.index("- name: _")].replace("      ", "      #"),
         "      #",
-        "is not what can stand here",
+        "'#_libgcc_mutex",
     ),
-    "carriage returns": (lambda t: t.replace("\n", "\r\n"), "version: 1", "is not what can stand"),
-    "too large": (lambda t: t + "#" * MAX_BYTES, "#", "larger than a lock can be"),
-    "alias": (lambda t: t.replace("  version: '0.1'", "  version: &a '0.1'"), "&a", "is not what can stand"),
-    "document": (lambda t: t + "---\n", "---", "expected '- name: ...'"),
+    "carriage returns": (lambda t: t.replace("\n", "\r\n"), "version: 1", "after 'version:'"),
+    "too large": (lambda t: t + "#" * MAX_BYTES, "#", "too large"),
+    "alias": (lambda t: t.replace("  version: '0.1'", "  version: &a '0.1'"), "&a", "&a"),
+    "document": (lambda t: t + "---\n", "---", "'- name: ...'"),
     "comment": (lambda t: t.replace("package:\n", "# x\npackage:\n"), "# x", "expected"),
     "edited comment": (lambda t: t.replace("# To make", "# to make"), "# to make", "expected"),
-    "target": (lambda t: t.replace("target: pytorch", "target: ../x"), "../x", "not what can stand"),
-    "hash": (lambda t: re.sub(r"linux-64: .*", "linux-64: abc", t, count=1), "64: abc", "not what can stand"),
-    "name": (lambda t: t.replace("name: numpy", "name: ../numpy"), "../numpy", "is not what can stand"),
-    "twice": (lambda t: t.replace("name: pip\n", "name: numpy\n"), "name: numpy", "'numpy' stands twice"),
-    "order": (lambda t: t.replace("name: pip\n", "name: a\n"), "name: a", "'a' must stand before 'numpy'"),
-    "version": (lambda t: t.replace("version: '24.0'", "version: '24.1'"), "url", "is not pip 24.1"),
+    "target": (lambda t: t.replace("target: pytorch", "target: ../x"), "../x", "../x"),
+    "hash": (lambda t: re.sub(r"linux-64: .*", "linux-64: abc", t, count=1), "64: abc", "'abc'"),
+    "name": (lambda t: t.replace("name: numpy", "name: ../numpy"), "../numpy", "../numpy"),
+    "twice": (lambda t: t.replace("name: pip\n", "name: numpy\n"), "name: numpy", "'numpy' is"),
+    "order": (lambda t: t.replace("name: pip\n", "name: a\n"), "name: a", "'a' must"),
+    "version": (lambda t: t.replace("version: '24.0'", "version: '24.1'"), "url", "pip 24.1"),
     "build": (
         lambda t: t.replace("build: pyhd8ed1ab_0", "build: other_0", 1),
         "url",
-        "is not pip 24.0 other",
+        "pip 24.0 other",
     ),
     "other channel": (
         lambda t: t.replace(f"url: {FORGE}/noarch/pip", "url: https://evil.invalid/noarch/pip"),
         "evil",
-        "is in none of the lock's channels",
+        "https://evil.invalid/noarch/pip",
     ),
     "credentials": (
         lambda t: t.replace("url: https://conda.anaconda.org/pytorch", "url: https://a:b@conda.invalid/p"),
         "a:b@",
-        "is not what can stand",
+        "https://conda.invalid/p",
     ),
-    "token": (lambda t: t.replace("org/pytorch", "org/t/abc/pytorch"), "/t/", "is not what can stand"),
+    "token": (lambda t: t.replace("org/pytorch", "org/t/abc/pytorch"), "/t/", "/t/abc"),
     "leaves its channel": (
         lambda t: t.replace("noarch/pip", "noarch/../pip"),
         "/../",
-        "is not what can stand",
+        "noarch/../pip",
     ),
     "other platform": (
         lambda t: t.replace("linux-64/pip", "win-64/pip").replace("noarch/pip", "win-64/pip"),
         "win-64",
-        "is not for linux-64",
+        "linux-64",
     ),
-    "no sha256": (lambda t: re.sub(r"    sha256: .*\n", "", t, count=1), "  build", "expected 'sha256: ...'"),
+    "no sha256": (lambda t: re.sub(r"    sha256: .*\n", "", t, count=1), "  build", "'sha256: ...'"),
     "upper case": (
         lambda t: t.replace(LOCK.conda[0].sha256, LOCK.conda[0].sha256.upper()),
         "sha256",
-        "stand",
+        "after 'sha256:'",
     ),
-    "no size": (lambda t: re.sub(r"      pip-.*\n", "", t), "url", "has no size"),
+    "no size": (lambda t: re.sub(r"      pip-.*\n", "", t), "url", "imagefactory.sizes"),
     "size of nothing": (
         lambda t: t.replace("      pip-24", "      pil-1.0-0.conda 5\n      pip-24"),
         "",
-        "pil-1.0-0.conda has a size and is not there",
+        "pil-1.0-0.conda",
     ),
     "sizes out of order": (
         lambda t: re.sub(r"(      pip-.*\n)(      pyth.*\n)", r"\2\1", t),
         "      pyth",
-        "expected '      pip-24",
+        "'      pip-24",
     ),
     "pip package": (lambda t: t.replace("manager: conda", "manager: pip", 1), "manager", "expected"),
     "dependency": (lambda t: t.replace("'>=3.7'", '"\\x1b[31m"'), "x1b", "expected"),
-    "quotes": (lambda t: t.replace("python: '>=3.7'", "'python': '>=3.7'"), "'python'", "expected 'python:"),
+    "quotes": (lambda t: t.replace("python: '>=3.7'", "'python': '>=3.7'"), "'python'", "'python:"),
     "note": (
         lambda t: t.replace(".sizes", ".note: a\u202eb\n    imagefactory.sizes"),
         "note",
-        "cannot be seen",
+        "the note",
     ),
     "unknown key": (lambda t: t.replace("  category", "  x: 1\n  category", 1), "x: 1", "expected"),
     "python": (
@@ -233,6 +233,7 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
     assert text != TEXT
     with pytest.raises(LockError) as caught:
         parse_conda_lock(text, "lockfiles/x.conda-lock.yml")
+    assert caught.value.code == "lock-malformed"
     found = re.match(r"lockfiles/x\.conda-lock\.yml:([0-9]+): ", caught.value.message)
     assert found, caught.value.message
     assert place in [*text.split("\n"), ""][int(found[1]) - 1]
@@ -289,8 +290,10 @@ def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     odd = replace(LOCK.conda[0], depends=("größe >=1",))
-    with pytest.raises(LockError, match="a channel's records hold what no lock can"):
+    with pytest.raises(LockError) as caught:
         write_lock(tmp_path, replace(LOCK, conda=(odd, *LOCK.conda[1:])))
+    assert caught.value.code == "channel-record-invalid"
+    assert "öße >=1" in caught.value.message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,23 +310,31 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
     wheels = tmp_path / f"{TARGET.name}.requirements.txt"
     kept = wheels.read_text()
     wheels.write_text(kept.replace(WHEEL.sha256, hexed("other")))
-    with pytest.raises(LockError, match=r"is not the file that .*conda-lock\.yml was locked with"):
+    with pytest.raises(LockError) as caught:
         read_lock(tmp_path, TARGET)
+    assert caught.value.code == "lock-files-mismatch"
+    assert str(wheels) in caught.value.message
     wheels.unlink()
-    with pytest.raises(LockError, match=r"requirements\.txt belongs to it and is missing"):
+    with pytest.raises(LockError) as caught:
         read_lock(tmp_path, TARGET)
+    assert caught.value.code == "lock-files-mismatch"
+    assert wheels.name in caught.value.message
     write_lock(tmp_path, LOCK)
     wheels.write_text(kept)
-    with pytest.raises(LockError, match="beside it has no packages from PyPI") as caught:
+    with pytest.raises(LockError) as caught:
         read_lock(tmp_path, TARGET)
+    assert caught.value.code == "lock-files-mismatch"
+    assert str(wheels) in caught.value.message
     assert caught.value.hint.endswith(f"imagefactory lock {TARGET.name}")
 
 
 def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
     path = tmp_path / f"{TARGET.name}.conda-lock.yml"
     path.write_bytes(b"version: 1\n\xff\n")
-    with pytest.raises(LockError, match=":2: is not UTF-8") as caught:
+    with pytest.raises(LockError) as caught:
         read_lock(tmp_path, TARGET)
+    assert caught.value.code == "lock-malformed"
+    assert f"{path}:2: " in caught.value.message
     assert caught.value.hint == f"imagefactory lock {TARGET.name}"
 
 
@@ -409,8 +420,10 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
     lock = swapped("pytorch 2.3.1 cuda120_py311h1_300", "cuda-cudart 12.6.77 h_0", "cuda-version 12.6 h_3")
     lock = replace(lock, conda=tuple(one for one in lock.conda if one.name != "pytorch-cuda"))
     check_facts(lock, replace(TARGET, cuda="12.6"))
-    with pytest.raises(LockError, match=r"comes with CUDA 12\.6 \(cuda-cudart 12\.6\.77") as caught:
+    with pytest.raises(LockError) as caught:
         check_facts(lock, TARGET)
+    assert caught.value.code == "cuda-version-mismatch"
+    assert "cuda-cudart 12.6.77" in caught.value.message
     assert caught.value.hint == (
         'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
         'or add "cuda-version 12.1.*" to the constraints there'
@@ -418,28 +431,32 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
 
 
 MISFITS = {
-    "cpu": (swapped("pytorch 2.3.1 py3.11_cpu_0"), "pytorch 2.3.1 py3.11_cpu_0 is a build for the CPU"),
+    "cpu": (swapped("pytorch 2.3.1 py3.11_cpu_0"), "cpu-build-locked", "pytorch 2.3.1 py3.11_cpu_0"),
     "cpu below": (
         swapped("pytorch 2.3.1 h1_0", "libtorch 2.3.1 cpu_generic_h1_0"),
-        "libtorch 2.3.1 cpu_generic_h1_0 is a build for the CPU",
+        "cpu-build-locked",
+        "libtorch 2.3.1 cpu_generic_h1_0",
     ),
-    "framework": (swapped("numpy 1.0 0", without="pytorch"), "does not hold the framework 'pytorch'"),
-    "version": (swapped("pytorch 2.30.0 py3.11_cuda12.1_0"), "the recipe asks for 2.3"),
-    "python": (swapped("python 3.12.1 h_0"), "holds python 3.12.1 h_0, the recipe asks Python 3.11"),
-    "no python": (swapped("numpy 1.0 0", without="python"), "holds no python"),
-    "runtime": (swapped("cuda-cudart 12.4.127 0"), "comes with CUDA 12.4 (cuda-cudart 12.4.127 0)"),
-    "two runtimes": (swapped("cudatoolkit 12.1.1 h_0"), "more than one CUDA runtime"),
+    "framework": (swapped("numpy 1.0 0", without="pytorch"), "framework-not-locked", "'pytorch'"),
+    "version": (swapped("pytorch 2.30.0 py3.11_cuda12.1_0"), "framework-version-mismatch", "2.3"),
+    "python": (swapped("python 3.12.1 h_0"), "lock-recipe-mismatch", "python 3.12.1 h_0"),
+    "no python": (swapped("numpy 1.0 0", without="python"), "lock-recipe-mismatch", "no python"),
+    "runtime": (swapped("cuda-cudart 12.4.127 0"), "cuda-version-mismatch", "cuda-cudart 12.4.127 0"),
+    "two runtimes": (swapped("cudatoolkit 12.1.1 h_0"), "cuda-runtime-conflict", "cudatoolkit 12.1.1 h_0"),
     "a runtime from PyPI": (
         replace(LOCK, wheels=(replace(WHEEL, name="nvidia-cuda-runtime-cu12", version="12.9.79"),)),
-        "from conda and nvidia-cuda-runtime-cu12 12.9.79 from PyPI",
+        "cuda-runtime-conflict",
+        "nvidia-cuda-runtime-cu12 12.9.79 from PyPI",
     ),
     "build": (
         swapped("pytorch 2.3.1 py3.11_cuda11.8_cudnn8_0"),
-        "comes with CUDA 11.8 (pytorch 2.3.1 py3.11_cuda11.8_cudnn8_0)",
+        "cuda-version-mismatch",
+        "CUDA 11.8 (pytorch 2.3.1 py3.11_cuda11.8_cudnn8_0)",
     ),
     "no cuda": (
         replace(LOCK, conda=tuple(make_conda(s) for s in ("python 3.11.9 h_0", "pytorch 2.3.1 h_0"))),
-        "bring no CUDA",
+        "cuda-missing",
+        "pytorch 2.3.1 h_0",
     ),
     "bounds alone": (
         replace(
@@ -448,7 +465,8 @@ MISFITS = {
                 make_conda(s) for s in ("cuda-version 12.1 h_3", "python 3.11.9 h_0", "pytorch 2.3.1 h_0")
             ),
         ),
-        "bring no CUDA",
+        "cuda-missing",
+        "pytorch 2.3.1 h_0",
     ),
 }
 
@@ -465,6 +483,7 @@ def test_what_asks_for_a_build_for_the_cpu_is_named() -> None:
     target = replace(TARGET, requirements=(*TARGET.requirements, "torchdata"))
     with pytest.raises(LockError) as caught:
         check_facts(lock, target)
+    assert caught.value.code == "cpu-build-locked"
     assert "torchdata 0.4.0 -> helper 1.0 -> cpuonly" in caught.value.message
     assert "torchdata" in (caught.value.hint or "")
 
@@ -475,15 +494,16 @@ def test_what_asks_for_a_build_for_the_cpu_is_named() -> None:
 def test_another_build_is_asked_as_its_channel_writes_it(build: str, asked: str) -> None:
     with pytest.raises(LockError) as caught:
         check_facts(swapped(f"pytorch 2.3.1 {build}"), TARGET)
-    assert f'add "pytorch * {asked}" to the constraints' in caught.value.hint
+    assert f'"pytorch * {asked}"' in caught.value.hint
 
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_lock_that_is_not_what_its_target_names(name: str) -> None:
-    lock, what = MISFITS[name]
+    lock, code, value = MISFITS[name]
     with pytest.raises(LockError) as caught:
         check_facts(lock, TARGET)
-    assert what in caught.value.message
+    assert caught.value.code == code
+    assert value in caught.value.message
     assert caught.value.hint
 
 
@@ -545,8 +565,10 @@ def test_a_malformed_record_is_refused() -> None:
         (text.split("# why")[0], 5),
         (text + "\x1b[31m\n", 15),
     ):
-        with pytest.raises(LockError, match=rf"x:{line}: "):
+        with pytest.raises(LockError) as caught:
             parse_unsolvable(spoiled, "x")
+        assert caught.value.code == "lock-malformed"
+        assert caught.value.message.startswith(f"x:{line}: ")
 
 
 def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
@@ -554,8 +576,10 @@ def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
         TARGET, cuda="none", capabilities=(), virtual=tuple(p for p in TARGET.virtual if p[0] != "__cuda")
     )
     lock = replace(LOCK, virtual=cpu.virtual)
-    with pytest.raises(LockError, match=r"which is for GPUs, and the recipe says cuda: \[none\]"):
+    with pytest.raises(LockError) as caught:
         check_facts(lock, cpu)
+    assert caught.value.code == "gpu-package-unwanted"
+    assert "cuda: [none]" in caught.value.message
     kept = [one for one in LOCK.conda if one.name in ("python", TARGET.framework)]
     built = [replace(one, build="cpu_py311h0_0") if one.name == TARGET.framework else one for one in kept]
     check_facts(replace(lock, conda=tuple(built), wheels=()), cpu)

@@ -184,9 +184,10 @@ def test_what_conda_lock_does_not_read_is_never_written(
         return read_back(lock, text.replace("  optional: false", "  optional: perhaps", 1))
 
     monkeypatch.setattr(by_conda_lock, "read_back", broken)
-    code, _, err = place.call("lock", "tiny-*")
+    said = place.call("lock", "tiny-*")
+    code, _, err = said
+    assert said.error_codes == ("conda-lock-rejected",)
     assert (code, asked, (place.root / "lockfiles").exists()) == (5, ["tiny-2.3-cu121"], False)
-    assert "tiny-2.3-cu121: conda-lock does not read the lock: 1 validation error" in err
     assert "package.0.optional" in err
 
 
@@ -281,7 +282,7 @@ def test_the_reason_is_told_also_where_its_record_cannot_be_written(place: Place
     code, _, err = place.call("lock", "tiny-*")
     assert code == 5
     assert "has no `numpy >=99`" in err
-    assert "unsolvable.txt: cannot be written" in err
+    assert "unsolvable.txt" in err
 
 
 def test_unsolvable_holds_as_long_as_what_was_asked(place: Place) -> None:
@@ -335,8 +336,8 @@ def test_a_damaged_lock_is_told_and_made_anew(place: Place) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"/channel": "/strange"}, "names the channel file:///"),  # and all packages from there
-        ({"__cuda=12.1": "__cuda=12.9"}, "names channels or virtual packages that the recipe does not"),
+        ({"/channel": "/strange"}, "the channel file:///"),  # and all packages from there
+        ({"__cuda=12.1": "__cuda=12.9"}, "channels or virtual packages"),
         ({"cuda121_py311_0": "cpu_py311_1"}, "is a build for the CPU"),
     ],
 )
@@ -504,7 +505,7 @@ def test_a_lock_that_lacks_what_is_below_is_made_anew(stack: Place) -> None:
     code, _, err = stack.call("render", "more-*")
     assert (code, "imagefactory lock more-2.3-cu121" in err) == (5, True)
     code, _, err = stack.call("lock", "more-*")
-    assert (code, "lacks numpy-1.26.4-py311h0_0.conda" in err) == (0, True)
+    assert (code, "numpy-1.26.4-py311h0_0.conda" in err) == (0, True)
     assert path.read_text() == text
 
 

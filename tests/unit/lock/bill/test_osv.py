@@ -130,12 +130,16 @@ def test_records_are_read_from_a_file_a_folder_and_an_export(tmp_path: Path) -> 
 def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UsageError, match=r"x\.json is no OSV record"):
+    with pytest.raises(UsageError) as caught:
         list(read_records(path))
+    assert caught.value.code == "osv-invalid"
+    assert str(path) in caught.value.message
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as export:
         export.write(path, "x.json")
-    with pytest.raises(UsageError, match=r"all\.zip:x\.json is no OSV record"):
+    with pytest.raises(UsageError) as caught:
         list(read_records(tmp_path / "all.zip"))
+    assert caught.value.code == "osv-invalid"
+    assert "all.zip:x.json" in caught.value.message
 
 
 def test_a_record_that_is_malformed_is_named_and_none_at_all_is_no_answer() -> None:
@@ -144,7 +148,10 @@ def test_a_record_that_is_malformed_is_named_and_none_at_all_is_no_answer() -> N
         [{"package": 1}],
         [{"package": {"name": "torch", "ecosystem": "PyPI"}, "ranges": [{}]}],
     ):
-        with pytest.raises(UsageError, match="the OSV record X is malformed"):
+        with pytest.raises(UsageError) as caught:
             check({"id": "X", "affected": affected})
-    with pytest.raises(UsageError, match="there is no OSV record"):
+        assert caught.value.code == "osv-invalid"
+        assert "record X " in caught.value.message
+    with pytest.raises(UsageError) as caught:
         check()
+    assert caught.value.code == "osv-empty"

@@ -6,6 +6,7 @@ import fcntl
 import fnmatch
 import hashlib
 import io
+import re
 import tarfile
 import zoneinfo
 from contextlib import nullcontext
@@ -100,14 +101,18 @@ def test_a_lock_reads_back_as_written(tmp_path: Path) -> None:
 def test_a_malformed_lock_is_refused_with_its_line(old: str, new: str, line: int) -> None:
     head, found, tail = TEXT.rpartition(old)
     assert found
-    with pytest.raises(LockError, match=rf"^a\.lock:{line}: "):
+    with pytest.raises(LockError) as caught:
         parse_base_lock(head + new + tail, "a.lock")
+    assert caught.value.code == "lock-malformed"
+    assert caught.value.message.startswith(f"a.lock:{line}: ")
 
 
 @pytest.mark.parametrize("size", range(0, len(TEXT), 7))
 def test_a_truncated_lock_is_refused(size: int) -> None:
-    with pytest.raises(LockError, match=r"a\.lock:[0-9]+: "):
+    with pytest.raises(LockError) as caught:
         parse_base_lock(TEXT[:size].rstrip("\n"), "a.lock")
+    assert caught.value.code == "lock-malformed"
+    assert re.match(r"a\.lock:[0-9]+: ", caught.value.message)
 
 
 def test_the_content_hash_follows_what_decides_and_nothing_else() -> None:
@@ -127,8 +132,10 @@ def test_a_lock_that_is_not_stale_asks_nobody() -> None:
         environ=(("PATH", "/nonexistent"),),
     )
     assert lock_base(BASE, LOCK, nowhere, Quiet()) is LOCK
-    with pytest.raises(ToolError, match="apt-get"):
+    with pytest.raises(ToolError) as caught:
         lock_base(replace(BASE, packages=("vim",)), LOCK, nowhere, Quiet())
+    assert caught.value.code == "tool-missing"
+    assert "apt-get" in caught.value.message
 
 
 @pytest.mark.parametrize("base", read_bases(TREE / "recipes"), ids=lambda base: str(base.name))
@@ -228,20 +235,21 @@ def test_the_machines_sources_decide_unless_the_setting_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "sources"),
+    ("setting", "sources", "code"),
     [
-        ("", "deb http://127.0.0.1/ubuntu noble main\n"),
-        ("", ""),
-        ("http://mirror/main", ""),
-        ("http://a/debian http://b/c http://d/e", ""),
-        ("http://mirror/debian\nfoo", ""),
-        ("[trusted=yes] http://mirror/debian", ""),
-        ("/srv/debian", ""),
+        ("", "deb http://127.0.0.1/ubuntu noble main\n", "debian-archive-unknown"),
+        ("", "", "debian-archive-unknown"),
+        ("http://mirror/main", "", "security-archive-unknown"),
+        ("http://a/debian http://b/c http://d/e", "", "debian-mirror-invalid"),
+        ("http://mirror/debian\nfoo", "", "debian-mirror-invalid"),
+        ("[trusted=yes] http://mirror/debian", "", "debian-mirror-invalid"),
+        ("/srv/debian", "", "debian-mirror-invalid"),
     ],
 )
-def test_without_an_archive_the_error_says_what_to_set(setting: str, sources: str) -> None:
+def test_without_an_archive_the_error_says_what_to_set(setting: str, sources: str, code: str) -> None:
     with pytest.raises(ToolError) as caught:
         choose_archives(setting, parse_sources_list(sources))
+    assert caught.value.code == code
     assert "debian-mirror" in caught.value.hint
 
 
@@ -710,5 +718,6 @@ def test_an_archive_that_has_expired_says_what_takes_one_that_is_frozen(tmp_path
     )
     with pytest.raises(LockError) as raised, archive.open_archive(mirror, "s", "amd64", Quiet()):
         pass
+    assert raised.value.code == "archive-read-failed"
     assert "is expired" in raised.value.message
     assert "Check-Valid-Until: no" in (raised.value.hint or "")

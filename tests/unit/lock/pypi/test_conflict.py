@@ -27,7 +27,7 @@ class Solver:
             if pair <= texts:
                 told = "Because torchvision==0.15.2 depends on torch==2.0.1 and you require torch==2.6.*, we "
                 told += f"can conclude that your requirements are unsatisfiable, not {EXTRA}"
-                raise UnsolvableError("t: No solution found", tree=told, hint="old")
+                raise UnsolvableError("no-solution", "t: No solution found", tree=told, hint="old")
         return Pins(lines=tuple(self.versions.split()))
 
 
@@ -47,6 +47,7 @@ def test_the_contradiction_is_what_is_left_without_the_rest() -> None:
     solver = Solver((frozenset({TORCH, VISION}),))
     question = ask(TORCH, "numpy", EXTRA, VISION, constraints=("other<1",))
     told = explain_conflict(solver, question, error_of(solver, question), ("torch",))
+    assert told.code == "requirements-conflict"
     assert told.conflict == (TORCH, VISION)
     assert "torchvision==0.15.2 depends on torch==2.0.1" in told.message
     assert EXTRA not in told.message
@@ -73,9 +74,9 @@ def test_constraints_count_and_a_change_that_has_no_solution_is_not_advised() ->
 def test_what_the_solver_cannot_narrow_stays_as_it_was() -> None:
     class Away(Solver):
         def solve(self, question: WheelQuestion) -> Pins:
-            raise LockError("the index is away")
+            raise LockError("index-read-failed", "the index is away")
 
-    error = UnsolvableError("t: No solution found", tree="torch torchvision")
+    error = UnsolvableError("no-solution", "t: No solution found", tree="torch torchvision")
     assert explain_conflict(Away(()), ask(TORCH, VISION), error) is error
     many = [f"torch{n}<1" for n in range(40)]
     assert find_conflict(Solver(()), ask(*many), " ".join(many)) is None

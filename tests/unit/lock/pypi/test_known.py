@@ -136,7 +136,9 @@ def test_a_companion_without_a_release_for_the_framework_stops() -> None:
     solver = Solver(lambda _: "torch==2.15.0 torchaudio==2.11.0")
     with pytest.raises(UnsolvableError) as caught:
         solve_known(solver, ask("torch==2.15.*", "torchaudio"), Quiet())
-    assert "torchaudio has no release for torch 2.15.0" in caught.value.message
+    assert caught.value.code == "companion-not-released"
+    assert caught.value.message.startswith("pytorch-2.3-cu121: torchaudio ")
+    assert "torch 2.15.0" in caught.value.message
     assert "2.11" in caught.value.hint
 
 
@@ -152,7 +154,7 @@ def test_an_open_framework_is_as_old_as_its_companions_need_it() -> None:
 
     def pinned(asked: tuple[str, ...]) -> str:
         if "torch<2.12" in asked:
-            raise UnsolvableError("t: No solution found")
+            raise UnsolvableError("no-solution", "t: No solution found")
         return answer(asked)
 
     with pytest.raises(NoCompanionError):
@@ -164,11 +166,12 @@ def test_an_open_framework_is_as_old_as_its_companions_need_it() -> None:
 def test_a_recipe_that_asks_for_the_contrary_has_no_solution() -> None:
     def answer(asked: tuple[str, ...]) -> str:
         if {"numpy<2", "numpy==2.1.0"} <= {*asked}:
-            raise UnsolvableError("t: No solution found", tree="tree")
+            raise UnsolvableError("no-solution", "t: No solution found", tree="tree")
         return "torch==2.2.2 numpy==2.1.0"
 
     with pytest.raises(UnsolvableError) as caught:
         solve_known(Solver(answer), ask("torch==2.2.*", "numpy==2.1.0"), Quiet())
+    assert caught.value.code == "requirements-conflict"
     for word in ("torch 2.2.2", "numpy<2", "numpy==2.1.0"):
         assert word in caught.value.message
     assert "numpy==2.1.0" in caught.value.hint

@@ -55,14 +55,20 @@ def test_the_text_says_which_index_a_wheel_came_from() -> None:
         "\n# wheel: torch-2.3.1+cu121-py3-none-any.whl 1000 from pytorch-cu121\ntorch==2.3.1+cu121 " in text
     )
     assert parse_lock(text, "x") == lock
-    with pytest.raises(LockError, match="x:13: 'https://a/b' is not the name of an index"):
+    with pytest.raises(LockError) as caught:
         parse_lock(text.replace("from pytorch-cu121", "from https://a/b"), "x")
+    assert caught.value.code == "lock-malformed"
+    assert "x:13: 'https://a/b'" in caught.value.message
     local = text.replace("from pytorch-cu121", "from ./wheels/torch-2.3.1+cu121-py3-none-any.whl")
     assert parse_lock(local, "x").origins == (("torch", "./wheels/torch-2.3.1+cu121-py3-none-any.whl"),)
-    with pytest.raises(LockError, match=r"x:13: './wheels/../.*' is not the path of torch-2.3.1\+cu121-py3"):
+    with pytest.raises(LockError) as caught:
         parse_lock(local.replace("./wheels/", "./wheels/../"), "x")
-    with pytest.raises(LockError, match=r"x:13: .* is not the path of torch"):
+    assert caught.value.code == "lock-malformed"
+    assert caught.value.message.startswith("x:13: './wheels/../")
+    with pytest.raises(LockError) as caught:
         parse_lock(local.replace("./wheels/torch-2.3.1", "./wheels/torch-2.3.2"), "x")
+    assert caught.value.code == "lock-malformed"
+    assert "x:13: './wheels/torch-2.3.2" in caught.value.message
     named = content_hash(replace(TARGET, origins=lock.origins), BASE, None)
     other = content_hash(replace(TARGET, origins=(("torch", "lab"),)), BASE, None)
     assert len({content_hash(TARGET, BASE, None), named, other}) == 3
@@ -93,80 +99,80 @@ def test_round_trip() -> None:
 
 
 FAULTS: Mapping[str, tuple[Callable[[str], str], int, str]] = {
-    "empty": (lambda t: "", 1, "expected '# imagefactory lock ...'"),
+    "empty": (lambda t: "", 1, "'# imagefactory lock ...'"),
     "other format": (
         lambda t: t.replace("lock 1\n", "lock 2\n", 1),
         1,
-        "format 2 is not known to this imagefactory",
+        "format 2",
     ),
-    "no target": (lambda t: t.replace("# target: pytorch-2.3-cu121\n", "", 1), 2, "expected '# target: ...'"),
+    "no target": (lambda t: t.replace("# target: pytorch-2.3-cu121\n", "", 1), 2, "'# target: ...'"),
     "target leaves its folder": (
         lambda t: t.replace("# target: pytorch", "# target: ../pytorch", 1),
         2,
-        "expected '# target: ...'",
+        "'# target: ...'",
     ),
-    "content hash": (lambda t: t.replace("sha256:", "md5:", 1), 3, "expected '# content-hash: ...'"),
-    "python": (lambda t: t.replace("# python: 3.11", "# python: 3", 1), 4, "expected '# python: ...'"),
-    "platform": (lambda t: t.replace("# platform: many", "# platform: musl", 1), 5, "expected '# platform"),
-    "solver": (lambda t: t.replace("uv 0.9.1", "uv\x1b[31m", 1), 6, "expected '# solver: ...'"),
+    "content hash": (lambda t: t.replace("sha256:", "md5:", 1), 3, "'# content-hash: ...'"),
+    "python": (lambda t: t.replace("# python: 3.11", "# python: 3", 1), 4, "'# python: ...'"),
+    "platform": (lambda t: t.replace("# platform: many", "# platform: musl", 1), 5, "'# platform"),
+    "solver": (lambda t: t.replace("uv 0.9.1", "uv\x1b[31m", 1), 6, "'# solver: ...'"),
     "remake names another": (
         lambda t: t.replace("anew: imagefactory lock pytorch", "anew: imagefactory lock other"),
         8,
-        "another target",
+        "'pytorch-2.3-cu121'",
     ),
-    "count": (lambda t: t.replace("packages: 3", "packages: 4"), 15, "holds 3 packages"),
-    "cut at a package": (lambda t: "\n".join(t.split("\n")[:-3]) + "\n", 13, "holds 2 packages"),
-    "cut in a pair": (lambda t: "\n".join(t.split("\n")[:-2]) + "\n", 14, "expected 'name==version"),
-    "cut in a line": (lambda t: t[:-9], 14, "cut short"),
+    "count": (lambda t: t.replace("packages: 3", "packages: 4"), 15, "found 3"),
+    "cut at a package": (lambda t: "\n".join(t.split("\n")[:-3]) + "\n", 13, "found 2"),
+    "cut in a pair": (lambda t: "\n".join(t.split("\n")[:-2]) + "\n", 14, "'name==version"),
+    "cut in a line": (lambda t: t[:-9], 14, "last line"),
     "carriage returns": (lambda t: t.replace("\n", "\r\n"), 1, "expected"),
-    "blank line": (lambda t: t.replace("# wheel: torch", "\n# wheel: torch"), 13, "expected '# wheel:"),
+    "blank line": (lambda t: t.replace("# wheel: torch", "\n# wheel: torch"), 13, "'# wheel:"),
     "sdist": (
         lambda t: re.sub(r"torch-2.3.1\S+\.whl", "torch-2.3.1.tar.gz", t),
         13,
-        "source distribution; images are made of wheels only",
+        "source distribution",
     ),
-    "no size": (lambda t: t.replace(" 779156414", ""), 13, "expected '# wheel: FILE.whl BYTES'"),
-    "size nought": (lambda t: t.replace(" 779156414", " 0"), 13, "expected '# wheel:"),
-    "path": (lambda t: t.replace("wheel: torch", "wheel: ../torch"), 13, "expected '# wheel:"),
+    "no size": (lambda t: t.replace(" 779156414", ""), 13, "'# wheel: FILE.whl BYTES'"),
+    "size nought": (lambda t: t.replace(" 779156414", " 0"), 13, "'# wheel:"),
+    "path": (lambda t: t.replace("wheel: torch", "wheel: ../torch"), 13, "'# wheel:"),
     "short hash": (lambda t: t[:-2] + "\n", 14, "64 hex"),
-    "upper-case hash": (lambda t: t[:-66] + t[-66:].upper(), 14, "expected 'name==version"),
-    "md5": (lambda t: t[:-72] + t[-72:].replace("sha256", "md5"), 14, "expected 'name==version"),
-    "two hashes": (lambda t: t[:-1] + " --hash=sha256:" + "0" * 64 + "\n", 14, "expected 'name==version"),
+    "upper-case hash": (lambda t: t[:-66] + t[-66:].upper(), 14, "'name==version"),
+    "md5": (lambda t: t[:-72] + t[-72:].replace("sha256", "md5"), 14, "'name==version"),
+    "two hashes": (lambda t: t[:-1] + " --hash=sha256:" + "0" * 64 + "\n", 14, "'name==version"),
     "address": (
         lambda t: t.replace("torch==2.3.1 ", "torch @ http://x.invalid/torch.whl "),
         14,
-        "expected 'name==version",
+        "'name==version",
     ),
-    "option": (lambda t: t.replace("torch==2.3.1 ", "--index-url=http://x.invalid/ "), 14, "expected 'name"),
-    "name not normalised": (lambda t: t.replace("torch==", "Torch=="), 14, "expected 'name==version"),
-    "other version": (lambda t: t.replace("torch==2.3.1", "torch==2.3.2"), 13, "is not torch 2.3.2"),
+    "option": (lambda t: t.replace("torch==2.3.1 ", "--index-url=http://x.invalid/ "), 14, "'name"),
+    "name not normalised": (lambda t: t.replace("torch==", "Torch=="), 14, "'name==version"),
+    "other version": (lambda t: t.replace("torch==2.3.1", "torch==2.3.2"), 13, "torch 2.3.2"),
     "no version": (lambda t: t.replace("torch==2.3.1", "torch==2.x.!"), 13, "Invalid version"),
-    "other name": (lambda t: t.replace("torch==2.3.1", "zorch==2.3.1"), 13, "is not zorch 2.3.1"),
+    "other name": (lambda t: t.replace("torch==2.3.1", "zorch==2.3.1"), 13, "zorch 2.3.1"),
     "not a wheel's name": (
         lambda t: t.replace("cp311-manylinux1_x86_64.whl", "cp311.whl"),
         13,
-        "is not a wheel's file name",
+        "'torch-2.3.1-cp311-cp311.whl'",
     ),
     "other python": (
         lambda t: t.replace("torch-2.3.1-cp311-cp311", "torch-2.3.1-cp312-cp312"),
         13,
-        "does not fit Python 3.11",
+        "Python 3.11",
     ),
     "newer glibc": (
         lambda t: t.replace("cp311-manylinux1_x86_64", "cp311-manylinux_2_39_x86_64"),
         13,
-        "does not fit Python 3.11 on manylinux_2_36_x86_64",
+        "manylinux_2_36_x86_64",
     ),
     "other machine": (
         lambda t: t.replace("cp311-manylinux1_x86_64", "cp311-manylinux_2_17_aarch64"),
         13,
-        "does not fit",
+        "manylinux_2_17_aarch64",
     ),
-    "twice": (lambda t: t + "".join(t.splitlines(keepends=True)[-2:]), 16, "'torch' stands twice"),
+    "twice": (lambda t: t + "".join(t.splitlines(keepends=True)[-2:]), 16, "'torch'"),
     "unsorted": (
         lambda t: t + "".join(t.splitlines(keepends=True)[8:10]),
         16,
-        "'numpy' must stand before 'torch'",
+        "'numpy'",
     ),
 }
 
@@ -178,6 +184,7 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
     assert spoil(text) != text
     with pytest.raises(LockError) as caught:
         parse_lock(spoil(text), "lockfiles/x.requirements.txt")
+    assert caught.value.code == "lock-malformed"
     assert caught.value.message.startswith(f"lockfiles/x.requirements.txt:{line}: ")
     assert what in caught.value.message
     assert caught.value.hint.startswith("imagefactory lock ")
@@ -204,8 +211,10 @@ def test_a_lock_with_one_character_changed_is_refused_or_reads_as_it_is_written(
 
 def test_reading_and_writing(tmp_path: Path) -> None:
     path = tmp_path / "lockfiles" / "pytorch-2.3-cu121.requirements.txt"
-    with pytest.raises(LockError, match="does not exist") as caught:
+    with pytest.raises(LockError) as caught:
         read_lock(path)
+    assert caught.value.code == "lock-missing"
+    assert str(path) in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121"
     write_lock(path.parent, LOCK)
     write_lock(path.parent, LOCK)
@@ -213,8 +222,10 @@ def test_reading_and_writing(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644
     path.write_bytes(format_lock(LOCK).encode() + b"\xff")
-    with pytest.raises(LockError, match=r":15: is not UTF-8"):
+    with pytest.raises(LockError) as caught:
         read_lock(path)
+    assert caught.value.code == "lock-malformed"
+    assert f"{path}:15: " in caught.value.message
 
 
 def test_tags_are_those_of_an_installer() -> None:
@@ -300,39 +311,45 @@ def test_facts_that_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lock", "changed", "what", "hint"),
+    ("lock", "changed", "code", "values", "hint"),
     [
         (
             LOCK,
             {"cuda": "12.4"},
-            "torch 2.3.1 comes with CUDA 12.1 (nvidia-cuda-runtime-cu12 12.1.105), the recipe asks 12.4",
+            "cuda-version-mismatch",
+            ("torch 2.3.1", "CUDA 12.1", "nvidia-cuda-runtime-cu12 12.1.105", "12.4"),
             'write cuda: ["12.1"] at recipes/pytorch.yaml:7:5',
         ),
-        (LOCK, {"cuda": "1"}, "the recipe asks 1", "write cuda"),
-        (LOCK, {"version": "2.4"}, "torch 2.3.1 was locked, the recipe asks for 2.4", "recipes/pytorch"),
-        (LOCK, {"version": "2.30"}, "the recipe asks for 2.30", "recipes/pytorch"),
-        (LOCK, {"framework": "jax"}, "does not hold the framework 'jax'", "imagefactory lock"),
+        (LOCK, {"cuda": "1"}, "cuda-version-mismatch", ("CUDA 12.1",), "write cuda"),
+        (LOCK, {"version": "2.4"}, "framework-version-mismatch", ("torch 2.3.1", "2.4"), "recipes/pytorch"),
+        (LOCK, {"version": "2.30"}, "framework-version-mismatch", ("2.30",), "recipes/pytorch"),
+        (LOCK, {"framework": "jax"}, "framework-not-locked", ("'jax'",), "imagefactory lock"),
         (
             with_wheels(wheel("jax", "0.4.26"), wheel("nvidia-cuda-runtime-cu12", "12.1.105")),
             {"framework": "jax", "version": "0.4.26"},
-            "jax 0.4.26 comes without its CUDA plugin",
+            "cuda-plugin-missing",
+            ("jax 0.4.26",),
             "extras: [cuda12]",
         ),
-        (with_wheels(TORCH), {}, "would silently compute on the CPU", "nvidia-cuda-runtime"),
+        (with_wheels(TORCH), {}, "cuda-missing", ("torch 2.3.1",), "nvidia-cuda-runtime"),
         (
             with_wheels(
                 TORCH, wheel("nvidia-cuda-runtime-cu12", "12.1.105"), wheel("nvidia-cuda-runtime", "13.0.96")
             ),
             {},
-            "more than one CUDA runtime",
+            "cuda-runtime-conflict",
+            ("nvidia-cuda-runtime-cu12 12.1.105", "nvidia-cuda-runtime 13.0.96"),
             "constrain",
         ),
     ],
 )
-def test_facts_that_do_not(lock: Lock, changed: dict[str, str], what: str, hint: str) -> None:
+def test_facts_that_do_not(
+    lock: Lock, changed: dict[str, str], code: str, values: tuple[str, ...], hint: str
+) -> None:
     with pytest.raises(LockError) as caught:
         check_facts(lock, replace(TARGET, **changed))  # type: ignore[arg-type]
-    assert what in caught.value.message
+    assert caught.value.code == code
+    assert all(value in caught.value.message for value in values)
     assert hint in caught.value.hint
 
 
@@ -390,8 +407,10 @@ def test_pips_files_in_pips_order(tmp_path: Path) -> None:
     assert index_of(tmp_path, {"PIP_CONFIG_FILE": str(named)}).url == "http://named.invalid"
     assert index_of(tmp_path, {"PIP_CONFIG_FILE": "/dev/null"}).url == ""
     named.write_text("index-url\n")
-    with pytest.raises(UsageError, match=r"named\.conf"):
+    with pytest.raises(UsageError) as caught:
         index_of(tmp_path, {"PIP_CONFIG_FILE": str(named)})
+    assert caught.value.code == "pip-config-invalid"
+    assert str(named) in caught.value.message
 
 
 def test_what_would_bend_the_solution_does_not_reach_uv(tmp_path: Path) -> None:
@@ -428,8 +447,10 @@ def test_certificates_and_proxy_serve_both_uv_and_requests(tmp_path: Path) -> No
         if name == "SSL_CERT_FILE":
             (tmp_path / ".config/pip/pip.conf").unlink()
         assert index_of(tmp_path, {name: str(other)}).certificates == str(other)
-    with pytest.raises(UsageError, match=r"gone\.pem \(\$PIP_CERT\) does not exist"):
+    with pytest.raises(UsageError) as caught:
         index_of(tmp_path, {"PIP_CERT": str(tmp_path / "gone.pem")})
+    assert caught.value.code == "certificate-file-missing"
+    assert "gone.pem ($PIP_CERT)" in caught.value.message
 
 
 def test_messages_hold_no_secrets() -> None:
@@ -442,11 +463,15 @@ def test_a_target_for_cpus_has_nothing_of_cuda() -> None:
     plain = [wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-")]
     asks_a_driver = replace(plain[0], name="nvidia-ml-py")
     check_facts(replace(LOCK, wheels=(*plain, asks_a_driver)), target)
-    with pytest.raises(LockError, match=r"which is for GPUs, and the recipe says cuda: \[none\]"):
+    with pytest.raises(LockError) as caught:
         check_facts(LOCK, target)
+    assert caught.value.code == "gpu-package-unwanted"
+    assert "cuda: [none]" in caught.value.message
     plugin = replace(plain[0], name="jax-cuda12-plugin")
-    with pytest.raises(LockError, match="comes with jax-cuda12-plugin"):
+    with pytest.raises(LockError) as caught:
         check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
+    assert caught.value.code == "gpu-package-unwanted"
+    assert "jax-cuda12-plugin" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -470,15 +495,19 @@ def test_wheels_say_which_rocm_they_are_built_for(name: str, version: str, rocm:
 def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
     target = replace(TARGET, cuda="rocm7", capabilities=("gfx90a",))
     plain = tuple(wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-"))
-    with pytest.raises(LockError, match=r"which is for NVIDIA, and the recipe says rocm: \[7\]"):
+    with pytest.raises(LockError) as caught:
         check_facts(LOCK, target)
-    with pytest.raises(
-        LockError, match="bring nothing for ROCm: the image would silently compute on the CPU"
-    ):
+    assert caught.value.code == "gpu-package-unwanted"
+    assert "rocm: [7]" in caught.value.message
+    with pytest.raises(LockError) as caught:
         check_facts(replace(LOCK, wheels=plain), target)
+    assert caught.value.code == "rocm-missing"
     plugin = replace(plain[0], name="jax-rocm7-plugin", version="0.10.2")
     check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
     for asked in ("rocm7.0", "rocm6.4"):
-        with pytest.raises(LockError, match=r"is built for ROCm 7, the recipe asks [67]\.") as caught:
+        with pytest.raises(LockError) as caught:
             check_facts(replace(LOCK, wheels=(*plain, plugin)), replace(target, cuda=asked))
+        assert caught.value.code == "rocm-version-mismatch"
+        assert "ROCm 7" in caught.value.message
+        assert asked.removeprefix("rocm") in caught.value.message
         assert 'write rocm: ["7"] at' in caught.value.hint

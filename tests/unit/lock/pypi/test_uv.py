@@ -24,7 +24,7 @@ class Counting(UvLocker):
     def _solve(self, question: WheelQuestion) -> Pins:
         self.asked.append(question)
         if "sourced" in question.requirements:
-            raise NoWheelError("no wheel", hint="", names=("sourced",), account="why")
+            raise NoWheelError("no-usable-wheel", "no wheel", hint="", names=("sourced",), account="why")
         return Pins(lines=("demo==1.0",))
 
 
@@ -41,5 +41,7 @@ def test_a_question_is_asked_once(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NoWheelError) as caught:
             uv.solve(replace(question, requirements=("sourced",)))
-        assert (caught.value.names, caught.value.account) == (("sourced",), "why")
+        assert (caught.value.code, caught.value.names, caught.value.account) == (
+            *("no-usable-wheel", ("sourced",), "why"),
+        )
     assert len(uv.asked) == 5
