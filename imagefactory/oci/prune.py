@@ -52,11 +52,11 @@ def _why_kept(candidate: Tagged, tagged: Sequence[Tagged], before: datetime) -> 
             return f"{other.tag} points to it"
     match = CANDIDATE.fullmatch(candidate.tag)
     if match is None or match["hex"] not in candidate.names:
-        return "its name does not match its content: another program pushed it"
+        return "its name is not that of its content: somebody else's"
     if candidate.verdicts:
         return "it has a verdict"
     if candidate.pushed is None:
-        return "the time of its push is unknown"
+        return "nobody knows when it was pushed"
     if candidate.pushed >= before:
         return f"pushed {_day(candidate.pushed)}"
     return ""
