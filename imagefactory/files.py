@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from imagefactory.errors import FactoryError, StoreError
+from imagefactory.errors import FactoryError, StoreError, os_problem
 from imagefactory.progress import Progress, format_bytes
 from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
 
@@ -92,7 +92,11 @@ def temporary_folder() -> Path:
         folder.mkdir(mode=0o700)
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
-        raise StoreError(f"{folder} is not a folder of yours", hint="set TMPDIR to another folder")
+        raise StoreError(
+            "temporary-not-yours",
+            f"{folder} is not a directory of yours",
+            hint="set TMPDIR to another directory",
+        )
     return folder
 
 
@@ -147,16 +151,18 @@ def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]
         if isinstance(error, FileNotFoundError):
             raise
         raise StoreError(
-            f"{error.filename or folder} cannot be used: {error.strerror or error}",
-            hint=f"set `{setting}` (imagefactory.toml, IMAGEFACTORY_{setting.upper()}) to a folder of yours",
+            *os_problem("use", error.filename or folder, error),
+            hint=f"set `{setting}` (imagefactory.toml, "
+            f"IMAGEFACTORY_{setting.upper()}) to a directory of yours",
         ) from error
 
 
 def no_space(folder: Path) -> StoreError:
     """Return the error for a full disk."""
     return StoreError(
+        "disk-full",
         f"no space left in {folder}",
-        hint="free some space, or `imagefactory store gc`, and run the same command again",
+        hint="free some space (imagefactory store gc), then run the same command again",
     )
 
 
@@ -174,10 +180,11 @@ def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
         if needed > free:
             where = " and ".join(str(folder) for _, folder, _ in parts)
             raise StoreError(
-                f"{format_bytes(free)} are free for {where}, and {what} needs {format_bytes(needed)}"
-                " at least",
-                hint="free some space (`imagefactory store gc --cache`), or name a larger disk: `store`, "
-                "`cache` (IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE), and TMPDIR for bases",
+                "disk-full",
+                f"not enough disk space in {where}: {what} needs at least "
+                f"{format_bytes(needed)}, {format_bytes(free)} are free",
+                hint="free some space (imagefactory store gc --cache), or set `store`, `cache` "
+                "(IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE) or, for bases, TMPDIR to a larger disk",
             )
 
 
@@ -185,7 +192,7 @@ def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
 def used(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock` with others who use what it guards; waits for one who collects."""
     with open_lock(lock) as handle:
-        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for `store gc` to end ..."))
+        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for store gc to end ..."))
         yield
 
 
@@ -282,7 +289,7 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
     """
     *folders, name = path.relative_to(top).parts
     if ".." in folders or name == "..":
-        raise OSError(errno.EINVAL, "the path leads out of its folder", str(path))
+        raise OSError(errno.EINVAL, "the path leads out of its directory", str(path))
     here, opened = top, os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:
@@ -293,7 +300,7 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
                     folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above
                 )
             except NotADirectoryError as error:
-                raise OSError(errno.ELOOP, "it is a link or no folder", str(here)) from error
+                raise OSError(errno.ELOOP, "it is a link, or not a directory", str(here)) from error
             os.close(above)
         pinned = f"/proc/self/fd/{opened}/"
         try:
@@ -319,8 +326,9 @@ def refuse_links(top: Path, *folders: str) -> None:
             for entry in entries:
                 if entry.is_symlink():
                     raise StoreError(
-                        f"{entry.path} is a link, and would lead out of {top}",
-                        hint="remove the link, or name the folder that it leads to in your settings",
+                        "store-link",
+                        f"{entry.path} is a link that leads out of {top}",
+                        hint="delete the link, or set its target as the directory in your settings",
                     )
 
 
@@ -354,6 +362,7 @@ class Removal:
             self.keep(path, error)
 
     def keep(self, path: Path, error: OSError) -> None:
-        message = f"{error.filename or path} cannot be removed: {error.strerror or error}"
-        hint = "look whose it is, and whether it is mounted or immutable (lsattr); then run this again"
-        self.stuck.append((str(path), StoreError(message, hint=hint)))
+        hint = "check its owner, and whether it is mounted or immutable (lsattr); then run this again"
+        self.stuck.append(
+            (str(path), StoreError(*os_problem("delete", error.filename or path, error), hint=hint))
+        )

@@ -45,7 +45,7 @@ def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
     """Open what `read_file` reads, for `read_chunks`. `folder` itself may be a link: the caller named it."""
     *parents, name = path.split("/")
     if not {"", ".", ".."}.isdisjoint((*parents, name)):
-        raise OSError(errno.EINVAL, "not a path inside the folder", printable(path))
+        raise OSError(errno.EINVAL, "not a path inside the directory", printable(path))
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -58,7 +58,9 @@ def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
             os.close(here)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise OSError(error.errno, "a link or file is where a folder must be", printable(path)) from None
+            raise OSError(
+                error.errno, "a link or file is where a directory must be", printable(path)
+            ) from None
         raise OSError(error.errno, error.strerror, printable(path)) from None
     try:
         _check_regular(os.fstat(fd), path, most)  # it may have been replaced since
@@ -275,7 +277,7 @@ class _Cursor:
         os.close(below)
         inode, device = self.above.pop(), self.above.pop()
         if self.identity() != (device, inode):
-            raise OSError(errno.ESTALE, "a folder in it was moved meanwhile", self.top)
+            raise OSError(errno.ESTALE, "a directory in it was moved meanwhile", self.top)
 
     def _open(self, name: str, parent: int | None) -> int:
         try:

@@ -215,7 +215,7 @@ class Web:
                 with self.open(url, headers={"Range": "bytes=0-0"}) as response:
                     length = read_count(response.headers.get("Content-Range", "").rpartition("/")[2])
             if length is None:
-                raise RefusedError(f"{redact(url)}: the server does not say how long the file is")
+                raise RefusedError(f"{redact(url)}: the server does not send the size of the file")
             return length
 
         return self.patience.retry(ask)
@@ -284,7 +284,7 @@ def check_address(url: str) -> None:
     except ValueError:
         same = False
     if not same:
-        raise RefusedError("an address there can be read as two hosts")
+        raise RefusedError("an address there has two possible hosts")
 
 
 class _Reach(threading.local):
@@ -298,7 +298,9 @@ class _Reach(threading.local):
 
     def check(self, network: str, host: str) -> None:
         if self.networks is not None and network not in self.networks:
-            raise RefusedError(f"{host} is on a {network} network, where no other server may send a request")
+            raise RefusedError(
+                f"{host} is on a {network} network, and another server must not redirect a request there"
+            )
 
 
 _REACH = _Reach()
@@ -513,7 +515,7 @@ def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.m
             return
         if waited >= _SLOW_SECONDS:
             if came < waited * _SLOWEST:
-                raise RefusedError(f"only {came} bytes came in {waited:.0f} seconds")
+                raise RefusedError(f"it sent only {came} bytes in {waited:.0f} seconds")
             waited, came = 0.0, 0
         yield data
 
@@ -525,7 +527,7 @@ def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
         parts.append(data)
         size += len(data)
         if size > limit:
-            raise RefusedError(f"the answer is longer than {limit:,} bytes")
+            raise RefusedError(f"the response is longer than {limit:,} bytes")
     return b"".join(parts)
 
 

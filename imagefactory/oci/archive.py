@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from imagefactory.errors import StoreError, UsageError
+from imagefactory.errors import StoreError, UsageError, os_problem
 from imagefactory.files import replacing
 from imagefactory.oci.docker_archive import write_docker
 from imagefactory.oci.layout import REBUILD, Layout
@@ -36,15 +36,25 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
     """
     writers = {"oci-archive": _oci, "docker-archive": write_docker}
     if kind not in writers:
-        raise UsageError(f"no archive format '{kind}'", hint=f"the formats are {', '.join(FORMATS)}")
+        raise UsageError(
+            "option-invalid",
+            f"unknown archive format '{kind}'",
+            hint=f"supported formats: {', '.join(FORMATS)}",
+        )
     if not re.fullmatch(r"[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*", image.name):
         raise UsageError(
-            f"'{image.name}' is not name:tag", hint="export an image of `imagefactory store list`"
+            "image-name-invalid",
+            f"'{image.name}' is not a name with a tag (NAME:TAG)",
+            hint="choose an image of imagefactory store list",
         )
     if not out.absolute().parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder", hint="make it, or name another file")
+        raise UsageError(
+            "directory-not-found",
+            f"{out.parent} is not a directory",
+            hint="create it, or choose another file",
+        )
     if out.is_dir():
-        raise UsageError(f"{out} is a folder", hint="name a file in it")
+        raise UsageError("output-not-file", f"{out} is a directory", hint="choose a file in it")
     with (
         progress.task(f"write {out.name}", total=image.size) as task,
         _replacing(out) as stream,
@@ -110,10 +120,12 @@ def check_output(out: Path) -> None:
     """Raises UsageError unless `out` can be replaced: a name in /dev, even a link there, must not be."""
     if out.absolute().is_relative_to("/dev") or out.absolute().is_relative_to("/proc"):
         raise UsageError(
-            f"{out} is a device or the system's, no place for a file", hint="name a file in a folder of yours"
+            "output-not-file",
+            f"{out} is in a directory of the system",
+            hint="choose a file in a directory of yours",
         )
     if out.exists() and not out.is_file():
-        raise UsageError(f"{out} is a folder or a device, not a file", hint="name a file to write")
+        raise UsageError("output-not-file", f"{out} is not a regular file", hint="choose another file")
 
 
 @contextmanager
@@ -125,12 +137,14 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
         with replacing(out) as stream:
             yield stream
     except FileNotFoundError as error:
-        raise StoreError(f"{error.filename} is missing", hint=REBUILD) from error
+        raise StoreError("blob-missing", f"{error.filename} is missing", hint=REBUILD) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreError(
-                f"no space left in {folder} for {out.name}", hint="free some space, or name another file"
+                "disk-full",
+                f"no space left in {folder} for {out.name}",
+                hint="free some space, or choose another file",
             ) from error
         raise StoreError(
-            f"{error.filename or out}: {error.strerror}", hint="name a file in a folder of yours"
+            *os_problem("write", error.filename or out, error), hint="choose a file in a directory of yours"
         ) from error

@@ -76,6 +76,7 @@ def put_manifest(place: Place, manifest: Manifest, tag: str = "") -> None:
     put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type, tag)
     if put.digest != manifest.descriptor.digest:
         raise RegistryError(
-            f"{place}: {manifest.descriptor.digest} was put, and {tag or 'it'} is {put.digest}",
-            hint="somebody else writes there: look at it before you push again",
+            "push-overwritten",
+            f"{place}: {manifest.descriptor.digest} was pushed, but {tag or 'it'} is now {put.digest}",
+            hint="another program pushes there: check it before you push again",
         )

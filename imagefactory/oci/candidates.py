@@ -90,15 +90,21 @@ def kind_of(tag: str, plain: Collection[str]) -> str:
 def check_tag(tag: str, plain: Collection[str]) -> None:
     """Raises UsageError for a further tag that a push may not set, and says why."""
     if not TAG.fullmatch(tag):
-        raise UsageError(f"'{tag}' cannot be a tag", hint="letters, digits, '.', '_' and '-', at most 128")
+        raise UsageError(
+            "option-invalid",
+            f"'{tag}' is not a valid tag",
+            hint="use letters, digits, '.', '_' and '-', at most 128 characters",
+        )
     why = {
         "target": "is the tag of a verified target: only promotion moves it",
-        "capability": "says that a GPU has verified it: only promotion moves it",
-        "candidate": "is a candidate's name: push makes it from the digest",
-        "referrers": "is where a registry keeps referrers",
+        "capability": "is the tag of a GPU that verified it: only promotion moves it",
+        "candidate": "is the tag of a candidate: push creates it from the digest",
+        "referrers": "is the tag in which a registry keeps referrers",
     }.get(kind_of(tag, plain))
     if why:
-        raise UsageError(f"--tag {tag}: '{tag}' {why}", hint="choose another name, such as 'nightly'")
+        raise UsageError(
+            "tag-reserved", f"--tag {tag}: '{tag}' {why}", hint="choose another name, such as 'nightly'"
+        )
 
 
 # --- when it was pushed --------------------------------------------------------------------------
@@ -255,7 +261,11 @@ def _read_below(place: Place, root: Manifest) -> dict[str, tuple[Descriptor, ...
         if descriptor.digest in blobs:
             continue
         if len(blobs) >= MOST_MANIFESTS:
-            raise RegistryError(f"{place} {root.descriptor.digest} names more manifests than images do")
+            raise RegistryError(
+                "manifest-invalid",
+                f"{place} {root.descriptor.digest} names more manifests than "
+                f"an image can have ({MOST_MANIFESTS})",
+            )
         there = (
             place.store.manifest(place.repository, descriptor.digest) if blobs else (descriptor, root.data)
         )

@@ -26,7 +26,7 @@ from imagefactory.progress import Progress, Task
 
 SEALED = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
 """Folders of records that carry their sum."""
-MEND = "`imagefactory store check --fix`"
+MEND = "run imagefactory store check --fix"
 _WORKERS = 4  # hashing happens outside the interpreter's lock
 
 
@@ -67,13 +67,17 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
         with progress.task(f"check {len(blobs)} blobs", total=size) as task:
             wrong = [*_wrong_blobs(blobs, task)]
         bad = frozenset(f"sha256:{one.path.name}" for one in wrong)
-        wrong += [_Wrong(path, "is not what was written there") for path in sealed if unseal(path) is None]
+        wrong += [_Wrong(path, "does not match its checksum") for path in sealed if unseal(path) is None]
         wrong += [one for path in referring if (one := _wrong_referrer(layout, path, bad))]
         faults = [_fault(layout, one, mend=mend) for one in wrong]
         unpacked = Unpacked(layout.path / "unpacked")
         for name, what in unpacked.check_all(progress, mend=mend):
             place = f"unpacked/{name}"
-            faults.append(Fault(place=place, error=StoreError(f"{place}: {what}", hint=MEND), mended=mend))
+            faults.append(
+                Fault(
+                    place=place, error=StoreError("store-corrupt", f"{place}: {what}", hint=MEND), mended=mend
+                )
+            )
         try:
             tags = layout.tags()
         except StoreError as error:
@@ -100,7 +104,7 @@ class _Wrong:
 
 def _fault(layout: Layout, wrong: _Wrong, *, mend: bool) -> Fault:
     place = str(wrong.path.relative_to(layout.path))
-    error = StoreError(f"{place} {wrong.what}", hint=MEND)
+    error = StoreError("store-corrupt", f"{place} {wrong.what}", hint=MEND)
     if not mend:
         return Fault(place=place, error=error)
     try:
@@ -109,8 +113,13 @@ def _fault(layout: Layout, wrong: _Wrong, *, mend: bool) -> Fault:
         else:
             layout.write_file(wrong.path, wrong.right)
     except OSError as failed:
-        hint = f"mend the rights there, or remove it: `rm -r {wrong.path}`"
-        return Fault(place=place, error=StoreError(f"{error.message}: {failed.strerror}", hint=hint))
+        hint = f"check the permissions there, or delete it: rm -r {wrong.path}"
+        return Fault(
+            place=place,
+            error=StoreError(
+                "store-corrupt", f"{error.message}; cannot repair it: {failed.strerror}", hint=hint
+            ),
+        )
     return Fault(place=place, error=error, mended=True)
 
 
@@ -118,13 +127,13 @@ def _wrong_blobs(blobs: list[Path], task: Task) -> Iterator[_Wrong]:
     def look(path: Path) -> str:
         try:
             if path.is_symlink() or not path.is_file() or not DIGEST.fullmatch(f"sha256:{path.name}"):
-                return "is no blob"
+                return "is not a blob"
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
                 task.advance(os.fstat(file.fileno()).st_size)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
-        return "" if found == path.name else "is not what its name says"
+        return "" if found == path.name else "does not match its digest"
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path, what in zip(blobs, pool.map(look, blobs), strict=True):
@@ -137,16 +146,16 @@ def _wrong_referrer(layout: Layout, path: Path, bad: frozenset[str]) -> _Wrong |
     try:
         stored = None if digest in bad else layout.manifest(digest)
         if stored is None:
-            return _Wrong(path, "is of a manifest that is not here")
+            return _Wrong(path, "refers to a manifest that is not in the store")
         descriptor, data = stored
         manifest = json.loads(data)
         if manifest["subject"]["digest"] != f"sha256:{path.parent.name}":
-            return _Wrong(path, "is of a manifest with another subject")
+            return _Wrong(path, "refers to a manifest with another subject")
         Needed(layout, bad).reach(descriptor)
         right = referrer_record(descriptor, manifest)
-        return None if path.read_bytes() == right else _Wrong(path, "is not what its manifest says", right)
+        return None if path.read_bytes() == right else _Wrong(path, "does not match its manifest", right)
     except (*MALFORMED, StoreError) as error:
-        return _Wrong(path, f"is of nothing that is whole: {error}")
+        return _Wrong(path, f"refers to something incomplete: {error}")
 
 
 def _tag_faults(layout: Layout, name: str, descriptor: Descriptor, bad: frozenset[str]) -> Iterator[Fault]:
@@ -155,5 +164,5 @@ def _tag_faults(layout: Layout, name: str, descriptor: Descriptor, bad: frozense
         if descriptor.media_type in INDEX_TYPES:
             layout.load(name, descriptor)  # reaching an index takes what is here of it
     except StoreError as error:
-        hint = f"build or pull {name} again, or drop it: `imagefactory store rm {name}`"
-        yield Fault(place=name, error=StoreError(f"{name}: {error.message}", hint=hint))
+        hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
+        yield Fault(place=name, error=StoreError("image-incomplete", f"{name}: {error.message}", hint=hint))

@@ -60,8 +60,9 @@ def collect(
     for name in ("index.json", "locks"):
         if not (layout.path / name).exists():
             raise StoreError(
-                f"{layout.path} is no store (it has no {name}): nothing was removed",
-                hint="is the setting `store` right? `imagefactory doctor` says where it comes from",
+                "store-invalid",
+                f"{layout.path} is not a store (it has no {name}): nothing was deleted",
+                hint="check the setting `store`: imagefactory doctor shows where it comes from",
             )
     with layout.alone(progress):
         needed = Needed(layout)

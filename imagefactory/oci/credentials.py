@@ -85,10 +85,14 @@ def _look_up(path: Path, host: str, environ: Mapping[str, str]) -> Credential | 
         # The parser's own words quote what it read, which may be a secret.
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise RegistryError(
-            f"the credentials in {path} cannot be read: {why}", hint=f"mend or remove {path}"
+            "credentials-invalid",
+            f"cannot read the credentials in {path}: {why}",
+            hint=f"fix or delete {path}",
         ) from None
     if not isinstance(data, dict):
-        raise RegistryError(f"{path} holds no settings of docker", hint=f"mend or remove {path}")
+        raise RegistryError(
+            "credentials-invalid", f"{path} is not a Docker configuration file", hint=f"fix or delete {path}"
+        )
     names = _names(host)
     helpers = _mapping(data.get("credHelpers"))
     for name in names:
@@ -134,7 +138,11 @@ def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
         except ValueError:  # binascii's and Unicode's errors are ValueErrors
             colon = ""
         if not colon:
-            raise RegistryError(f"an `auth` in {origin} is no base64 of user:password", hint="log in again")
+            raise RegistryError(
+                "credentials-invalid",
+                f"an `auth` in {origin} is not base64 of user:password",
+                hint="log in again",
+            )
         secret = secret.rstrip("\0")
     return Credential(user=user, secret=secret, origin=origin) if user and secret else None
 
@@ -148,8 +156,9 @@ def ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential |
     path = shutil.which(program, path=environ.get("PATH")) if "/" not in name else None
     if path is None:
         raise RegistryError(
-            f"docker's settings name the credential helper {program}, which is not installed",
-            hint=f"install {program}, or take it out of docker's config.json and log in again",
+            "credential-helper-missing",
+            f"the credential helper {program} in Docker's settings is not installed",
+            hint=f"install {program}, or remove it from Docker's config.json and log in again",
         )
     try:
         done = subprocess.run(
@@ -162,16 +171,20 @@ def ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential |
         )
     except subprocess.TimeoutExpired:
         raise RegistryError(
-            f"{program} gave no answer in {HELPER_SECONDS:.0f} seconds",
-            hint=f"does it wait for a password? try: echo {host} | {program} get",
+            "credential-helper-failed",
+            f"{program} did not answer in {HELPER_SECONDS:.0f} seconds",
+            hint=f"check whether it waits for a password: echo {host} | {program} get",
         ) from None
     except OSError as error:
-        raise RegistryError(f"{program} cannot be run: {error.strerror}", hint=f"mend {path}") from error
+        raise RegistryError(
+            "credential-helper-failed", f"cannot run {program}: {error.strerror}", hint=f"fix {path}"
+        ) from error
     if done.returncode:
         # Helpers speak on stdout; all of them use this sentence, and docker itself looks for it.
         if b"credentials not found" in done.stdout:
             return None
         raise RegistryError(
+            "credential-helper-failed",
             f"{program} failed for {host} (exit code {done.returncode})",
             hint=f"see why: echo {host} | {program} get",
         )
@@ -179,7 +192,11 @@ def ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential |
         answer = json.loads(done.stdout)
         user, secret = str(answer["Username"]), str(answer["Secret"])
     except (ValueError, KeyError, TypeError):
-        raise RegistryError(f"{program} gave an answer that is no credential", hint="update it") from None
+        raise RegistryError(
+            "credential-helper-failed",
+            f"the answer of {program} is not a credential",
+            hint=f"update {program}",
+        ) from None
     if not secret:
         return None
     return Credential(user="" if user == _TOKEN_USER else user, secret=secret, origin=program)

@@ -140,7 +140,9 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
             if isinstance(error, KeyError)
             else printable(str(error)) or type(error).__name__
         )
-        raise StoreError(f"what docker saved is not a whole image: {why}", hint="build it again") from error
+        raise StoreError(
+            "docker-archive-invalid", f"Docker did not save a complete image: {why}", hint="rebuild the image"
+        ) from error
 
 
 _NO_IMAGE = (tarfile.TarError, DamagedError, EOFError, KeyError, IndexError, TypeError, ValueError)
@@ -175,7 +177,10 @@ def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
             continue
         layer = saved.made.get(file) or _take_layer(layout, io.BytesIO(saved.small[file]), taking)
         if layer.diff_id != diff_id:
-            raise StoreError(f"docker saved a layer {layer.diff_id} where its config says {diff_id}")
+            raise StoreError(
+                "docker-archive-invalid",
+                f"Docker saved a layer {layer.diff_id}, but its config has {diff_id}",
+            )
         layers.append(layer)
     return TakenImage(config=config, layers=tuple(layers))
 
@@ -184,15 +189,15 @@ def _parse(what: str, data: bytes, kind: type = list) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(f"its {what} is no JSON") from None
+        raise ValueError(f"its {what} is not JSON") from None
     if not isinstance(value, kind):
-        raise TypeError(f"its {what} is no {'list' if kind is list else 'object'}")
+        raise TypeError(f"its {what} is not {'a list' if kind is list else 'an object'}")
     return value
 
 
 def _texts(what: str, value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"the {what} are no list of names")
+        raise TypeError(f"the {what} are not a list of names")
     return value
 
 
@@ -209,8 +214,9 @@ def _only_image(images: list[Any]) -> Any:
     if len(images) > 1:
         tags = [tag for one in images for tag in _tags(one) or ["one without a name"]]
         raise StoreError(
-            f"the archive holds {len(images)} images: {printable(', '.join(tags))}",
-            hint="save one of them alone: `docker save NAME:TAG`",
+            "docker-archive-ambiguous",
+            f"the archive contains {len(images)} images: {printable(', '.join(tags))}",
+            hint="save only one of them: docker save NAME:TAG",
         )
     return images[0]
 

@@ -113,7 +113,10 @@ class _GraphReader:
         if wanted in self.manifests:
             return self.manifests[wanted]
         if depth > MOST_DEPTH or len(self.manifests) >= MOST_MANIFESTS:
-            raise RegistryError(f"{self.place} {wanted} is no image: its manifests nest without end")
+            raise RegistryError(
+                "manifest-invalid",
+                f"{self.place} {wanted} is not an image: its manifests are nested too deep, or too many",
+            )
         manifest = read_manifest(self.place, wanted)
         children, blobs = parse_parts(manifest)
         for child in children:
@@ -127,10 +130,15 @@ def read_manifest(place: Place, wanted: str) -> Manifest:
     """The manifest of a tag or digest. Raises RegistryError when there is none."""
     found = place.store.manifest(place.repository, wanted)
     if found is None:
-        raise RegistryError(f"{place} has no {wanted}", hint="is the name right, and was it pushed?")
+        raise RegistryError(
+            "manifest-not-found", f"{place} has no {wanted}", hint="check the name, and that it was pushed"
+        )
     descriptor, data = found
     if len(data) > MANIFEST_LIMIT:
-        raise RegistryError(f"{place} {wanted}: a manifest of {len(data)} bytes is none of an image")
+        raise RegistryError(
+            "manifest-invalid",
+            f"{place} {wanted}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
+        )
     return Manifest(descriptor=descriptor, data=data)
 
 
@@ -150,17 +158,23 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
             )
         else:
             raise RegistryError(
-                f"{digest} is a {kind!r}, which is no image",
-                hint="only OCI images, artifacts and docker's schema 2 can be moved",
+                "manifest-unsupported",
+                f"{digest} is a {kind!r}, not an image",
+                hint="supported types: OCI images, OCI artifacts, Docker schema 2",
             )
     except MALFORMED as error:
-        raise RegistryError(f"the manifest {digest} is malformed: {why_malformed(error)}") from error
+        raise RegistryError(
+            "manifest-invalid", f"the manifest {digest} is malformed: {why_malformed(error)}"
+        ) from error
     for part in (*children, *blobs):
         if part.size < 0:
-            raise RegistryError(f"the manifest {digest} names a blob of {part.size} bytes")
+            raise RegistryError(
+                "manifest-invalid", f"the manifest {digest} names a blob of {part.size} bytes"
+            )
         if not DIGEST.fullmatch(part.digest):
             raise RegistryError(
-                f"the manifest {digest} names {part.digest[:80]!r}, which is no sha256 digest"
+                "manifest-invalid",
+                f"the manifest {digest} names {part.digest[:80]!r}, which is not a sha256 digest",
             )
     return tuple(children), tuple(blobs)
 
@@ -172,11 +186,15 @@ def read_config(place: Place, manifest: Manifest) -> ImageConfig | None:
         return None
     called = f"the config of {manifest.descriptor.digest}"
     if config.size > MANIFEST_LIMIT:
-        raise RegistryError(f"{called} has {config.size} bytes")
+        raise RegistryError(
+            "image-config-invalid", f"{called} has {config.size} bytes (limit: {MANIFEST_LIMIT})"
+        )
     try:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
-        raise RegistryError(f"{called} is malformed: {why_malformed(error)}") from error
+        raise RegistryError(
+            "image-config-invalid", f"{called} is malformed: {why_malformed(error)}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +227,10 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
     ]
     if not fitting:
         there = ", ".join(_platforms(images)) or "nothing"
-        raise RegistryError(f"{manifest.descriptor.digest} has no image for {platform}, only for {there}")
+        raise RegistryError(
+            "platform-not-found",
+            f"{manifest.descriptor.digest} has no image for {platform}, only for {there}",
+        )
     if len(fitting) == len(images) == 1:
         return Choice(digest=manifest.descriptor.digest, whole=True)
     # amd64/v3 and the like need newer processors: the plain one runs everywhere.
@@ -240,11 +261,16 @@ def check_unambiguous(manifest: Manifest) -> None:
         named = tuple(str(part).lower() for part in _platform_of(entry)) if "platform" in entry else ("", "")
         platform = (named[0], _PROCESSORS.get(named[1], named[1]))
         if ATTESTATION in (entry.get("annotations") or {}) and platform != ("unknown", "unknown"):
-            raise RegistryError(f"{digest} has an attestation for {'/'.join(platform)[:80]}")
+            raise RegistryError(
+                "manifest-ambiguous", f"{digest} has an attestation for {'/'.join(platform)[:80]}"
+            )
         if entry not in images:
             continue
         if platform in seen or ("" in platform and len(entries) > 1):
-            raise RegistryError(f"{digest} has two images that may be meant for {'/'.join(platform)[:80]!r}")
+            raise RegistryError(
+                "manifest-ambiguous",
+                f"{digest} has two images that tools may choose for {'/'.join(platform)[:80]!r}",
+            )
         seen.add(platform)
 
 

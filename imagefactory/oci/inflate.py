@@ -71,7 +71,7 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
 
 def _refuse_more(behind: object) -> None:
     if behind:
-        raise DamagedError("something stands behind the end of the data")
+        raise DamagedError("there is more data after its end")
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
@@ -92,8 +92,9 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """
     if media_type not in LAYER_CODECS:
         raise StoreError(
-            f"layers of type '{media_type}' cannot be read",
-            hint=f"readable are {', '.join(sorted(LAYER_CODECS))}",
+            "layer-type-unsupported",
+            f"unsupported layer type '{media_type}'",
+            hint=f"supported types: {', '.join(sorted(LAYER_CODECS))}",
         )
     return unpacked(chunks)
 
@@ -120,7 +121,8 @@ def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
         import zstandard
     except ImportError as error:
         raise ToolError(
-            "this layer is packed with zstd, and the Python package zstandard is not installed",
+            "extra-not-installed",
+            "this layer is compressed with zstd, and the Python package zstandard is not installed",
             hint=extra_hint("build"),
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)

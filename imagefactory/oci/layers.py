@@ -66,7 +66,9 @@ class Codec:
 def codec(name: str) -> Codec:
     """The codec called `zstd` or `gzip`. Raises UsageError for another name."""
     if name not in CODECS:
-        raise UsageError(f"no layer codec '{name}'", hint=f"the codecs are {', '.join(CODECS)}")
+        raise UsageError(
+            "option-invalid", f"unknown layer codec '{name}'", hint=f"supported codecs: {', '.join(CODECS)}"
+        )
     return CODECS[name]()
 
 
@@ -126,7 +128,11 @@ def _gzip() -> Codec:
 
 
 def _damaged(path: Path, why: str) -> StoreError:
-    return StoreError(f"{path} is damaged: {why}", hint="`imagefactory build TARGET` makes what is missing")
+    return StoreError(
+        "store-corrupt",
+        f"{path} is corrupt: {why}",
+        hint="run imagefactory build TARGET: it builds what is missing",
+    )
 
 
 class _EvenPieces:
@@ -257,7 +263,7 @@ class Segment:
             left -= len(chunk)
             put(chunk)
         if left:
-            raise StoreError(f"{path}: {size - left} bytes came where {size} were announced")
+            raise StoreError("file-size-mismatch", f"{path}: expected {size} bytes, found {size - left}")
         if spliced:
             self._splice(spliced, size)
         if size % BLOCK:

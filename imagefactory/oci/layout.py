@@ -101,7 +101,7 @@ class Layout:
     def blob_path(self, digest: str) -> Path:
         """Where the blob of `digest` lies or would lie. Raises StoreError for what is no digest."""
         if not DIGEST.fullmatch(digest):
-            raise StoreError(f"'{digest[:80]}' is not a sha256 digest")
+            raise StoreError("digest-invalid", f"'{digest[:80]}' is not a sha256 digest")
         return self._blobs / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
@@ -135,18 +135,24 @@ class Layout:
     def damaged(self, digest: str) -> StoreError:
         """What to raise for a blob that could not be read as what it is; one that changed is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
-            return StoreError(f"blob {digest} in {self.path} is not what its manifest says")
+            return StoreError("store-corrupt", f"blob {digest} in {self.path} does not match its manifest")
         if self.blob_path(digest).exists():
-            hint = f"whose store it is removes it: `rm {self.blob_path(digest)}`; then {REBUILD}"
-            return StoreError(f"blob {digest} in {self.path} is damaged, and cannot be removed", hint=hint)
-        return StoreError(f"blob {digest} in {self.path} was damaged, and is removed", hint=REBUILD)
+            hint = f"ask the owner of the store to delete it: rm {self.blob_path(digest)}; then {REBUILD}"
+            return StoreError(
+                "store-corrupt", f"blob {digest} in {self.path} is corrupt, and cannot be deleted", hint=hint
+            )
+        return StoreError(
+            "store-corrupt", f"blob {digest} in {self.path} was corrupt, and was deleted", hint=REBUILD
+        )
 
     def read(self, descriptor: Descriptor) -> bytes:
         """The bytes of a small blob. Raises StoreError when it is missing or is not what its digest says."""
         try:
             data = self.blob_path(descriptor.digest).read_bytes()
         except FileNotFoundError:
-            raise StoreError(f"blob {descriptor.digest} is missing from {self.path}", hint=REBUILD) from None
+            raise StoreError(
+                "blob-missing", f"blob {descriptor.digest} is missing from {self.path}", hint=REBUILD
+            ) from None
         if digest_of(data) != descriptor.digest:
             raise self.damaged(descriptor.digest)
         return data
@@ -158,12 +164,14 @@ class Layout:
         except FileNotFoundError:
             return None
         if size > MANIFEST_LIMIT:
-            raise StoreError(f"{digest} in {self.path} is no manifest: it has {size} bytes")
+            raise StoreError(
+                "store-corrupt", f"{digest} in {self.path} is not a manifest: it has {size} bytes"
+            )
         data = self.read(Descriptor(media_type="", digest=digest, size=size))
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
-            raise StoreError(f"{digest} in {self.path} is no manifest") from None
+            raise StoreError("store-corrupt", f"{digest} in {self.path} is not a manifest") from None
         return Descriptor(media_type=media_type, digest=digest, size=size), data
 
     # --- referrers -------------------------------------------------------------------------------
@@ -201,7 +209,9 @@ class Layout:
         except FileNotFoundError:
             return None  # collected meanwhile
         except MALFORMED as error:
-            raise StoreError(f"{path} is damaged: {error}", hint=f"rm {path}") from error
+            raise StoreError(
+                "store-corrupt", f"{path} is corrupt: {error}", hint=f"delete it: rm {path}"
+            ) from error
         return (descriptor, kind) if self.has(descriptor) else None
 
     def _referrers(self, subject: str) -> Path:
@@ -219,8 +229,9 @@ class Layout:
             return {}
         except MALFORMED as error:
             raise StoreError(
-                f"{path} is damaged: {type(error).__name__}: {error}",
-                hint=f"`rm {path}` and build again: layers are found by what made them",
+                "store-corrupt",
+                f"{path} is corrupt: {type(error).__name__}: {error}",
+                hint=f"delete it (rm {path}) and rebuild: layers are found by their inputs",
             ) from error
         named = {dict(entry.annotations).get(REF_NAME, ""): entry for entry in entries}
         return {name: entry for name, entry in sorted(named.items()) if name}
@@ -228,7 +239,9 @@ class Layout:
     def tag(self, name: str, descriptor: Descriptor) -> None:
         """Points `name` at an index or manifest that is already in the layout."""
         if not self.has(descriptor):
-            raise StoreError(f"{descriptor.digest} is not in {self.path}: nothing to tag as {name}")
+            raise StoreError(
+                "blob-missing", f"{descriptor.digest} is not in {self.path}: cannot tag it as {name}"
+            )
         if (there := self.tags().get(name)) and there.digest == descriptor.digest:
             return
         self._update_tags(lambda tags: {**tags, name: descriptor})
@@ -279,8 +292,9 @@ class Layout:
             return self._load(name, descriptor)
         except MALFORMED as error:
             raise StoreError(
-                f"{name} in {self.path} is not an image of this store: {why_malformed(error)}",
-                hint=f"imagefactory store rm {name}",
+                "store-corrupt",
+                f"{name} in {self.path} is not a valid image: {why_malformed(error)}",
+                hint=f"run imagefactory store rm {name}",
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
@@ -291,7 +305,9 @@ class Layout:
         manifest: dict[str, Any] = value
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:
-            raise StoreError(f"{name} is an artifact ({artifact_type(manifest)}), not an image")
+            raise StoreError(
+                "not-an-image", f"{name} is an artifact ({artifact_type(manifest)}), not an image"
+            )
         rows = manifest["layers"] or []
         config = parse_config(self.read(config_descriptor), len(rows))
         entries = zip(rows, config.diff_ids, strict=True)
@@ -302,7 +318,11 @@ class Layout:
         )
         for layer in layers:
             if not self.has(layer.descriptor):
-                raise StoreError(f"layer {layer.descriptor.digest} of {name} is missing or cut", hint=REBUILD)
+                raise StoreError(
+                    "blob-missing",
+                    f"layer {layer.descriptor.digest} of {name} is missing or truncated",
+                    hint=REBUILD,
+                )
         return Image(
             name=name,
             digest=descriptor.digest,
@@ -390,8 +410,9 @@ class Layout:
             return True  # another process made it meanwhile
         if others:
             raise StoreError(
-                f"{self.path} is no store and not empty (it holds {sorted(others)[0]})",
-                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a folder of its own",
+                "store-invalid",
+                f"{self.path} is not a store, and not empty (it contains {sorted(others)[0]})",
+                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a directory of its own",
             )
         return False
 
@@ -429,4 +450,4 @@ _NOT_COLLECTED = {
     ),  # what people put there: keys, a ledger of CI, a file system of its own
 }
 """What may be there before the store is made, since a collection removes nothing from it."""
-REBUILD = "build or pull it again: `imagefactory build TARGET` makes what is missing"
+REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"

@@ -48,7 +48,9 @@ class LayoutStore:
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            raise StoreError(f"blob {descriptor.digest} is missing from {self.name}") from None
+            raise StoreError(
+                "blob-missing", f"blob {descriptor.digest} is missing from {self.name}"
+            ) from None
         with explain_full_disk(self.layout.path), file:
             file.seek(offset)
             while data := file.read(_CHUNK):
@@ -72,7 +74,8 @@ class LayoutStore:
                     break
             if blob.size != descriptor.size or blob.digest != descriptor.digest:
                 raise StoreError(
-                    f"what came for blob {descriptor.digest} is not what its digest says",
+                    "blob-mismatch",
+                    f"the received bytes of blob {descriptor.digest} do not match its digest",
                     hint="run the same command again",
                 )
             blob.commit(descriptor.media_type)
@@ -92,9 +95,10 @@ class LayoutStore:
         manifest = self.layout.manifest(descriptor.digest)
         if manifest is None:
             raise StoreError(
-                f"{_name(repository, wanted)} points to {descriptor.digest}, "
-                f"which is missing from {self.name}",
-                hint=f"imagefactory store rm {_name(repository, wanted)}",
+                "blob-missing",
+                f"{_name(repository, wanted)} points to "
+                f"{descriptor.digest}, which is missing from {self.name}",
+                hint=f"run imagefactory store rm {_name(repository, wanted)}",
             )
         return manifest
 
@@ -106,7 +110,10 @@ class LayoutStore:
             self._check(value, media_type)
             subject = str(value["subject"]["digest"]) if value.get("subject") else ""
         except MALFORMED as error:
-            raise StoreError(f"{digest_of(data)} is no manifest: {type(error).__name__}: {error}") from error
+            raise StoreError(
+                "store-manifest-invalid",
+                f"{digest_of(data)} is not a manifest: {type(error).__name__}: {error}",
+            ) from error
         descriptor = self.layout.add(data, media_type)
         if subject:
             self.layout.refer(subject, descriptor, value)
@@ -117,7 +124,10 @@ class LayoutStore:
     def _check(self, value: Mapping[str, Any], media_type: str) -> None:
         """Raises StoreError where the manifest names blobs that are not here, or is not of its type."""
         if media_type_of(value) != media_type:
-            raise StoreError(f"a manifest of type {media_type_of(value)} was put as {media_type}")
+            raise StoreError(
+                "store-manifest-invalid",
+                f"a manifest of type {media_type_of(value)} was stored as {media_type}",
+            )
         if media_type in INDEX_TYPES:
             named = [parse_descriptor(entry) for entry in value["manifests"]]
             missing = named if named and not any(map(self.layout.has, named)) else []
@@ -125,7 +135,9 @@ class LayoutStore:
             named = [parse_descriptor(entry) for entry in (value["config"], *value["layers"])]
             missing = [descriptor for descriptor in named if not self.layout.has(descriptor)]
         if missing:
-            raise StoreError(f"{missing[0].digest}, which the manifest names, is not in {self.name}")
+            raise StoreError(
+                "blob-missing", f"{missing[0].digest}, which the manifest names, is not in {self.name}"
+            )
 
     # --- tags and referrers ----------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
     """Raises KeyError, TypeError, AttributeError or ValueError for what is none. It looks at no digest."""
     size = data["size"]
     if type(size) is not int:  # JSON has 1e400 and true too
-        raise ValueError(f"{str(size)[:40]!r} is no size")
+        raise ValueError(f"{str(size)[:40]!r} is not a size")
     return Descriptor(
         media_type=str(data["mediaType"]),
         digest=str(data["digest"]),
@@ -152,7 +152,7 @@ def why_malformed(error: Exception) -> str:
         return f"it has no {error}"
     if isinstance(error, ValueError):
         return str(error)
-    return "a value in it is of another type than it must be"
+    return "a value in it has the wrong type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +175,12 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
     variables, entrypoint, command = (run.get(key) or [] for key in ("Env", "Entrypoint", "Cmd"))
     single = (run.get("WorkingDir") or "", run.get("User") or "")
     if not all(isinstance(one, str) for one in (*diff_ids, *variables, *entrypoint, *command, *single)):
-        raise ValueError("a diff id, a variable or what starts a container is no text")
+        raise ValueError("a diff id, a variable or the start command is not text")
     if len(diff_ids) != layers:
         raise ValueError(f"it has {len(diff_ids)} diff ids, the image {layers} layers")
     wrong = next((one for one in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", one)), None)
     if wrong is not None:
-        raise ValueError(f"{wrong[:80]!r} is no diff id")
+        raise ValueError(f"{wrong[:80]!r} is not a diff id")
     split = (variable.partition("=") for variable in variables)
     return ImageConfig(
         diff_ids=tuple(diff_ids),
@@ -221,8 +221,11 @@ def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
         if platforms[-1] == AMD64:
             return parse_descriptor(entry)
     there = ", ".join(dict.fromkeys(platforms)).replace("None/None", "no platform")
-    told = f"{name} has no image for {AMD64}, only for {there or 'nothing'}"
-    raise NoPlatformError(told, hint=f"imagefactory store rm {name}")
+    raise NoPlatformError(
+        "store-platform-missing",
+        f"{name} has no image for {AMD64}, only for {there or 'nothing'}",
+        hint=f"run imagefactory store rm {name}",
+    )
 
 
 # A layer's first bytes decide how it is packed: some tools and registries say gzip of what is not.

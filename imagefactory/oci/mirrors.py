@@ -27,12 +27,14 @@ def split_place(text: str) -> tuple[str, str]:
     host, slash, path = text.partition("/")
     if "@" in text:
         raise UsageError(
-            "a user, password or digest does not belong here",
-            hint="write host[:port][/path] alone; credentials come from docker's config (docker login)",
+            "reference-has-login",
+            "an address of a registry must not contain a user, password or digest",
+            hint="write only host[:port][/path], and log in with docker login",
         )
     named = "." in host or ":" in host or host == "localhost"
     if not HOST.fullmatch(host) or not named or (slash and not REPOSITORY.fullmatch(path)):
         raise UsageError(
+            "reference-invalid",
             f"'{text}' is not the address of a registry",
             hint="write host[:port][/path], such as registry.example.org/images (no https://, no tag)",
         )
@@ -51,7 +53,9 @@ def split_tagged(text: str) -> tuple[str, str]:
         port = _WITH_PORT.fullmatch(last)
         name, colon, tag = (port[1], ":", port[2]) if port else (last, "", "")
     if colon and not TAG.fullmatch(tag):
-        raise UsageError("what follows the last ':' is no tag", hint="write HOST/PATH:TAG")
+        raise UsageError(
+            "reference-invalid", "the text after the last ':' is not a tag", hint="write HOST/PATH:TAG"
+        )
     return f"{head}{slash}{name}", tag
 
 
@@ -82,7 +86,8 @@ def resolve(reference: Reference, mirrors: Mirrors) -> Reference:
     repository = "/".join(part for part in (path, rest) if part)
     if not repository:
         raise UsageError(
-            f"mirrors: '{prefix}' is a whole image, and its mirror {place} names none",
-            hint=f"write where it lies there: {place}/NAME",
+            "mirror-invalid",
+            f"mirrors: '{prefix}' is a whole image, and its mirror {place} has no image name",
+            hint=f"write its name there: {place}/NAME",
         )
     return replace(reference, registry=host, repository=repository)

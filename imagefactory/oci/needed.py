@@ -42,13 +42,17 @@ class Needed:
         Raises StoreError where a manifest cannot be read: nobody knows what it names.
         """
         for name, descriptor in self.layout.tags().items():
-            hint = f"build or pull {name} again, or drop it: `imagefactory store rm {name}`"
+            hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
             try:
                 self.reach(descriptor)
             except UnreadableError as error:
-                raise StoreError(f"{name}: {error.message}; nothing was removed", hint=hint) from error
+                raise StoreError(
+                    "image-incomplete", f"{name}: {error.message}; nothing was deleted", hint=hint
+                ) from error
             except StoreError as error:
-                self.damaged.append((name, StoreError(f"{name}: {error.message}", hint=hint)))
+                self.damaged.append(
+                    (name, StoreError("image-incomplete", f"{name}: {error.message}", hint=hint))
+                )
 
     def reach_whole(self, digest: str) -> None:
         """Adds what nobody named here: where it is not here or not whole, nothing is needed."""
@@ -99,7 +103,7 @@ class Needed:
             try:
                 data = self._read(descriptor)
             except StoreError as error:
-                raise UnreadableError(error.message) from error
+                raise UnreadableError("manifest-unreadable", error.message) from error
             self.digests.add(descriptor.digest)
             try:
                 value = json.loads(data)
@@ -109,7 +113,9 @@ class Needed:
                     self._reach_blobs(value)
             except MALFORMED as error:
                 raise StoreError(
-                    f"{descriptor.digest} in {layout.path} is no manifest, or its config is none: {error}"
+                    "store-corrupt",
+                    f"{descriptor.digest} in {layout.path} is not a manifest, "
+                    f"or its config is not valid: {error}",
                 ) from error
             records += layout.referring(descriptor.digest)
         return records
@@ -122,9 +128,12 @@ class Needed:
             self.diff_ids |= set(parse_config(self._read(config), len(layers)).diff_ids)
         for descriptor in (config, *layers):
             if descriptor.digest in self.bad or not layout.has(descriptor):
-                raise StoreError(f"{descriptor.digest} is missing from {layout.path}, cut or damaged")
+                raise StoreError(
+                    "store-corrupt",
+                    f"{descriptor.digest} is missing from {layout.path}, truncated or corrupt",
+                )
 
     def _read(self, descriptor: Descriptor) -> bytes:
         if descriptor.digest in self.bad:
-            raise StoreError(f"{descriptor.digest} in {self.layout.path} is damaged")
+            raise StoreError("store-corrupt", f"{descriptor.digest} in {self.layout.path} is corrupt")
         return self.layout.read(descriptor)

@@ -73,7 +73,7 @@ class PlainTar:
 
 
 def missing_blob(layout: Layout, digest: str) -> StoreError:
-    return StoreError(f"blob {digest} is missing from {layout.path}", hint=REBUILD)
+    return StoreError("blob-missing", f"blob {digest} is missing from {layout.path}", hint=REBUILD)
 
 
 def tar_header(name: str, size: int) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import StoreError, UsageError
+from imagefactory.errors import StoreError, UsageError, os_problem
 from imagefactory.files import explain_full_disk, replacing
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
@@ -113,15 +113,16 @@ def load_sif(layout: Layout, digest: str) -> Sif:
     """The .sif of a manifest. Raises StoreError when it is not here whole or is no .sif."""
     found = layout.manifest(digest)
     if found is None:
-        raise StoreError(f"{digest} is not in {layout.path}")
+        raise StoreError("blob-missing", f"{digest} is not in {layout.path}")
     manifest = json.loads(found[1])
     if not is_sif_manifest(manifest):
-        raise StoreError(f"{digest} in {layout.path} is not a .sif")
+        raise StoreError("not-a-sif", f"{digest} in {layout.path} is not a .sif")
     file = parse_descriptor(manifest["layers"][0])
     if not layout.has(file):
         raise StoreError(
-            f"the file of {digest} is missing from {layout.path}, or cut",
-            hint="make it again, it is kept then",
+            "blob-missing",
+            f"the file of {digest} is missing from {layout.path}, or truncated",
+            hint="build the .sif again: it is kept then",
         )
     notes = manifest.get("annotations") or {}
     return Sif(
@@ -151,12 +152,12 @@ def copy_sif(sif: Sif, output: Path, progress: Progress) -> None:
                     task.advance(len(data))
             if f"sha256:{sha256.hexdigest()}" != sif.file.digest:
                 raise StoreError(
-                    f"the kept file of {sif.name} is damaged", hint=f"`rm {sif.path}`, and run it again"
+                    "store-corrupt",
+                    f"the kept file of {sif.name} is corrupt",
+                    hint=f"delete it (rm {sif.path}) and run the same command again",
                 )
     except OSError as error:
-        raise UsageError(
-            f"{output} cannot be written: {error.strerror}", hint="name another: -o FILE"
-        ) from error
+        raise UsageError(*os_problem("write", output, error), hint="choose another file: -o FILE") from error
 
 
 def find_sif(layout: Layout, tag: str) -> Sif | None:
@@ -191,7 +192,9 @@ def _kept(layout: Layout, subject: str, referrer: Descriptor) -> Kept:
         name = found.name
     except StoreError as error:
         found = StoreError(
-            error.message, hint="`imagefactory store gc` drops it; it is made again when needed"
+            "sif-unusable",
+            error.message,
+            hint="run imagefactory store gc to drop it: it is built again when needed",
         )
         name = dict(referrer.annotations).get(TITLE) or referrer.digest
     return Kept(name=name, subject=subject, digest=referrer.digest, found=found)

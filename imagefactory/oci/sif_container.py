@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 
 MAGIC = b"SIF_MAGIC\0"
 _HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")
@@ -40,10 +40,10 @@ def is_sif(path: Path) -> bool:
 def parse_sif(data: bytes) -> tuple[int, int]:
     """(offset, count) of the descriptors, from a file's first bytes. Raises ValueError."""
     if len(data) < _HEADER.size:
-        raise ValueError("it is cut")
+        raise ValueError("it is truncated")
     fields = _HEADER.unpack_from(data)
     if fields[1] != MAGIC:
-        raise ValueError("it does not begin as one")
+        raise ValueError("it has no .sif header")
     total, offset = fields[8], fields[9]
     if not 0 <= total <= MOST_DESCRIPTORS or offset < 0:
         raise ValueError(f"it claims {total} descriptors")
@@ -58,7 +58,7 @@ def parse_descriptors(data: bytes) -> Partition:
         file_system, part = struct.unpack_from("<ii", extra)
         if used and kind == _PARTITION and part == _SYSTEM:
             if file_system != _SQUASHFS:
-                raise ValueError("its system is no squashfs (encrypted, or a writable image?)")
+                raise ValueError("its system is not a squashfs (it may be encrypted, or a writable image)")
             return Partition(offset=offset, size=size)
     raise ValueError("it has no system partition")
 
@@ -75,11 +75,13 @@ def read_partition(path: Path) -> Partition:
             or partition.size < 0
             or partition.offset + partition.size > path.stat().st_size
         ):
-            raise ValueError("its system partition lies outside of the file")
+            raise ValueError("its system partition is outside of the file")
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="name what this user may read") from error
+        raise UsageError(*os_problem("read", path, error), hint="choose a file that you can read") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no proper .sif: {error}", hint="fetch or build it again") from error
+        raise UsageError(
+            "sif-invalid", f"{path} is not a valid .sif: {error}", hint="download or build it again"
+        ) from error
     return partition
 
 

@@ -169,14 +169,14 @@ class LayerPacker:
         for name in parts:
             below = here.entries.setdefault(name, Folder())
             if not isinstance(below, Folder):
-                raise tarfile.TarError(f"'{'/'.join(parts)}' is used as a folder but is a link or file")
+                raise tarfile.TarError(f"'{'/'.join(parts)}' is used as a directory but is a link or file")
             here = below
         return here
 
     def _put(self, parts: Parts, node: File | Link) -> None:
         entries = self._folder(parts[:-1]).entries
         if isinstance(entries.get(parts[-1]), Folder):
-            raise tarfile.TarError(f"'{parts[-1]}' is a folder and later something else")
+            raise tarfile.TarError(f"'{parts[-1]}' is a directory and later something else")
         entries[parts[-1]] = node
 
     def _find(self, parts: Parts) -> Node | None:
@@ -275,7 +275,7 @@ def parse_index(value: dict[str, Any]) -> LayerIndex:
 
     root = node(value["root"])
     if not isinstance(root, Folder):
-        raise ValueError("the root is no folder")
+        raise ValueError("the root is not a directory")
     return LayerIndex(
         root=root,
         hidden=[tuple(path) for path in value["hidden"]],

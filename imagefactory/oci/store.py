@@ -59,13 +59,16 @@ def parse_reference(text: str) -> Reference:
     rest, at, digest = text.rpartition("@") if "@" in text else (text, "", "")
     if "@" in rest or (at and "/" in digest):
         raise UsageError(
-            "a user or password does not belong in a reference",
-            hint="write HOST/NAME:TAG; credentials are those of `docker login HOST`",
+            "reference-has-login",
+            "a reference must not contain a user or password",
+            hint="write HOST/NAME:TAG, and log in with docker login HOST",
         )
     host, slash, path = rest.partition("/")
     if not slash or not HOST.fullmatch(host) or not ("." in host or ":" in host or host == "localhost"):
         raise UsageError(
-            f"'{text}' names no registry", hint="write the host too: registry.example.org/pytorch:2.3-cu121"
+            "reference-incomplete",
+            f"'{text}' has no registry host",
+            hint="write the host too: registry.example.org/pytorch:2.3-cu121",
         )
     repository, colon, tag = path.partition(":")
     if (
@@ -74,31 +77,39 @@ def parse_reference(text: str) -> Reference:
         or (at and not DIGEST.fullmatch(digest))
     ):
         raise UsageError(
-            f"'{text}' is no image reference", hint="write HOST/NAME:TAG or HOST/NAME@sha256:..."
+            "reference-invalid",
+            f"'{text}' is not an image reference",
+            hint="write HOST/NAME:TAG or HOST/NAME@sha256:...",
         )
     if not tag and not digest:
-        raise UsageError(f"'{text}' names neither a tag nor a digest", hint=f"write {text}:TAG")
+        raise UsageError(
+            "reference-incomplete", f"'{text}' has neither a tag nor a digest", hint=f"write {text}:TAG"
+        )
     return Reference(registry=host, repository=repository, tag=tag, digest=digest)
 
 
 def check_repository(text: str) -> str:
     """`text`, or UsageError where it is no repository."""
     if not REPOSITORY.fullmatch(text):
-        raise UsageError(f"{text[:160]!r} is no repository", hint="write lower-case words: site/pytorch")
+        raise UsageError(
+            "reference-invalid",
+            f"{text[:160]!r} is not a repository",
+            hint="write it in lower case: site/pytorch",
+        )
     return text
 
 
 def check_digest(text: str) -> str:
     """`text`, or UsageError where it is no digest."""
     if not DIGEST.fullmatch(text):
-        raise UsageError(f"{text[:160]!r} is not a sha256 digest")
+        raise UsageError("reference-invalid", f"{text[:160]!r} is not a sha256 digest")
     return text
 
 
 def check_wanted(text: str) -> str:
     """`text`, or UsageError where it is neither a tag nor a digest."""
     if not (DIGEST.fullmatch(text) or TAG.fullmatch(text)):
-        raise UsageError(f"{text[:160]!r} is neither a tag nor a digest")
+        raise UsageError("reference-invalid", f"{text[:160]!r} is neither a tag nor a digest")
     return text
 
 

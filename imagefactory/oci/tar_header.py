@@ -25,7 +25,7 @@ class CappedInfo(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> Self:
         # The entry point that tarfile leaves to subclasses: the header is known, its bytes are not read yet.
         if self.type in _EXTENDED and self.size > HEADER_LIMIT:
-            raise tarfile.ReadError(f"a header of {self.size} bytes; {HEADER_LIMIT} may be")
+            raise tarfile.ReadError(f"a header of {self.size} bytes (limit: {HEADER_LIMIT})")
         if self.type == tarfile.GNUTYPE_SPARSE:  # its map goes on for as many blocks as it likes
             raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
         made: Self = super()._proc_member(archive)  # type: ignore[misc]

@@ -55,12 +55,14 @@ def layer_error(title: str, error: Exception) -> StoreError:
     """The error that a reader of the layer `title` stops with."""
     if isinstance(error, EntryError):
         return StoreError(
-            f"layer {title} holds what no layer may: {error}",
+            "layer-entry-unsafe",
+            f"layer {title} has an entry that no layer may have: {error}",
             hint="build the image with another tool, or without that entry",
         )
     return StoreError(
-        f"layer {title} is not a proper archive: {str(error) or type(error).__name__}",
-        hint="the blob is damaged: remove the image and build or pull it again",
+        "layer-corrupt",
+        f"layer {title} is not a valid archive: {str(error) or type(error).__name__}",
+        hint="remove the image, and build or pull it again",
     )
 
 
@@ -180,7 +182,7 @@ class _Layer:
             raise EntryError(printable(str(error))) from error
         if not parts:
             if entry.kind != FOLDER:
-                raise EntryError("the layer's root is not a folder")
+                raise EntryError("the layer's root is not a directory")
             yield entry
             return
         if parts[0].startswith(META) and parts != (OPAQUE,):
@@ -219,7 +221,7 @@ class _Layer:
         if entry.kind == SYMLINK:
             target = entry.linkname.encode("utf-8", "surrogateescape")
             if not 0 < len(target) <= LONGEST_TARGET or b"\0" in target:
-                raise EntryError(f"'{printable(entry.name)}' is a link to what is no path")
+                raise EntryError(f"'{printable(entry.name)}' is a link to something that is not a path")
             return _Link(entry.linkname)
         return _NOTHING if entry.kind == _SKIPPED else _FILE
 
@@ -269,7 +271,7 @@ class _Layer:
                 links += 1
                 self._followed += len(node)
                 if links > LINKS_LIMIT or self._followed > FOLLOWED_LIMIT:
-                    raise EntryError(f"'{printable(name)}' lies behind more than {LINKS_LIMIT} links")
+                    raise EntryError(f"'{printable(name)}' is reached through more than {LINKS_LIMIT} links")
                 if node.startswith("/"):
                     above.clear()
                     del folders[1:]
@@ -278,10 +280,10 @@ class _Layer:
                 above.append(part)
                 folders.append(node)
                 if len(above) >= DEEPEST:
-                    raise EntryError(f"'{printable(name)}' is more than {DEEPEST} folders deep")
+                    raise EntryError(f"'{printable(name)}' is more than {DEEPEST} directories deep")
             else:
                 path = printable("/".join((*above, part)))
-                raise EntryError(f"'{path}' is used as a folder but is a file")
+                raise EntryError(f"'{path}' is used as a directory but is a file")
         return tuple(above), folders[-1]
 
 
@@ -293,7 +295,7 @@ def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
 
 def _owner(header: _Header, number: int) -> int:
     if not 0 <= number <= LAST_OWNER:
-        raise EntryError(f"'{printable(header.name)}' belongs to {number}, which nobody can be")
+        raise EntryError(f"'{printable(header.name)}' belongs to {number}, which is not a valid owner")
     return number
 
 
@@ -352,7 +354,7 @@ def _headers(stream: TarStream) -> Iterator[_Header]:
         except ValueError as error:
             raise DamagedError(f"broken header at byte {at}: {printable(str(error))}") from error
         if kind not in _KINDS:
-            raise EntryError(f"'{printable(name)}' is an entry of type {kind!r}, which no layer may hold")
+            raise EntryError(f"'{printable(name)}' is an entry of type {kind!r}, which no layer may have")
         sparse = None
         if kind == tarfile.GNUTYPE_SPARSE or (kind in tarfile.REGULAR_TYPES and _is_sparse(extended)):
             sparse = extended, block if kind == tarfile.GNUTYPE_SPARSE else b""
@@ -402,7 +404,7 @@ def _read(text: str | bytes | bytearray, base: int = 10) -> int:
         return int(text, base)
     except ValueError:
         shown = text if isinstance(text, str) else text.decode("ascii", "replace")
-        raise ValueError(f"'{shown[:40]}' is no number of base {base}") from None
+        raise ValueError(f"'{shown[:40]}' is not a number of base {base}") from None
 
 
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -465,7 +467,7 @@ def _expand(stream: TarStream, header: _Header) -> tuple[int, Iterator[bytes]]:
                 raise ValueError("its parts overlap")
             end = offset + length
         if end > size or sum(length for _, length in regions) != stored:
-            raise ValueError("its parts are not its size")
+            raise ValueError("its parts do not add up to its size")
     except (KeyError, ValueError) as error:
         why = printable(f"it has no {error}" if isinstance(error, KeyError) else str(error))
         raise DamagedError(f"'{printable(header.name)}' is a broken sparse file: {why}") from error
@@ -502,7 +504,7 @@ def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
             raise ValueError(f"a map of more than {HEADER_LIMIT} bytes")
         following = stream.exactly(BLOCK)
         if not following:
-            raise ValueError("its map is cut")
+            raise ValueError("its map is truncated")
         fields, more = following[:504], following[504]
 
 
@@ -511,7 +513,7 @@ def _leading_regions(stream: TarStream, stored: int) -> tuple[list[tuple[int, in
     data, lines, wanted = bytearray(), 0, 1
     while lines < wanted:
         if len(data) >= min(stored, HEADER_LIMIT):
-            raise ValueError("its map is cut")
+            raise ValueError("its map is truncated")
         block = stream.exactly(BLOCK)
         if not lines and b"\n" in block:
             wanted = 1 + 2 * _read((data + block).partition(b"\n")[0])
@@ -525,7 +527,7 @@ def _leading_regions(stream: TarStream, stored: int) -> tuple[list[tuple[int, in
 
 def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
     if len(numbers) % 2:
-        raise ValueError("its map is cut")
+        raise ValueError("its map is truncated")
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 

@@ -152,8 +152,8 @@ class Came(StrEnum):
 class NowhereError(RegistryError):
     """Blobs of these digests are on neither side of a transfer."""
 
-    def __init__(self, message: str, *, digests: tuple[str, ...]) -> None:
-        super().__init__(message)
+    def __init__(self, *texts: str, digests: tuple[str, ...]) -> None:
+        super().__init__(*texts)
         self.digests = digests
 
 
@@ -201,7 +201,11 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
     else:
         came, bytes_sent = _send_blobs(source, place, sending, progress)
         if nowhere := tuple(digest for digest, how in came.items() if how is Came.NOWHERE):
-            raise NowhereError(f"{place} lacks {len(nowhere)} blobs, and so does {source}", digests=nowhere)
+            raise NowhereError(
+                "blobs-not-found",
+                f"{place} lacks {len(nowhere)} blobs, and so does {source}",
+                digests=nowhere,
+            )
         for artifact in sending.attach:
             bytes_sent += sum(put_bytes(place, blob, data) for blob, data in artifact.blobs)
         _put_manifests(place, sending)
@@ -231,8 +235,9 @@ def _is_candidate_there(place: Place, candidate: str, root: Descriptor) -> bool:
     there = _resolve(place, candidate)
     if there and there != root.digest:
         raise RegistryError(
-            f"{place}:{candidate} is there already and is {there}, not {root.digest}",
-            hint="a candidate never changes: see who made that one, or push to another registry",
+            "candidate-conflict",
+            f"{place}:{candidate} exists already and is {there}, not {root.digest}",
+            hint="find out who pushed it, or push to another registry: a candidate never changes",
         )
     return bool(there)
 
@@ -305,17 +310,15 @@ def _send_blobs(
             # A person who ends it does not wait for a registry that hangs inside a request.
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             if isinstance(error, RegistryError):
-                raise _resumable(error) from error
+                error.hint = _resume_hint(error.hint)
             raise
     pool.shutdown()
     return came, bytes_sent
 
 
-def _resumable(error: RegistryError) -> RegistryError:
-    again = "run the same command again: what was sent is kept, it resumes"
-    if not error.hint or "run the same command again" in error.hint:
-        return RegistryError(error.message, hint=again)
-    return RegistryError(error.message, hint=f"{error.hint}; then {again}")
+def _resume_hint(hint: str) -> str:
+    again = "run the same command again: it resumes after what was sent"
+    return again if not hint or "run the same command again" in hint else f"{hint}; then {again}"
 
 
 class _Blob:

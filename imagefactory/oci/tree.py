@@ -43,13 +43,13 @@ def entry_parts(name: str) -> tuple[str, ...]:
         raise ValueError(f"'{name}' is not a path")
     parts = tuple(kept)
     if len(parts) > DEEPEST:
-        raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} folders deep")
+        raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} directories deep")
     for part in parts:
         # Few have to be counted, as a letter is 4 bytes at most. A whiteout is unpacked without its prefix.
         if len(part) > LONGEST // 4:
             size = len(part.removeprefix(WHITEOUT).encode("utf-8", "surrogateescape"))
             if size > LONGEST:
-                raise ValueError(f"'{name[:80]}...' has a name of {size} bytes, and {LONGEST} can be")
+                raise ValueError(f"'{name[:80]}...' has a name of {size} bytes (limit: {LONGEST})")
     return parts
 
 
@@ -62,8 +62,8 @@ def unpackable_parts(path: str) -> tuple[str, ...]:
             raise ValueError(f"'{path}' leaves the layer")
         return entry_parts(path)
     except ValueError as error:
-        hint = "constrain the package that brings it to a version without such a file"
-        raise BuildError(str(error), hint=hint) from error
+        hint = "constrain the package that contains it to a version without such a file"
+        raise BuildError("package-path-unsafe", str(error), hint=hint) from error
 
 
 class Member(Protocol):
@@ -197,8 +197,10 @@ class LayerTree:
                     self._set_opaque(self._open((*parts[:-1], hidden), make=False))
             except PermissionError as error:
                 raise StoreError(
-                    f"the file system refuses whiteouts (mknod of character device 0/0): {error.strerror}",
-                    hint="put the store on a local disk; Linux 5.8 or newer is needed",
+                    "filesystem-unsupported",
+                    "the file system does not support whiteouts (mknod of "
+                    f"character device 0/0): {error.strerror}",
+                    hint="move the store to a local disk; Linux 5.8 or newer is needed",
                 ) from error
 
     def _set_opaque(self, folder: int) -> None:
@@ -206,8 +208,9 @@ class LayerTree:
             os.setxattr(folder, OPAQUE_ATTRIBUTE, b"y")
         except OSError as error:
             raise StoreError(
-                f"the file system refuses the attribute {OPAQUE_ATTRIBUTE}: {error.strerror}",
-                hint="put the store on a file system with user extended attributes (ext4, xfs, btrfs)",
+                "filesystem-unsupported",
+                f"the file system does not support the attribute {OPAQUE_ATTRIBUTE}: {error.strerror}",
+                hint="move the store to a file system with user extended attributes (ext4, xfs, btrfs)",
             ) from error
 
     def _clear(self, parent: int, name: str) -> bool:
@@ -217,7 +220,7 @@ class LayerTree:
         except FileNotFoundError:
             return False
         if stat.S_ISDIR(state.st_mode):
-            raise tarfile.TarError(f"'{name}' is a folder and later something else")
+            raise tarfile.TarError(f"'{name}' is a directory and later something else")
         os.unlink(name, dir_fd=parent)
         return stat.S_ISCHR(state.st_mode)
 
@@ -243,7 +246,7 @@ class LayerTree:
                 kind = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
                 if not stat.S_ISCHR(kind):
                     raise tarfile.TarError(
-                        f"'{'/'.join(parts)}' is used as a folder but is a link or file"
+                        f"'{'/'.join(parts)}' is used as a directory but is a link or file"
                     ) from error
                 hides = self._clear(parent, name)
             os.mkdir(name, 0o700, dir_fd=parent)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import StoreError, os_problem
 from imagefactory.files import (
     Removal,
     entries_of,
@@ -143,11 +143,11 @@ class Unpacked:
                 return ""
             recorded = unseal(self._sums(name))
             if recorded is None:
-                fault = "its record is damaged, or of an earlier version"
+                fault = "its record is corrupt, or of an earlier version"
             else:
                 fault = what_changed(tree, recorded, every_byte=every_byte)
             if fault and mend:
-                progress.note(f"  layer {name[:12]} is removed, to be unpacked anew: {fault}")
+                progress.note(f"  layer {name[:12]} was deleted, and will be unpacked again: {fault}")
                 waiting = "  waiting for commands that run in it to end ..."
                 with (
                     _unused(tree, lambda: progress.note(waiting)),
@@ -168,8 +168,8 @@ class Unpacked:
                 (self.folder / inner).mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(
-                f"{self.folder}: cannot be made: {error.strerror}",
-                hint="name a store that this user may write (setting `store`)",
+                *os_problem("create", self.folder, error),
+                hint="set `store` to a directory that you can write",
             ) from error
 
     def _unpack_all(
@@ -270,5 +270,7 @@ def _unused(folder: Path, before_waiting: Callable[[], None] | None = None) -> I
 def _hex(diff_id: str) -> str:
     algorithm, _, digits = diff_id.partition(":")
     if algorithm != "sha256" or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
-        raise StoreError(f"'{diff_id}' is not a digest", hint="digests are sha256: and 64 hex digits")
+        raise StoreError(
+            "digest-invalid", f"'{diff_id}' is not a digest", hint="write sha256: and 64 hex digits"
+        )
     return digits

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import StoreError, os_problem
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tar_stream import (
@@ -79,13 +79,15 @@ def read_layer(layer: Layer, blob: Path, folder: Path, tree: Entries, task: Task
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _full(folder, stream, content, error) from error
         raise StoreError(
-            f"layer {title} cannot be unpacked into {folder}: {error}",
-            hint="look at the folder's permissions and file system",
+            "layer-unpack-failed",
+            f"cannot unpack layer {title} into {folder}: {error}",
+            hint="check the directory's permissions and file system",
         ) from error
     if content.digest != layer.diff_id:
         raise StoreError(
-            f"layer {title} holds {content.digest}, not {layer.diff_id}",
-            hint="the blob or its manifest is damaged: remove the image and build it again",
+            "layer-corrupt",
+            f"layer {title} has the digest {content.digest}, not {layer.diff_id}",
+            hint="remove the image and build it again: the blob or its manifest is corrupt",
         )
     return stream.skipped
 
@@ -106,8 +108,7 @@ def _packed(layer: Layer, blob: Path, task: Task) -> Iterator[bytes]:
         file = blob.open("rb")
     except OSError as error:
         raise StoreError(
-            f"blob {layer.descriptor.digest} cannot be read: {error.strerror}",
-            hint="the image is damaged: build it again",
+            *os_problem("read", f"blob {layer.descriptor.digest}", error), hint="build the image again"
         ) from error
     with file:
         while data := file.read(CHUNK):
@@ -138,9 +139,10 @@ def _full(folder: Path, stream: TarStream, content: _Hashed, error: OSError) -> 
     stream.drain()
     free = shutil.disk_usage(folder).free
     return StoreError(
+        "disk-full",
         f"{folder.parent}: {error.strerror}: this layer needs {format_bytes(content.size)} "
         f"({content.size} bytes), {format_bytes(free)} are free",
-        hint="free space there (`imagefactory store gc`) or name another store (setting `store`)",
+        hint="free space there (imagefactory store gc), or set `store` to another disk",
     )
 
 

@@ -88,8 +88,9 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
     elif spec.uid != caller.uid:
         if not caller.unshare:
             raise ToolError(
-                f"there is no `unshare` here, which makes you user {spec.uid} inside",
-                hint=f"apt-get install util-linux, or `--user {caller.uid}` (you)",
+                "tool-missing",
+                f"`unshare` is not installed, and user {spec.uid} inside needs it",
+                hint=f"apt-get install util-linux, or use --user {caller.uid} (you)",
             )
         before = [caller.unshare, "--user", f"--map-user={spec.uid}", f"--map-group={spec.uid}"]
         options += ["--userns", *(["--no-privs"] if spec.uid == 0 else [])]
@@ -184,7 +185,7 @@ class ApptainerRunner:
                     start_new_session=spec.capture,  # interactive, it needs the terminal's own session
                 )
             except OSError as error:
-                raise ToolError(f"{invocation.argv[0]} cannot be started: {error}") from error
+                raise ToolError("tool-not-started", f"cannot start {invocation.argv[0]}: {error}") from error
             with signals_left_to_the_command(interactive=not spec.capture):
                 stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
         code = process.returncode
@@ -207,18 +208,24 @@ def explain(stderr: str, code: int, spec: RunSpec) -> FactoryError:
     said = lines[-1].split(":", 1)[-1].strip() if lines else f"apptainer ended with {code}"
     if "failed to set working directory" in said:
         return UsageError(
-            f"the image has no such folder to work in: {spec.workdir}", hint="name another workdir"
+            "workdir-not-found",
+            f"the image has no directory {spec.workdir} to work in",
+            hint="choose another workdir",
         )
     if "mount source" in said:
-        return UsageError(f"this cannot be shown inside the image: {said}", hint="look at the mount's paths")
+        return UsageError(
+            "mount-failed", f"cannot mount this inside the image: {said}", hint="check the paths of the mount"
+        )
     if "/bin/sh" in said:
         return ToolError(
-            "this image has no /bin/sh, which the apptainer runner starts commands by",
-            hint="--runner unshare",
+            "image-has-no-shell",
+            "this image has no /bin/sh, which the apptainer runner needs",
+            hint="use --runner unshare",
         )
     return ToolError(
+        "command-not-started",
         f"apptainer could not start the command: {said}",
-        hint="`apptainer exec FILE.sif true` by hand says more; or --runner unshare",
+        hint="run apptainer exec FILE.sif true for details, or use --runner unshare",
     )
 
 

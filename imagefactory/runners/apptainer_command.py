@@ -44,7 +44,7 @@ PASSED = re.compile(
 )
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALL_HINT = (
-    "install apptainer 1.2 or newer: `apt-get install apptainer` where your Debian or Ubuntu has it, else "
+    "install apptainer 1.2 or newer: apt-get install apptainer (if your Debian or Ubuntu has it), or "
     "https://apptainer.org/docs/admin/latest/installation.html"
 )
 SQUASHFS = "-comp zstd -Xcompression-level 1"
@@ -99,7 +99,7 @@ class ApptainerCommand:
             found = shutil.which(name, path=self.search)
             if found:
                 return found
-        raise ToolError("there is no apptainer here", hint=INSTALL_HINT)
+        raise ToolError("tool-missing", "apptainer is not installed", hint=INSTALL_HINT)
 
     def version(self) -> str:
         """Such as `1.4.5`. Raises ToolError for a program that is not apptainer."""
@@ -107,7 +107,11 @@ class ApptainerCommand:
         said = self._ask([program, "--version"])
         found = re.search(r"apptainer version (\d+\.\d+\S*)", said)
         if not found:
-            raise ToolError(f"{program} is not apptainer (it says: {said.strip()[:80]})", hint=INSTALL_HINT)
+            raise ToolError(
+                "tool-unexpected",
+                f"{program} is not apptainer (it prints: {said.strip()[:80]})",
+                hint=INSTALL_HINT,
+            )
         return found[1]
 
     def require(self, *, building: bool) -> str:
@@ -146,7 +150,11 @@ class ApptainerCommand:
             return ["build", *arguments, str(made), order.spec]
 
         def fail(why: str) -> FactoryError:
-            return BuildError(f"apptainer could not build {order.output.name}: {why}", hint=_build_hint(why))
+            return BuildError(
+                "apptainer-build-failed",
+                f"apptainer could not build {order.output.name}: {why}",
+                hint=_build_hint(why),
+            )
 
         def heard(text: str) -> None:
             line(order.hide(text))
@@ -191,7 +199,9 @@ class ApptainerCommand:
                 stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolError(f"{command[0]} cannot be started: {error}", hint=INSTALL_HINT) from error
+            raise ToolError(
+                "tool-not-started", f"cannot start {command[0]}: {error}", hint=INSTALL_HINT
+            ) from error
         return done.stdout + done.stderr
 
     def _mksquashfs_help(self) -> str:
@@ -252,7 +262,7 @@ class _Work:
                     stream.close()
         if code:
             ended = f"it ended with {code if code > 0 else 128 - code}"
-            raise self.fail("\n  ".join([f"{ended}, and said last:" if tail else ended, *tail]))
+            raise self.fail("\n  ".join([f"{ended}; its last output:" if tail else ended, *tail]))
 
     def insist_on_sif(self) -> None:
         """Raises what `fail` makes of a missing file and of one that is no whole .sif."""
@@ -260,16 +270,16 @@ class _Work:
             with self.made.open("rb") as file:
                 magic = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))[SIF_MAGIC_AT:]
         except FileNotFoundError:
-            raise self.fail("it said that it did, but there is no file") from None
+            raise self.fail("it reported success, but there is no file") from None
         if magic != SIF_MAGIC:
-            raise self.fail("what it made is not a .sif")
+            raise self.fail("its output is not a .sif")
         done = subprocess.run(
             [self.program, "sif", "list", str(self.made)],
             env=dict(self.environment), capture_output=True, text=True, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode or "FS (Squashfs/*System" not in done.stdout:
-            raise self.fail("what it made is a .sif without a root file system")
+            raise self.fail("its output is a .sif without a root file system")
 
 
 # --- pure decisions ------------------------------------------------------------------------------
@@ -279,19 +289,24 @@ def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError |
     """The first thing that keeps apptainer from working here, or None."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", machine.version)[:2])
     if numbers < OLDEST:
-        return ToolError(f"apptainer {machine.version} is too old", hint=INSTALL_HINT)
+        return ToolError("tool-too-old", f"apptainer {machine.version} is too old", hint=INSTALL_HINT)
     if building and not machine.spython:
-        return ToolError("the Python package spython is missing", hint=extra_hint("apptainer"))
+        return ToolError(
+            "extra-not-installed", "the Python package spython is not installed", hint=extra_hint("apptainer")
+        )
     if building and not machine.mksquashfs_help:
-        return ToolError("there is no mksquashfs here", hint="apt-get install squashfs-tools")
+        return ToolError("tool-missing", "mksquashfs is not installed", hint="apt-get install squashfs-tools")
     if building and not re.search(r"^\s+zstd\b", machine.mksquashfs_help or "", re.MULTILINE):
         return ToolError(
-            "this mksquashfs cannot write zstd", hint="install squashfs-tools 4.4 or newer (it knows zstd)"
+            "tool-too-old",
+            "this mksquashfs does not support zstd",
+            hint="install squashfs-tools 4.4 or newer",
         )
     if machine.uid and machine.user_namespaces:
         return ToolError(
-            f"apptainer cannot work for you here: no user namespaces ({machine.user_namespaces})",
-            hint="`imagefactory doctor` says which setting does it and what changes it; or be root",
+            "user-namespaces-denied",
+            f"apptainer does not work for you here: no user namespaces ({machine.user_namespaces})",
+            hint="run imagefactory doctor: it shows which setting to change; or be root",
         )
     return None
 
@@ -350,7 +365,5 @@ def clean(text: str) -> str:
 
 def _build_hint(why: str) -> str:
     if "no space left" in why.lower():
-        return (
-            "free some space where the store is: while it is made, a .sif needs room for the unpacked image"
-        )
-    return "the last lines say why; run the same command again when that is mended"
+        return "free some space at the store: building a .sif needs space for the unpacked image"
+    return "fix the problem in its last output, then run the same command again"

@@ -56,7 +56,8 @@ class BuildProcess:
         caller = read_caller()
         if caller.machine not in ARCHITECTURES:
             raise ToolError(
-                f"no build sandbox for the processor '{caller.machine}'",
+                "processor-unsupported",
+                f"the build sandbox does not support the processor '{caller.machine}'",
                 hint=f"build on {' or '.join(sorted(ARCHITECTURES))}",
             )
         # The disk's reserve bounds what is written: counting the files of a whole base would slow it down.
@@ -115,10 +116,15 @@ def explain_failure(report: Mapping[str, Any], limits: Limits) -> FactoryError:
     """The error for what the sandbox reported: a limit, or a step that failed."""
     name = str(report.get("over", ""))
     if name.startswith("reserve"):
-        return BuildError("the build was ended: its disk is nearly full", hint="free space, or set TMPDIR")
+        return BuildError(
+            "build-disk-full",
+            "the build was stopped: its disk is nearly full",
+            hint="free space, or set TMPDIR",
+        )
     if name:
         return BuildError(
-            f"the build was ended: it reached the limit {format_amount(name, getattr(limits, name))}",
-            hint="build on a machine that has more of it, or distrust the lock",
+            "build-limit-reached",
+            f"the build was stopped: it reached the limit {format_amount(name, getattr(limits, name))}",
+            hint="build on a machine with more, or do not trust the lock",
         )
     return explain(str(report["step"]), int(report["errno"]), str(report["detail"]))

@@ -149,19 +149,26 @@ class DockerRunner:
         of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started.
         """
         if isinstance(image, Sif):
-            raise ToolError(f"docker cannot run {image.name}, a .sif file", hint="--runner apptainer")
+            raise ToolError(
+                "sif-needs-apptainer",
+                f"docker cannot run {image.name}, a .sif file",
+                hint="use --runner apptainer",
+            )
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
         amd = find_amd_gpus() if spec.gpus else None
         nvidia = count_gpus(find_device_nodes(Path("/dev"))) > 0
         decided = plan(spec, devices=self.devices, tty=tty, amd=amd, nvidia=nvidia)
         if spec.gpus and self.daemon.facts().podman:
             raise ToolError(
-                f"podman answers at {self.daemon.place}, and it ignores the request for GPUs: the command "
-                "would run without one and nobody would be told",
-                hint="set DOCKER_HOST to a dockerd, or use `--runner unshare` or `--runner apptainer`",
+                "podman-ignores-gpus",
+                f"podman answers at {self.daemon.place}, and it ignores the request for "
+                "GPUs: the command would silently run without one",
+                hint="set DOCKER_HOST to a dockerd, or use --runner unshare or --runner apptainer",
             )
         if not spec.capture and shutil.which("docker", path=self.daemon.environ.get("PATH")) is None:
-            raise ToolError("the docker command is not installed", hint="apt-get install docker-cli")
+            raise ToolError(
+                "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
+            )
         self._sweep()
         name = self.daemon.ensure(self.layout, image, run_name(image), self.progress)
         with self._made(name, decided) as made:
@@ -202,8 +209,9 @@ class DockerRunner:
         reader.join(timeout=OUTPUT_SECONDS)
         if reader.is_alive():
             raise ToolError(
-                f"docker did not hand over the end of a command's output in {OUTPUT_SECONDS} s",
-                hint="run it again; where it happens again, restart the daemon",
+                "output-lost",
+                f"docker did not deliver the end of a command's output in {OUTPUT_SECONDS} s",
+                hint="run it again; if it happens again, restart the daemon",
             )
         return Completed(
             returncode=code,
@@ -266,8 +274,10 @@ class DockerRunner:
             return Completed(returncode=refused.returncode, stdout="", stderr="", seconds=seconds)
         if state.get("Running"):  # docker's client was killed, lost its connection or was told to detach
             raise ToolError(
-                f"docker's command ended ({process.returncode}) before what it started: that is stopped now",
-                hint="run it again; to keep it alive without a terminal, use `docker run --detach`",
+                "docker-client-ended",
+                f"the docker command ended ({process.returncode}) before the "
+                "container: the container was stopped",
+                hint="run it again; to run without a terminal, use docker run --detach",
             )
         code = int(state.get("ExitCode") or 0)
         return Completed(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)

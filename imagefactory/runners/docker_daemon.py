@@ -80,7 +80,9 @@ class DockerDaemon:
             import requests
             import urllib3
         except ImportError as error:
-            raise ToolError("docker's Python SDK is not installed", hint=extra_hint("docker")) from error
+            raise ToolError(
+                "extra-not-installed", "the Python package docker is not installed", hint=extra_hint("docker")
+            ) from error
         try:
             yield
         except (
@@ -95,18 +97,21 @@ class DockerDaemon:
         refused = next((e for e in _causes(error) if isinstance(e, OSError) and e.errno), None)
         if isinstance(refused, PermissionError):
             return ToolError(
-                f"no permission to speak with docker at {self.place}",
+                "docker-permission-denied",
+                f"no permission to use docker at {self.place}",
                 hint="sudo usermod -aG docker $USER, then log in again",
             )
         if isinstance(refused, FileNotFoundError | ConnectionRefusedError):
             return ToolError(
+                "docker-not-running",
                 f"no docker daemon answers at {self.place}",
-                hint="sudo systemctl start docker; or set DOCKER_HOST to where yours listens",
+                hint="sudo systemctl start docker; or set DOCKER_HOST to the address of yours",
             )
         said = str(getattr(error, "explanation", None) or error)
         return ToolError(
+            "docker-failed",
             f"docker at {self.place}: {said.strip()}",
-            hint="its own log says more: journalctl -u docker",
+            hint="see its log: journalctl -u docker",
         )
 
     # --- images ----------------------------------------------------------------------------------
@@ -143,10 +148,14 @@ class DockerDaemon:
             for line in self.client.api.load_image(stream, quiet=True):
                 if "error" in line or "errorDetail" in line:
                     said = line.get("error") or line["errorDetail"].get("message")
-                    raise ToolError(f"docker did not load {image.name}: {said}", hint=_SPACE)
+                    raise ToolError(
+                        "docker-load-failed", f"docker did not load {image.name}: {said}", hint=_SPACE
+                    )
         known = self.holds(image, name)
         if not known:
-            raise ToolError(f"docker loaded {image.name}, but does not hold it whole", hint=_SPACE)
+            raise ToolError(
+                "docker-load-failed", f"docker loaded {image.name}, but it is not complete there", hint=_SPACE
+            )
         return known
 
     def tag(self, name: str, as_name: str) -> None:
@@ -178,7 +187,7 @@ def run_name(image: Image) -> str:
     return f"imagefactory/run:{image.config.removeprefix('sha256:')[:12]}"
 
 
-_SPACE = "look at the free space of docker's folder: docker system df"
+_SPACE = "check the free space of docker: docker system df"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -27,22 +27,38 @@ def not_started(said: str) -> Completed:
 def explain(said: str) -> FactoryError:
     """The error for a container that the daemon did not make or start, from its own words."""
     if "docker-init" in said:
-        return ToolError("docker has no docker-init", hint="apt-get install tini, or docker's own docker-ce")
+        return ToolError(
+            "tool-missing",
+            "docker has no docker-init",
+            hint="apt-get install tini, or install docker-ce from Docker",
+        )
     if "could not select device driver" in said or "nvidia-container" in said:
         return ToolError(
+            "docker-gpu-unavailable",
             f"docker cannot give the container a GPU: {said.strip()}",
-            hint="install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker "
-            "and systemctl restart docker",
+            hint="install nvidia-container-toolkit, then: nvidia-ctk runtime configure "
+            "--runtime=docker and systemctl restart docker",
         )
     if "CDI" in said or "cdi" in said:
         return ToolError(
+            "docker-cdi-unavailable",
             f"docker cannot give the container that device: {said.strip()}",
             hint="nvidia-ctk cdi list shows the names; docker needs features.cdi in daemon.json",
         )
     if "bind source path does not exist" in said or "invalid mount" in said:
         return UsageError(
-            f"this cannot be shown inside the image: {said.strip()}", hint="look at the mount's paths"
+            "mount-failed",
+            f"cannot mount this inside the image: {said.strip()}",
+            hint="check the paths of the mount",
         )
     if "chdir" in said or "working dir" in said:
-        return UsageError(f"the image has no such folder to work in: {said.strip()}", hint="name another")
-    return ToolError(f"docker did not start the container: {said.strip()}", hint="`docker info` says more")
+        return UsageError(
+            "workdir-not-found",
+            f"the image has no such directory to work in: {said.strip()}",
+            hint="choose another workdir",
+        )
+    return ToolError(
+        "command-not-started",
+        f"docker did not start the container: {said.strip()}",
+        hint="run docker info for details",
+    )

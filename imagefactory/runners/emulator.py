@@ -111,16 +111,20 @@ def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) ->
         return Emulator(machine=machine, program=registered, own=False, files=files_of(machine))
     if not own:
         raise ToolError(
-            f"this machine starts no programs for {machine} in containers of docker and apptainer",
-            hint=f"sudo apt-get install {_PACKAGE} binfmt-support; the engine assemble needs the first alone",
+            "emulation-unavailable",
+            f"this machine cannot run programs for {machine} in containers of docker and apptainer",
+            hint=f"sudo apt-get install {_PACKAGE} binfmt-support; the engine assemble needs only the first",
         )
     if new:
         raise ToolError(
-            f"this machine starts no programs for {machine}, only for {facts.machine}",
+            "emulation-unavailable",
+            f"this machine cannot run programs for {machine}, only for {facts.machine}",
             hint=f"sudo apt-get install {_PACKAGE}, which emulates it, slowly",
         )
     raise ToolError(
-        f"this machine starts no programs for {machine}, and root alone can teach Linux {facts.kernel} to",
+        "emulation-unavailable",
+        f"this machine cannot run programs for {machine}, and on Linux "
+        f"{facts.kernel} only root can change that",
         hint=f"sudo apt-get install {_PACKAGE} binfmt-support, or boot Linux 6.7 or newer",
     )
 
@@ -130,7 +134,9 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
     machine = machine_of(processor)
     if processor and not machine:
         raise ToolError(
-            f"images for {processor} are not known here", hint=f"known are those for {', '.join(MACHINES)}"
+            "processor-unsupported",
+            f"images for {processor} are not supported",
+            hint=f"supported processors: {', '.join(MACHINES)}",
         )
     return choose_emulator(machine, read_facts(), own=own)
 
@@ -140,8 +146,9 @@ def refuse_emulated(name: str, processor: str) -> None:
     here, wanted = platform.machine(), machine_of(processor)
     if wanted not in ("", here):
         raise ToolError(
-            f"{name} is for {wanted}, and this machine is {here}: nothing emulated is verified",
-            hint="verify it where such a processor stands beside the GPU: there, by a kit or in a pool",
+            "emulation-not-verified",
+            f"{name} is for {wanted}, and this machine is {here}: an emulated run is not verified",
+            hint="verify it on a machine with that processor and the GPU: there, with a kit or on a pool",
         )
 
 

@@ -38,7 +38,7 @@ PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.+)$")
 CACHE_KINDS = {"x86_64": "x86-64", "aarch64": "AArch64"}
 LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
-NO_GPU_HINT = "run this where `nvidia-smi` or `rocminfo` lists a GPU, or do not ask for one"
+NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, or do not request one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,18 @@ def find_gpus(
     if amd and not count_gpus(nodes):
         return GpuDevices(devices=amd.devices, libraries=(), links=(), programs=(), driver=amd.driver)
     if not count_gpus(nodes):
-        raise ToolError(f"no GPU: there is no {dev}/nvidia0 and no {dev}/kfd with a GPU", hint=NO_GPU_HINT)
+        raise ToolError(
+            "gpu-device-missing",
+            f"no GPU: there is no {dev}/nvidia0 and no {dev}/kfd with a GPU",
+            hint=NO_GPU_HINT,
+        )
     names = {node.name for node in nodes}
     for needed in ("nvidiactl", "nvidia-uvm"):
         if needed not in names:
             raise ToolError(
-                f"no usable GPU: {dev}/{needed} is missing", hint="run `nvidia-modprobe -c 0 -u` as root"
+                "gpu-driver-incomplete",
+                f"no usable GPU: {dev}/{needed} is missing",
+                hint="run nvidia-modprobe -c 0 -u as root",
             )
     text = read_linker_cache() if linker_cache is None else linker_cache
     cached = [
@@ -125,8 +131,9 @@ def find_gpus(
     ]  # fmt: skip
     if not any(name.startswith("libcuda.so") for name, _ in cached):
         raise ToolError(
-            "no usable GPU: there are devices, but the dynamic linker knows no libcuda.so",
-            hint="install the NVIDIA driver's libraries (Debian: libcuda1) and run `ldconfig`",
+            "gpu-driver-incomplete",
+            "no usable GPU: the devices exist, but the dynamic linker has no libcuda.so",
+            hint="install the libraries of the NVIDIA driver (Debian: libcuda1) and run ldconfig",
         )
     files = {path.resolve() for _, path in cached}
     version = proc / "driver/nvidia/version"
@@ -152,6 +159,7 @@ def read_linker_cache() -> str:
             )
             return done.stdout
     raise ToolError(
-        "the driver's libraries cannot be found: there is no ldconfig here",
-        hint="install glibc's ldconfig (Debian: libc-bin)",
+        "tool-missing",
+        "ldconfig is not installed, and the libraries of the driver cannot be found without it",
+        hint="install ldconfig of glibc (Debian: libc-bin)",
     )

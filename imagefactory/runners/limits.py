@@ -15,7 +15,7 @@ from imagefactory.runners.sandbox.cgroups import memory_limit, read_own
 NAMES = ("processes", "memory", "files", "scratch", "time")
 SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-EXAMPLE = "write processes=4096, memory=16G, files=65536, scratch=50G or time=2h; NAME=none lifts one"
+EXAMPLE = "write processes=4096, memory=16G, files=65536, scratch=50G or time=2h; NAME=none removes a limit"
 FEWEST_PROCESSES, PROCESSES_A_PROCESSOR = 4096, 256  # ranks, their threads, and the workers that feed them
 FILES = 65536
 RESERVE = 5 << 30  # bytes of the store's disk that no run takes, a twentieth of a small one
@@ -60,7 +60,7 @@ def parse_limits(texts: Iterable[str]) -> dict[str, int | None]:
         for part in text.split(","):
             name, _, amount = part.partition("=")
             if name not in NAMES:
-                raise UsageError(f"--limit {part!r} names no limit", hint=EXAMPLE)
+                raise UsageError("option-invalid", f"--limit {part!r} has no known name", hint=EXAMPLE)
             asked[name] = None if amount == "none" else parse_amount(name, amount)
     return asked
 
@@ -69,7 +69,7 @@ def parse_amount(name: str, amount: str) -> int:
     units = TIMES if name == "time" else SIZES if name in ("memory", "scratch") else {"": 1}
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]?)", amount)
     if found is None or found[2] not in units or int(found[1]) == 0:
-        raise UsageError(f"--limit {name}={amount} cannot be", hint=EXAMPLE)
+        raise UsageError("option-invalid", f"--limit {name}={amount} is not a valid amount", hint=EXAMPLE)
     return int(found[1]) * units[found[2]]
 
 
@@ -107,7 +107,11 @@ def refuse_limits(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
     """Raises UsageError where a limit is asked for that this runner does not hold."""
     for name, amount in spec.limits:
         if name in unknown and amount is not None:
-            raise UsageError(f"{runner} holds no limit on {name}", hint="--runner unshare, or leave it out")
+            raise UsageError(
+                "option-conflict",
+                f"{runner} cannot limit {name}",
+                hint="use --runner unshare, or remove the limit",
+            )
 
 
 def format_amount(name: str, amount: int | None) -> str:
@@ -124,20 +128,23 @@ def say_over(name: str, limits: Limits) -> tuple[str, str]:
     """(what happened, what to do) for a run that the watch ended."""
     if name == "reserve":
         return (
-            "the run was ended: its store's disk is nearly full "
+            "the run was stopped: the disk of the store is nearly full "
             f"(less than {format_amount('scratch', limits.reserve).removeprefix('scratch=')} free)",
-            "free space there or set another store; `--limit scratch=none` lets a run fill the disk",
+            "free space there or set another store; with --limit scratch=none a run may fill the disk",
         )
     if name == "reserve_files":
         return (
-            "the run was ended: its store's disk can hold few more files "
-            f"(less than {limits.reserve_files} free inodes)",
-            "remove files there or set another store; `--limit scratch=none` lets a run fill the disk",
+            "the run was stopped: the disk of the store has few free inodes "
+            f"(less than {limits.reserve_files})",
+            "delete files there or set another store; with --limit scratch=none a run may fill the disk",
         )
     if name == "machine":
         return (
-            "the run was ended by the kernel: memory was out on this machine, or in the batch job around it",
-            "`--limit memory=...` with less, or ask for a job with more",
+            "the kernel stopped the run: this machine, or the batch job around it, is out of memory",
+            "set a smaller --limit memory=..., or request a job with more",
         )
     met = format_amount(name, getattr(limits, name))
-    return f"the run was ended: it reached the limit {met}", f"`--limit {name}=...` with more, or {name}=none"
+    return (
+        f"the run was stopped: it reached the limit {met}",
+        f"set a larger --limit {name}=..., or {name}=none",
+    )

@@ -102,24 +102,28 @@ def plan(
     """
     if caller.machine not in ARCHITECTURES:
         raise ToolError(
-            f"the unshare runner does not know the processor '{caller.machine}'",
-            hint=f"it runs on {', '.join(sorted(ARCHITECTURES))}",
+            "processor-unsupported",
+            f"the unshare runner does not support the processor '{caller.machine}'",
+            hint=f"supported processors: {', '.join(sorted(ARCHITECTURES))}",
         )
     if spec.gpus and place.emulator:
         raise ToolError(
-            f"an image for {place.emulator.machine} runs by emulation here, and sees no GPU",
+            "gpu-not-emulated",
+            f"an image for {place.emulator.machine} is emulated here, and has no access to a GPU",
             hint="run it on a machine of that processor",
         )
     if spec.gpus and gpus is None:
-        raise ToolError("no GPU", hint=NO_GPU_HINT)
+        raise ToolError("gpu-device-missing", "no GPU", hint=NO_GPU_HINT)
     _refuse_nul(spec)
     _check_image(place.environment)
     if not spec.workdir.startswith("/"):
         raise UsageError(
-            f"workdir '{spec.workdir}' is not an absolute path", hint="write a path of the image"
+            "option-invalid",
+            f"workdir '{spec.workdir}' is not an absolute path",
+            hint="write a path of the image",
         )
     if not 0 <= spec.uid < 2**32 - 1:
-        raise UsageError(f"uid {spec.uid} cannot be", hint="write 0 or 65534")
+        raise UsageError("option-invalid", f"uid {spec.uid} is not valid", hint="write 0 or 65534")
     root = caller.uid == 0 and caller.capabilities & ID_MAPPERS == ID_MAPPERS
     driver = None
     environment = {"PATH": PATH, **dict(place.environment), **dict(spec.environment)}
@@ -181,10 +185,12 @@ def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
 def _refuse_nul(spec: RunSpec) -> None:
     texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
     if any("\0" in text for text in texts):
-        raise UsageError("a NUL character cannot be part of a command", hint="remove it")
+        raise UsageError("option-invalid", "a command cannot contain a NUL character", hint="remove it")
     for name, _ in spec.environment:
         if not name or "=" in name:
-            raise UsageError(f"'{name}' is not the name of a variable", hint="write NAME=VALUE")
+            raise UsageError(
+                "option-invalid", f"'{name}' is not the name of a variable", hint="write NAME=VALUE"
+            )
 
 
 def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
@@ -196,8 +202,9 @@ def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
             whole = b"\0"
         if not name or "=" in name or b"\0" in whole:
             raise StoreError(
-                f"the image sets a variable that cannot be: {name[:100]!a}",
-                hint="it can be run by nobody; tell who made it",
+                "image-variable-invalid",
+                f"the image sets an invalid variable: {name[:100]!a}",
+                hint="report it to the author of the image: no one can run it",
             )
 
 

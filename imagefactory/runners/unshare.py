@@ -122,7 +122,9 @@ class UnshareRunner:
         _refuse_empty(spec)
         if isinstance(image, Sif):
             raise ToolError(
-                f"the unshare runner cannot run {image.name}, a .sif file", hint="--runner apptainer"
+                "sif-needs-apptainer",
+                f"the unshare runner cannot run {image.name}, a .sif file",
+                hint="use --runner apptainer",
             )
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
         limits = self.limits(spec)
@@ -140,7 +142,7 @@ class UnshareRunner:
         with signals_left_to_the_command(interactive=not spec.capture):
             sandbox = Sandbox(decided, stdin=stdin, stdout=output, stderr=output)
             for text in sandbox.left:
-                self.progress.note(f"an earlier run left what cannot be removed: {text}")
+                self.progress.note(f"an earlier run left files that cannot be deleted: {text}")
             try:
                 stdout, stderr = sandbox.collect()
                 ended = sandbox.wait()
@@ -246,7 +248,9 @@ class Sandbox:
             os.close(status_out)
             os.close(plan_in)
             raise ToolError(
-                f"the sandbox cannot be started: {error}", hint=f"is {sys.executable} still there?"
+                "sandbox-failed",
+                f"cannot start the sandbox: {error}",
+                hint=f"check that {sys.executable} still exists",
             ) from error
         finally:
             os.close(plan_out)
@@ -369,65 +373,86 @@ def _pipe() -> tuple[int, int]:
 
 def _refuse_empty(spec: RunSpec) -> None:
     if not spec.argv or not spec.argv[0]:
-        raise UsageError("there is no command to run", hint="write one after `--`")
+        raise UsageError("command-missing", "there is no command to run", hint="write one after `--`")
 
 
 def lost_bytes(why: str) -> ToolError:
     return ToolError(
+        "output-lost",
         f"not all input or output of the command was passed on: {why}",
-        hint="check the disks of the files that it was started with, then run it again",
+        hint="check the disks of the files that it reads and writes, then run it again",
     )
 
 
 def explain(step: str, number: int, detail: str) -> FactoryError:
     """The error for a sandbox that could not be made at `step` (errno `number`)."""
     if step == "workdir":
-        return UsageError(f"the image has no such folder to work in: {detail}", hint="name another workdir")
+        return UsageError(
+            "workdir-not-found",
+            f"the image has no such directory to work in: {detail}",
+            hint="choose another workdir",
+        )
     if step in ("mount-source", "mount"):
         return UsageError(
-            f"this cannot be shown inside the image: {detail}",
-            hint="look at the mount's paths; where it is no mount of yours, the image is not usable",
+            "mount-failed",
+            f"cannot mount this inside the image: {detail}",
+            hint="check the paths of the mount; if it is not yours, the image is not usable",
         )
     if step == "shown":
         return UsageError(
-            f"this cannot be shown read-only through an overlay: {detail}",
-            hint="--mount SOURCE:TARGET:bind shows it as it is, with sockets that answer",
+            "overlay-mount-failed",
+            f"cannot show this read-only through an overlay: {detail}",
+            hint="use --mount SOURCE:TARGET:bind, which shows it as it is, with sockets that answer",
         )
     if step == "image":
         return StoreError(
-            f"the image has no folder there, but a link or file: {detail}", hint="it is not usable"
+            "image-path-unusable",
+            f"the image has a link or file where a directory must be: {detail}",
+            hint="use another image",
         )
     if step == "target":
         return StoreError(
-            f"{detail}, which is the sandbox's own",
-            hint="name another mount target, if it is one; else use another image",
+            "mount-target-reserved",
+            f"{detail}, which is reserved for the sandbox",
+            hint="choose another mount target, if it is one; else use another image",
         )
     if step == "openat2":
         return ToolError(
-            f"this machine refuses a system call that the sandbox needs (openat2: {detail})",
-            hint="boot Linux 5.12 or newer; in a container, `imagefactory doctor` says how to start it",
+            "kernel-too-old",
+            f"this machine does not allow a system call that the sandbox needs (openat2: {detail})",
+            hint="boot Linux 5.12 or newer; in a container, run "
+            "imagefactory doctor: it shows how to start it",
         )
     if step == "layers":
-        return StoreError(f"a layer cannot be read: {detail}", hint="run again: layers are unpacked anew")
+        return StoreError(
+            "layer-unreadable",
+            f"cannot read a layer: {detail}",
+            hint="run the same command again: it unpacks the layers again",
+        )
     if step == "scratch" and number in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
         return StoreError(
-            f"no room for the sandbox's changes: {detail}", hint="free space in the store, or name another"
+            "scratch-not-writable",
+            f"no space for the sandbox's changes: {detail}",
+            hint="free space in the store, or set another store",
         )
     if step in ("user-namespace", "user-namespace-map", "namespaces", "private-mounts", "network-namespace"):
         return ToolError(
-            f"this machine refuses user namespaces ({step}: {detail})",
-            hint="`imagefactory doctor` says which setting does, and the command that changes it",
+            "user-namespaces-denied",
+            f"this machine does not allow user namespaces ({step}: {detail})",
+            hint="run imagefactory doctor: it shows the setting and the command that changes it",
         )
     if step in ("proc", "overlay", "mount-source", "sys", "dev"):
         return ToolError(
-            f"this machine refuses a mount that the sandbox needs ({step}: {detail})",
-            hint="`imagefactory doctor` says why: an old kernel, or a container that covers parts of /proc",
+            "mount-denied",
+            f"this machine does not allow a mount that the sandbox needs ({step}: {detail})",
+            hint="run imagefactory doctor: the kernel may be old, or a container may cover parts of /proc",
         )
     if step == "emulator":
         return ToolError(
-            f"this machine lets no sandbox bring an emulator of its own: {detail}",
-            hint="sudo modprobe binfmt_misc; where that is not enough, `imagefactory doctor` looks closer",
+            "emulation-unavailable",
+            f"this machine does not let a sandbox use its own emulator: {detail}",
+            hint="sudo modprobe binfmt_misc; if that is not enough, run imagefactory doctor",
         )
     return ToolError(
-        f"the sandbox could not be made ({step}: {detail})", hint="`imagefactory doctor` looks closer"
+        "sandbox-failed", f"could not create the sandbox ({step}: {detail})", hint="run imagefactory doctor"
     )

@@ -26,7 +26,7 @@ import struct
 from collections.abc import Generator
 from pathlib import Path
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError, UsageError, os_problem
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Library, Modules
 from imagefactory.scan import elf
@@ -136,7 +136,7 @@ def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> Library | N
 
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path} cannot be read: {error.strerror}", hint="check that it exists and may be read")
+    return UsageError(*os_problem("read", path, error), hint="check that it exists and that you can read it")
 
 
 def _beside(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tuple[int, int]:

@@ -83,8 +83,10 @@ def _refuse_archive(path: Path) -> None:
         head = file.read(262)
     if head.startswith(_PACKED) or head[257:262] == b"ustar":
         raise UsageError(
-            f"{path} is an archive or packed, and is not looked into",
-            hint="unpack it and name the folder; an image: imagefactory pull, or name it with its registry",
+            "scan-archive-unsupported",
+            f"{path} is an archive or compressed, and cannot be scanned",
+            hint="unpack it and pass the directory; for an image, imagefactory "
+            "pull it, or pass its name with the registry",
         )
 
 

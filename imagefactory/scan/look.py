@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.scan.fatbin import CodeReader
 from imagefactory.scan.findings import (
     NOTE_LIMIT,
@@ -92,7 +92,7 @@ def readable(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", hint="name what this user may read") from error
+        raise UsageError(*os_problem("read", path, error), hint="choose a file that you can read") from error
 
 
 @contextmanager

@@ -50,7 +50,8 @@ def zstd_start(packed: bytes, most: int) -> bytes:
         import zstandard
     except ImportError as error:
         raise ToolError(
-            "reading GPU code that is packed with zstd needs zstandard, which is not installed",
+            "extra-not-installed",
+            "this GPU code is compressed with zstd, and the Python package zstandard is not installed",
             hint=extra_hint("build"),
         ) from error
     if packed[:4] != b"\x28\xb5\x2f\xfd" or len(packed) < 6:

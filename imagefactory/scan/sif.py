@@ -25,7 +25,8 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
     command = shutil.which("unsquashfs")
     if command is None:
         raise ToolError(
-            f"{path.name} can only be looked into with unsquashfs, which is not installed",
+            "tool-missing",
+            f"unsquashfs is not installed, and {path.name} cannot be scanned without it",
             hint="install squashfs-tools (Debian: apt install squashfs-tools)",
         )
     scratch.mkdir(parents=True, exist_ok=True)
@@ -40,10 +41,11 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
             )
         # 2: something was left out, as device files are without root; only files matter here.
         if done.returncode not in (0, 2) or not root.is_dir():
-            lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise ToolError(
+                "sif-unpack-failed",
                 f"unsquashfs cannot unpack {path.name}: {lines[-1][:300]}",
-                hint=f"is there room for it in {scratch}?",
+                hint=f"check the free space in {scratch}",
             )
         yield root
     finally:

@@ -59,7 +59,7 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
     if magic != b"PK\x03\x04":
         raise ValueError(f"no file header for {name[:80]!r}")
     if member.filename != name:  # zipfile cuts at a NUL, and later ones take a name from the extra field
-        raise ValueError(f"{name[:80]!r} is a name that not all programs read alike")
+        raise ValueError(f"{name[:80]!r} is a name that programs read differently")
     if (flags | member.flag_bits) & _ENCRYPTED:
         raise ValueError(f"{name[:80]!r} is encrypted")
     header = {"name": file.read(named).decode("utf-8" if flags & _UTF8 else "cp437"), "method": method}
@@ -98,7 +98,7 @@ def check_list(file: IO[bytes]) -> None:
     if tail[at : at + 4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
         at = tail.rfind(b"PK\x05\x06")
     if at < 0:
-        raise ValueError("it is no zip archive")
+        raise ValueError("it is not a zip archive")
     sizes = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
     if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
         sizes = [(sizes[0][0] % 0xFFFF, sizes[0][1] % 0xFFFFFFFF)]
@@ -123,7 +123,7 @@ def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
             break
         yield piece
     if left:
-        raise DamagedError(f"it does not hold the {member.file_size} bytes that the archive's list says")
+        raise DamagedError(f"it does not have the {member.file_size} bytes of the archive's list")
 
 
 def _inflated(packed: Iterator[bytes], method: int) -> Iterator[bytes]:
@@ -145,9 +145,11 @@ def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
             left -= len(data)
             yield data
     if left:
-        raise DamagedError("the file is cut")
+        raise DamagedError("the file is truncated")
 
 
 def damaged(path: Path, why: str) -> UsageError:
     kind = "wheel" if path.suffix == ".whl" else "conda package"
-    return UsageError(f"{path} is no proper {kind}: {why}", hint="fetch it again")
+    return UsageError(
+        "scan-archive-invalid", f"{path} is not a valid {kind}: {why}", hint="download it again"
+    )

@@ -147,10 +147,10 @@ def test_mounts_are_read_only_unless_writable(caller: Caller, ground: Path) -> N
 
 def test_missing_mount_source_and_workdir_are_told(caller: Caller) -> None:
     told = caller.run("true", mounts=[["/no/such/thing", "/x", False]])
-    assert told["error"] == "UsageError"
+    assert (told["error"], told["code"]) == ("UsageError", "mount-failed")
     assert "/no/such/thing" in str(told["message"])
     told = caller.run("true", workdir="/nowhere")
-    assert told["error"] == "UsageError"
+    assert (told["error"], told["code"]) == ("UsageError", "workdir-not-found")
     assert "/nowhere" in str(told["message"])
     assert scratch_folders(caller) == []
 
@@ -593,8 +593,7 @@ def test_gpu_asked_for_and_none_there(caller: Caller) -> None:
         assert "GPU 0" in str(done["stdout"])
         return
     told = caller.run("true", gpus=True)
-    assert told["error"] == "ToolError"
-    assert "no GPU" in str(told["message"])
+    assert (told["error"], told["code"]) == ("ToolError", "gpu-device-missing")
 
 
 @pytest.mark.parametrize(

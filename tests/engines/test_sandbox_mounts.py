@@ -205,7 +205,7 @@ def test_where_a_disk_is_mounted_below_is_an_error(caller: Caller, folder: Path)
     assert libc.mount(b"none", below, b"tmpfs", 0, b"mode=0777") == 0
     try:
         told = caller.run("true", mounts=mounts(folder))
-        assert told["error"] == "UsageError", told
+        assert (told["error"], told["code"]) == ("UsageError", "overlay-mount-failed"), told
         assert str(folder / "work/sub") in str(told["message"])
         assert ":bind" in str(told["hint"])
         plain = [[str(folder / "work"), "/shown", False, True]]
@@ -216,7 +216,7 @@ def test_where_a_disk_is_mounted_below_is_an_error(caller: Caller, folder: Path)
 
 def test_what_no_overlay_takes_is_an_error(caller: Caller) -> None:
     told = caller.run("true", mounts=[["/proc/sys", "/shown", False]])
-    assert told["error"] == "UsageError", told
+    assert (told["error"], told["code"]) == ("UsageError", "overlay-mount-failed"), told
     assert "/proc/sys" in str(told["message"])
     assert ":bind" in str(told["hint"])
 

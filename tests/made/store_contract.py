@@ -156,10 +156,11 @@ class StoreContract:
 
         def breaks(offset: int) -> Iterator[bytes]:
             yield data[offset:1_500_000]
-            raise RegistryError("the other registry went away")
+            raise RegistryError("origin-gone", "the other registry went away")
 
-        with pytest.raises(RegistryError, match="the other registry went away"):
+        with pytest.raises(RegistryError) as caught:
             store.write(repository, blob(data), breaks)
+        assert caught.value.code == "origin-gone"
         assert not store.has(repository, blob(data))
         assert store.write(repository, blob(data), source(data)) == len(data)
 
@@ -258,9 +259,9 @@ class StoreContract:
         for tag in ("1.0", "latest"):
             store.put_manifest(repository, data, MANIFEST_TYPE, tag)
         if not self.removes_tags:
-            with pytest.raises(RegistryError, match="not possible") as caught:
+            with pytest.raises(RegistryError) as caught:
                 store.untag(repository, "latest")
-            assert "by its name" in caught.value.hint
+            assert caught.value.code == "registry-delete-unsupported"
             return
         store.untag(repository, "latest")
         store.untag(repository, "latest")

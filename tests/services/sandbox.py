@@ -68,7 +68,8 @@ try:
         else:
             sys.exit(done.returncode)
 except FactoryError as error:
-    print(json.dumps({"error": type(error).__name__, "message": error.message, "hint": error.hint}))
+    told = {"code": error.code, "message": error.message, "hint": error.hint}
+    print(json.dumps({"error": type(error).__name__, **told}))
 """
 
 

@@ -28,9 +28,9 @@ from imagefactory.errors import (
 @pytest.mark.parametrize(
     "error",
     [
-        BuildError("no space left", hint="free some"),
-        DownloadError("half a file"),
-        ToolError("there is no uv", hint="apt-get install uv"),
+        BuildError("disk-full", "no space left", hint="free some"),
+        DownloadError("hash-mismatch", "half a file"),
+        ToolError("tool-missing", "there is no uv", hint="apt-get install uv"),
         RecipeError(
             [
                 Diagnostic("unknown-key", "a.yaml:1:2", "one"),
@@ -38,8 +38,8 @@ from imagefactory.errors import (
             ],
             hint="fix both",
         ),
-        UnsolvableError("no solution", hint="ask for less", tree="a\n b"),
-        UnbuiltError("no wheel", packages=({"name": "filterpy"},), pins=("numpy==1.26.4",)),
+        UnsolvableError("lock-unsolvable", "no solution", hint="ask for less", tree="a\n b"),
+        UnbuiltError("wheel-missing", "no wheel", packages=({"name": "filterpy"},), pins=("numpy==1.26.4",)),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -280,7 +280,7 @@ def test_a_device_is_not_opened() -> None:
     "path", ["", "/etc/hostname", "../outside/file", "a/../a/file", "a//file", "./a", "a/"]
 )
 def test_a_path_stays_below_its_folder(filled: Path, path: str) -> None:
-    with pytest.raises(OSError, match="not a path inside the folder"):
+    with pytest.raises(OSError, match="not a path"):
         read_file(filled, path, 5)
 
 

@@ -24,8 +24,8 @@ from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import Source, check_digest, check_wanted
 from imagefactory.web import RefusedError
 
-_DELETES_OFF = "deletion is switched off there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
-_UNTAG_OFF = "it removes no tag by its name: remove the manifest, or point the tag to another image"
+_DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
+_UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"
 
 
 class Registry:
@@ -115,7 +115,9 @@ class Registry:
             value = json.loads(data)
             subject = check_digest(str(value["subject"]["digest"])) if value.get("subject") else ""
         except MALFORMED as error:
-            raise RegistryError(f"{digest_of(data)} is no manifest: {error}") from error
+            raise RegistryError(
+                "manifest-invalid", f"{digest_of(data)} is not a manifest: {error}"
+            ) from error
         found, listed = self._upload.put(repository, data, media_type, tag)
         if subject and not listed:
             ours = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
@@ -160,7 +162,8 @@ class Registry:
                 # docker-registry 2.8 takes a tag for a damaged digest; others say 405, some 400.
                 if error.status in (400, 405):
                     raise RegistryError(
-                        f"{self.session.host}/{repository}: removing {wanted} is not possible: {error}",
+                        "registry-delete-unsupported",
+                        f"{self.session.host}/{repository}: cannot delete {wanted}: {error}",
                         hint=hint,
                     ) from error
                 raise

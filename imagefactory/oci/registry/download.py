@@ -71,7 +71,7 @@ class Download:
             finally:
                 reader.close()
             if sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest:
-                raise RefusedError("the bytes are not what the digest says")
+                raise RefusedError("the received bytes do not match the digest")
 
     def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
         """As Store has it."""
@@ -94,19 +94,19 @@ class Download:
             raise
         digest = digest_of(data)
         if told.startswith("sha256:") and told != digest:
-            raise TransientError(f"a manifest came that is {digest[:19]}, not {told[:19]}")
+            raise TransientError(f"it sent the manifest {digest[:19]}, not {told[:19]}")
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
             if data.lstrip()[:1] == b"<":
-                page = f"what came for {wanted} is a page for people, not a manifest"
+                page = f"the response for {wanted} is a web page, not a manifest"
                 raise TransientError(page) from None
             if b'"fsLayers"' in data:
-                raise RefusedError(f"{wanted} is a manifest of docker's schema 1") from None
-            raise TransientError(f"what came for {wanted} is no manifest") from None
+                raise RefusedError(f"{wanted} is a manifest of Docker schema 1") from None
+            raise TransientError(f"the response for {wanted} is not a manifest") from None
         # Docker and Podman go by the header, whatever the bytes say.
         if header in (*INDEX_TYPES, *MANIFEST_TYPES) and header != media_type:
-            raise RefusedError(f"the manifest {digest} says that it is {media_type}, its header {header}")
+            raise RefusedError(f"the manifest {digest} has the type {media_type}, its header {header}")
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
 
@@ -130,7 +130,7 @@ class _BlobReader:
         data = b"".join(iter(self.next, b""))
         self.close()
         if digest_of(data) != self.descriptor.digest:
-            raise TransientError("the bytes are not what the digest says")
+            raise TransientError("the received bytes do not match the digest")
         return data
 
     def next(self) -> bytes:
@@ -145,10 +145,10 @@ class _BlobReader:
             raise
         if len(data) > left:
             self.close()
-            raise RefusedError(f"more than {self.descriptor.size} bytes came")
+            raise RefusedError(f"it sent more than {self.descriptor.size} bytes")
         if left and not data:
             self.close()
-            raise TransientError(f"{self.position} of {self.descriptor.size} bytes came")
+            raise TransientError(f"it sent only {self.position} of {self.descriptor.size} bytes")
         self.position += len(data)
         return data
 
@@ -161,7 +161,7 @@ class _BlobReader:
         if self.response.status_code == 206:
             came = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
             if not came or int(came[1]) != self.position:
-                raise TransientError("other bytes came than were asked for")
+                raise TransientError("it sent another range of bytes than requested")
             skip = 0
         if skip:
             self.chunks = _skip(self.chunks, skip)

@@ -84,8 +84,9 @@ class Referrers:
                 index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, entry]}
                 self.upload.put(repository, canonical_json(index), INDEX_TYPE, tag)
         raise RegistryError(
-            f"{self.session.host}/{repository}: other writers keep overwriting the list {tag}",
-            hint="run it again when nobody else attaches to this image",
+            "push-overwritten",
+            f"{self.session.host}/{repository}: other programs keep overwriting the list {tag}",
+            hint="run it again when no one else attaches to this image",
         )
 
     def _listed(

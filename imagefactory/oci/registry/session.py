@@ -53,21 +53,21 @@ _LONGEST_LINK = 8192
 _TOO_LONG = 43200.0  # seconds: a registry that asks to wait longer is not asked again
 _REFUSALS = 3  # in a row, each of a token made just before
 _TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-_PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
+_PLAIN = "if {host} uses plain http, add it to the setting `plain-http`"
 _HINTS = (
     ("CERTIFICATE_VERIFY_FAILED", "set `certificates` (imagefactory.toml) to a file with the CA of {host}"),
     ("WRONG_VERSION_NUMBER", _PLAIN),
     ("RECORD_LAYER_FAILURE", _PLAIN),
     ("HTTP_REQUEST", _PLAIN),
-    ("HTTP request to an HTTPS server", "{host} speaks https: take it out of the setting `plain-http`"),
-    ("Connection refused", "is a registry running at {host}?"),
-    ("resolve", "is {host} spelled right, and is there a network?"),
-    ("no other server may send", "ask who runs {host}: its own address belongs there, or a public one"),
+    ("HTTP request to an HTTPS server", "remove {host} from the setting `plain-http`: it uses https"),
+    ("Connection refused", "check that a registry runs at {host}"),
+    ("resolve", "check the spelling of {host}, and the network"),
+    ("must not redirect", "ask the operator of {host} to use its own address there, or a public one"),
     ("no space left", "the registry's disk is full: prune it, then run the same command again"),
     ("507 ", "the registry is full: prune it, then run the same command again"),
-    ("a page for people", "is {host} the registry itself? a proxy or a login page answered"),
-    ("schema 1", "its format is from before 2016: docker pull it and push it again"),
-    ("413 ", "a proxy before the registry limits the size of a request: ask who runs {host}"),
+    ("is a web page", "check that {host} is the registry itself: a proxy or a login page answered"),
+    ("schema 1", "docker pull it and push it again: its format is from before 2016"),
+    ("413 ", "ask the operator of {host}: a proxy before the registry limits the size of a request"),
 )
 
 
@@ -79,10 +79,16 @@ class RegistrySession:
 
     def __init__(self, host: str, options: RegistryOptions) -> None:
         if not HOST.fullmatch(host):
-            raise UsageError(f"'{host}' is no registry", hint="write its host: registry.example.org[:port]")
+            raise UsageError(
+                "reference-invalid",
+                f"'{host}' is not a registry",
+                hint="write its host: registry.example.org[:port]",
+            )
         port = re.search(r":(\d+)$", host)
         if port and not 0 < int(port[1]) < 65536:
-            raise UsageError(f"'{host}' has a port that cannot be", hint="write 1 to 65535 after the colon")
+            raise UsageError(
+                "reference-invalid", f"'{host}' has an invalid port", hint="write a port of 1 to 65535"
+            )
         self.host, self.options = host, options
         self._hub = host in ("docker.io", "index.docker.io", "registry-1.docker.io")
         name = "registry-1.docker.io" if self._hub else host
@@ -244,9 +250,9 @@ class RegistrySession:
         """
         scheme, (host, reads) = urlsplit(ask.url).scheme, (host_of(ask.url), ask.method in ("GET", "HEAD"))
         if scheme != "https" and (scheme != "http" or not self.plain or not reads):
-            raise RefusedError(f"it sends a {ask.method} request to {host} without https")
+            raise RefusedError(f"it redirects a {ask.method} request to {host} without https")
         if not reads and reachable_from(self._networks or {PUBLIC}) != {PUBLIC}:
-            raise RefusedError(f"it sends a {ask.method} request to another host: {host}")
+            raise RefusedError(f"it redirects a {ask.method} request to another host: {host}")
 
     def _fetch(self, ask: Ask, signed: str) -> bytes:
         """The answer of who gives tokens."""
@@ -281,7 +287,7 @@ class RegistrySession:
         seen: set[str] = set()
         while url:
             if url in seen:
-                raise RefusedError("the pages of its list lead in a circle")
+                raise RefusedError("the pages of its list form a loop")
             seen.add(url)
             reading.count(pages=1)
             page, url = self.retry(lambda url=url: self._page(repository, url, reading))  # type: ignore[misc]
@@ -314,7 +320,7 @@ class RegistrySession:
         try:
             return json.loads(data), following
         except (ValueError, RecursionError):
-            raise TransientError("the answer is no JSON") from None
+            raise TransientError("the response is not JSON") from None
 
     def _following(self, response: Response) -> str:
         """The page that comes next, empty for the last one."""
@@ -324,7 +330,7 @@ class RegistrySession:
         # An old Quay leaves out the < and > of RFC 8288.
         link = re.search(r'(?:<([^<>]+)>|^\s*([^<>;,\s]+))\s*;[^,]*\brel="?next\b', header)
         if link is None and re.search(r'\brel="?next\b', header):
-            raise RefusedError(f"its Link header names no address: {self._clean(header)[:200]}")
+            raise RefusedError(f"its Link header has no address: {self._clean(header)[:200]}")
         following = self.own(urljoin(response.url, link[1] or link[2])) if link else ""
         if following and not self.is_ours(following):
             raise RefusedError(f"the next page of its list is on another host: {host_of(following)}")
@@ -384,30 +390,36 @@ class RegistrySession:
         try:
             yield
         except (TransientError, RefusedError) as error:
-            raise RegistryError(
-                f"{self.host}/{repository}: {doing}: {error}", hint=self._hint(error, repository)
-            ) from None
+            message = f"{self.host}/{repository}: {doing}: {error}"
+            hint = self._hint(error, repository)
+            if error.status in (401, 403):
+                raise RegistryError("registry-access-denied", message, hint=hint) from None
+            if isinstance(error, TransientError):
+                raise RegistryError("registry-unavailable", message, hint=hint) from None
+            raise RegistryError("registry-request-failed", message, hint=hint) from None
 
     def _hint(self, error: TransientError | RefusedError, repository: str) -> str:
         status, text = error.status, str(error)
         if status == 401:
             found = self._tokens.credential
-            known = f"the credentials from {found.origin or 'the settings'} were refused; " if found else ""
+            known = f"the credentials from {found.origin or 'the settings'} were rejected; " if found else ""
             return f"{known}log in: docker login {self.host}"
         if status == 403:
-            return f"may this account do that in {repository}? log in as another: docker login {self.host}"
+            return f"log in with an account that has access to {repository}: docker login {self.host}"
         for word, hint in _HINTS:
             if word.lower() in text.lower():
                 return hint.format(host=self.host)
         if status == 429:
-            return "it limits how often it may be asked: wait, or log in"
+            return "wait, or log in: it limits the rate of requests"
         if isinstance(error, TransientError):
-            return "run the same command again: what arrived is not sent again"
+            return "run the same command again: it resumes after what arrived"
         return ""
 
     def no_sense(self, repository: str, what: str) -> RegistryError:
         return RegistryError(
-            f"{self.host}/{repository}: what came is not {what}", hint=f"is {self.host} a registry?"
+            "registry-response-invalid",
+            f"{self.host}/{repository}: the response is not {what}",
+            hint=f"check that {self.host} is a registry",
         )
 
 

@@ -129,7 +129,7 @@ class Tokens:
         realm = urlsplit(challenge.realm)
         own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
         if realm.scheme != "https" and not (self._plain and own):
-            raise RefusedError(f"it sends for a token to {host_of(challenge.realm)} without https")
+            raise RefusedError(f"it requests a token from {host_of(challenge.realm)} without https")
         credential = self._find()
         if credential:
             self._tell_of(host_of(challenge.realm), credential)
@@ -166,7 +166,7 @@ class Tokens:
             token = str(value.get("token") or value["access_token"])
             seconds = float(value.get("expires_in") or 60)  # what the specification says where it is silent
         except MALFORMED:
-            raise TransientError(f"no token came from {host_of(challenge.realm)}") from None
+            raise TransientError(f"the response of {host_of(challenge.realm)} has no token") from None
         self.secrets.add(token)
         # Early enough that a request does not run out on its way.
         return _Token(value=token, until=self._clock() + seconds - min(10.0, seconds / 4))
@@ -191,5 +191,5 @@ class Tokens:
     def _login(self) -> Credential:
         found = self._find()
         if found is None or not found.user:
-            raise RefusedError("it wants a user and a password", status=401)
+            raise RefusedError("it requires a user and a password", status=401)
         return found

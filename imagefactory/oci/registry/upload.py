@@ -138,7 +138,9 @@ class _Body:
         last = self.upload.offset + self.size == descriptor.size
         for data in self.upload.source(self.upload.offset):
             if last and len(data) > left:
-                raise StoreError(f"more came for blob {descriptor.digest} than its {descriptor.size} bytes")
+                raise StoreError(
+                    "blob-mismatch", f"blob {descriptor.digest} has more than its {descriptor.size} bytes"
+                )
             part = data[:left]
             left -= len(part)
             self.upload.sent += len(part)
@@ -147,7 +149,7 @@ class _Body:
             if not left and not last:
                 return
         if left:
-            raise StoreError(f"what came for blob {descriptor.digest} ended {left} bytes too early")
+            raise StoreError("blob-mismatch", f"blob {descriptor.digest} ended {left} bytes too early")
 
 
 class _BlobUpload:
@@ -186,7 +188,7 @@ class _BlobUpload:
             self.url, self.closing, self.whole = "", False, self.doubted
             raise TransientError(f"the upload was lost: {error}", after=0.0) from None
         if not self._arrived():
-            raise TransientError("the registry took the blob and does not have it")
+            raise TransientError("the registry accepted the blob, but does not have it")
 
     def _arrived(self) -> bool:
         return self.owner.download.holds(self.repository, self.descriptor)
@@ -200,7 +202,7 @@ class _BlobUpload:
             self.piece = max(self.piece, least)
         self.offset = 0
         if not self.url:
-            raise RefusedError("it gave no address for the upload")
+            raise RefusedError("it returned no address for the upload")
 
     def _note(self, response: Response) -> None:
         self.url = self.session.location(response) or self.url
@@ -290,7 +292,7 @@ class _BlobUpload:
         with self.session.answer(ask) as response:
             told = response.headers.get("Docker-Content-Digest", "")
         if told.startswith("sha256:") and told != self.descriptor.digest:
-            raise RefusedError(f"it took another blob than was sent: {told[:80]}")
+            raise RefusedError(f"it stored another blob than was sent: {told[:80]}")
 
     def _check_source(self) -> None:
         sha256 = hashlib.sha256()
@@ -298,8 +300,9 @@ class _BlobUpload:
             sha256.update(data)
         if f"sha256:{sha256.hexdigest()}" != self.descriptor.digest:
             raise StoreError(
-                f"blob {self.descriptor.digest} is damaged: it cannot be sent",
-                hint="build it again: `imagefactory build TARGET` makes what is missing",
+                "store-corrupt",
+                f"blob {self.descriptor.digest} is corrupt: it cannot be pushed",
+                hint="run imagefactory build TARGET: it builds what is missing",
             )
 
     def cancel(self) -> None:
@@ -341,14 +344,14 @@ class _ManifestPut:
                 raise
             raise TransientError(str(error), status=error.status) from None
         if told.startswith("sha256:") and told != self.digest:
-            raise RefusedError(f"it took another manifest than was sent: {told[:80]}")
+            raise RefusedError(f"it stored another manifest than was sent: {told[:80]}")
         manifest = download.manifest_now(repository, self.digest)
         if manifest is None or manifest[1] != self.data:
-            raise TransientError("the registry took the manifest and does not give it back")
+            raise TransientError("the registry accepted the manifest, but does not return it")
         if self.tag:
             manifest = download.manifest_now(repository, self.tag)
             if manifest is None:
-                raise TransientError("the registry took the manifest and does not know its tag")
+                raise TransientError("the registry accepted the manifest, but does not have its tag")
         return manifest[0]
 
 

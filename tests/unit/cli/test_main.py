@@ -211,7 +211,7 @@ def test_a_folder_that_is_no_store_is_never_collected(
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "home"))
     said = call("store", "gc")
     assert said.code == errors.EXIT_BUILD
-    assert "is no store" in said.err
+    assert said.error_codes == ("store-invalid",)
     assert sorted((tmp_path / "home").rglob("*")) == before
 
 

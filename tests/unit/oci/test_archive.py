@@ -167,8 +167,9 @@ def test_harmed_layer_is_refused_and_the_old_file_stays(kind, harm, which, layou
     out.parent.mkdir()
     out.write_text("the file of yesterday")
     harm(layout.blob_path(image.layers[which].descriptor.digest))
-    with pytest.raises(StoreError, match=r"damaged|missing") as caught:
+    with pytest.raises(StoreError) as caught:
         export(layout, image, out, kind=kind, progress=Quiet())
+    assert caught.value.code in ("store-corrupt", "blob-missing")
     assert "imagefactory build" in caught.value.hint
     assert out.read_text() == "the file of yesterday"
     assert [path.name for path in out.parent.iterdir()] == ["image.tar"]
@@ -177,8 +178,9 @@ def test_harmed_layer_is_refused_and_the_old_file_stays(kind, harm, which, layou
 def test_config_that_names_other_layers_is_refused(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     wrong = replace(image, layers=image.layers[::-1])
-    with pytest.raises(StoreError, match="is not what its manifest says"):
+    with pytest.raises(StoreError) as caught:
         export(layout, wrong, tmp_path / "image.tar", kind="docker-archive", progress=Quiet())
+    assert caught.value.code == "store-corrupt"
 
 
 @contextmanager
@@ -196,8 +198,9 @@ def test_full_disk_leaves_nothing(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     out = tmp_path / "out" / "image.tar"
     out.parent.mkdir()
-    with no_file_larger_than(100_000), pytest.raises(StoreError, match="no space left") as caught:
+    with no_file_larger_than(100_000), pytest.raises(StoreError) as caught:
         export(layout, image, out, kind="docker-archive", progress=Quiet())
+    assert caught.value.code == "disk-full"
     assert caught.value.hint
     assert list(out.parent.iterdir()) == []
 
@@ -206,19 +209,23 @@ def test_refusals_say_what_to_write(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     with pytest.raises(UsageError, match="zip") as caught:
         export(layout, image, tmp_path / "image.zip", kind="zip", progress=Quiet())
+    assert caught.value.code == "option-invalid"
     assert "docker-archive" in caught.value.hint
-    with pytest.raises(UsageError, match="not a folder"):
+    with pytest.raises(UsageError) as caught:
         export(layout, image, tmp_path / "no" / "image.tar", kind="oci-archive", progress=Quiet())
-    with pytest.raises(UsageError, match="is a folder"):
+    assert caught.value.code == "directory-not-found"
+    with pytest.raises(UsageError) as caught:
         export(layout, image, tmp_path, kind="oci-archive", progress=Quiet())
+    assert caught.value.code == "output-not-file"
 
 
 @pytest.mark.parametrize("name", ["pytorch", "pytorch:", "Latest:1", "a:b\n", "../a:b"])
 def test_name_that_cannot_be_loaded_is_refused(name: str, layout: Layout, tmp_path: Path) -> None:
     image = replace(make_image(layout), name=name)
     for kind in FORMATS:
-        with pytest.raises(UsageError, match="name:tag"):
+        with pytest.raises(UsageError) as caught:
             export(layout, image, tmp_path / "image.tar", kind=kind, progress=Quiet())
+        assert caught.value.code == "image-name-invalid"
 
 
 # --- what docker loads and saves -------------------------------------------------------------------
@@ -242,9 +249,10 @@ def test_stream_for_docker_is_an_archive_of_the_very_blobs(layout: Layout, tmp_p
 def test_stream_of_a_harmed_image_breaks_off(harm, layout: Layout) -> None:
     image = make_image(layout)
     harm(layout.blob_path(image.layers[1].descriptor.digest))
-    with pytest.raises(StoreError, match=r"damaged|missing"):
+    with pytest.raises(StoreError) as caught:
         for _ in stream_docker(layout, image, "imagefactory/run:1"):
             pass
+    assert caught.value.code in ("store-corrupt", "blob-missing")
 
 
 BIG = small_tar("opt/big", bytes(range(256)) * 10_000)
@@ -347,21 +355,24 @@ def test_layers_of_the_store_are_not_touched(layout: Layout) -> None:
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
 def test_stream_that_ends_early_is_no_image(saved, part: float, layout: Layout) -> None:
     data = saved().rstrip(b"\0")
-    with pytest.raises(StoreError, match="not a whole image"):
+    with pytest.raises(StoreError) as caught:
         take_docker(layout, io.BytesIO(data[: int(len(data) * part)]), taking())
+    assert caught.value.code == "docker-archive-invalid"
     assert not layout.tags()
 
 
 def test_layer_that_is_not_what_the_config_says(layout: Layout) -> None:
     data = new_saved().replace(b"three", b"eerht").replace(bytes(range(256)) * 20, bytes(5120), 1)
-    with pytest.raises(StoreError, match="where its config says"):
+    with pytest.raises(StoreError, match=r"sha256:.* sha256:") as caught:
         take_docker(layout, io.BytesIO(data), taking())
+    assert caught.value.code == "docker-archive-invalid"
 
 
 @pytest.mark.parametrize("manifest", [b"", b"[]", b"{}", b'[{"Config": "x", "Layers": []}]'])
 def test_manifest_that_is_none(manifest: bytes, layout: Layout) -> None:
-    with pytest.raises(StoreError, match="not a whole image"):
+    with pytest.raises(StoreError) as caught:
         take_docker(layout, io.BytesIO(tar_of({"manifest.json": manifest})), taking())
+    assert caught.value.code == "docker-archive-invalid"
 
 
 @pytest.mark.parametrize(
@@ -386,23 +397,26 @@ def test_what_is_wrong_with_a_saved_image_is_said_in_words(
     manifest: str, config: str, layout: Layout
 ) -> None:
     saved = tar_of({"manifest.json": manifest.encode(), "c": config.encode()})
-    with pytest.raises(StoreError, match="not a whole image") as told:
+    with pytest.raises(StoreError) as told:
         take_docker(layout, io.BytesIO(saved), taking())
+    assert told.value.code == "docker-archive-invalid"
     assert not re.search(r"\w\(\)|'(?:NoneType|int|list|str)'|subscript|hashable", told.value.message)
 
 
 def test_an_archive_with_fewer_layers_than_its_config_says_how_many(layout: Layout) -> None:
     entries = [{"Config": "c", "RepoTags": ["x:1"], "Layers": []}]
     saved = tar_of({"manifest.json": json.dumps(entries).encode(), "c": saved_config()})
-    with pytest.raises(StoreError, match=f"0 layers where its config has {len(SAVED)}"):
+    with pytest.raises(StoreError, match=f"0 layers .*{len(SAVED)}") as caught:
         take_docker(layout, io.BytesIO(saved), taking())
+    assert caught.value.code == "docker-archive-invalid"
 
 
 def test_of_several_saved_images_none_is_taken_silently(layout: Layout) -> None:
     entries = [{"Config": "c", "RepoTags": tags, "Layers": []} for tags in (["x:1", "y:2"], None)]
     saved = tar_of({"manifest.json": json.dumps(entries).encode(), "c": saved_config()})
-    with pytest.raises(StoreError, match="2 images: x:1, y:2, one without a name") as told:
+    with pytest.raises(StoreError, match="2 images: x:1, y:2, ") as told:
         take_docker(layout, io.BytesIO(saved), taking())
+    assert told.value.code == "docker-archive-ambiguous"
     assert told.value.hint
 
 

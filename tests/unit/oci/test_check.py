@@ -141,6 +141,7 @@ def test_another_folder_is_no_store(tmp_path: Path) -> None:
     assert check(Layout(tmp_path), Quiet(), mend=True).blobs == 0
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError) as caught:
         check(Layout(tmp_path), Quiet(), mend=True)
+    assert caught.value.code == "store-invalid"
     assert (tmp_path / "thesis.tex").read_text() == "mine"

@@ -101,28 +101,34 @@ def test_a_manifest_is_what_it_says_where_the_header_says_nothing(header: str) -
 
 
 @pytest.mark.parametrize(
-    ("data", "said", "hint"),
+    ("data", "code", "named", "hint"),
     [
-        (b"<html><title>Forbidden</title></html>", "a page for people", "a proxy or a login page"),
-        (b'{"schemaVersion": 1, "fsLayers": [], "history": []}', "schema 1", "push it again"),
+        (b"<html><title>Forbidden</title></html>", "registry-unavailable", "web page", "proxy"),
+        (
+            b'{"schemaVersion": 1, "fsLayers": [], "history": []}',
+            "registry-request-failed",
+            "schema 1",
+            "docker pull",
+        ),
     ],
 )
-def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, said: str, hint: str) -> None:
+def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, code: str, named: str, hint: str) -> None:
     options = RegistryOptions(patience=Patience(attempts=1))
-    with service(lambda _: (200, {}, data)) as served, pytest.raises(RegistryError, match=said) as raised:
+    with service(lambda _: (200, {}, data)) as served, pytest.raises(RegistryError, match=named) as raised:
         read_manifest(Place(store=Registry(served.address, options), repository="a"), "1")
+    assert raised.value.code == code
     assert hint in raised.value.hint
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({key: row for key, row in image().items() if key != "layers"}, "it has no 'layers'"),
-        (image(layers=5), "of another type"),
-        (image(config=None), "of another type"),
-        (image(config={**CONFIG, "size": -1}), "a blob of -1 bytes"),
-        (image(layers=[{**CONFIG, "digest": "sha512:" + "a" * 128}]), "no sha256 digest"),
-        (image(mediaType=INDEX_TYPE), "at once|has no|says that it is"),
+        ({key: row for key, row in image().items() if key != "layers"}, "'layers'"),
+        (image(layers=5), "wrong type"),
+        (image(config=None), "wrong type"),
+        (image(config={**CONFIG, "size": -1}), "-1 bytes"),
+        (image(layers=[{**CONFIG, "digest": "sha512:" + "a" * 128}]), "sha512:"),
+        (image(mediaType=INDEX_TYPE), "malformed: "),
     ],
 )
 def test_a_malformed_manifest_is_said_in_words(value: dict[str, object], said: str) -> None:
@@ -130,6 +136,7 @@ def test_a_malformed_manifest_is_said_in_words(value: dict[str, object], said: s
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
     with pytest.raises(RegistryError, match=said) as raised:
         parse_parts(Manifest(descriptor=descriptor, data=data))
+    assert raised.value.code == "manifest-invalid"
     assert "Error" not in raised.value.message
 
 
@@ -154,7 +161,8 @@ def test_a_registry_that_calls_an_image_an_index_is_not_believed(
     data = json.dumps({"schemaVersion": 2, "config": blob, "layers": [], **told}).encode()
     there = registry.shelves.repositories.setdefault("one", Repository())
     there.manifests[digest_of(data)] = (INDEX_TYPE, data)
-    with pytest.raises(RegistryError, match="header"):
+    with pytest.raises(RegistryError, match="header") as caught:
         read_manifest(Place(store=Registry(registry.host), repository="one"), digest_of(data))
+    assert caught.value.code == "registry-request-failed"
     there.manifests[digest_of(data)] = (MANIFEST_TYPE, data)
     assert read_manifest(Place(store=Registry(registry.host), repository="one"), digest_of(data)).data == data

@@ -118,6 +118,7 @@ def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> 
     assert found[whole.name].found == whole
     error = found[lost.name].found
     assert isinstance(error, StoreError)
+    assert error.code == "sif-unusable"
     assert "store gc" in error.hint
     assert (found[lost.name].subject, found[lost.name].digest) == (subject.digest, lost.digest)
     assert sifs_of(layout, subject.digest) == (whole,)
@@ -180,14 +181,17 @@ def test_what_is_not_there_whole_is_said(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
     with layout.in_use(Quiet()):
         other = subject_in(layout)
-    with pytest.raises(StoreError, match="not in"):
+    with pytest.raises(StoreError) as caught:
         load_sif(layout, "sha256:" + "0" * 64)
-    with pytest.raises(StoreError, match=r"not a \.sif"):
+    assert caught.value.code == "blob-missing"
+    with pytest.raises(StoreError) as caught:
         load_sif(layout, other.digest)
+    assert caught.value.code == "not-a-sif"
     sif = kept(layout, tmp_path, SifOrigin(target=TARGET, compression="fast"))
     sif.path.write_bytes(SIF[:-1])
-    with pytest.raises(StoreError, match=r"missing|cut"):
+    with pytest.raises(StoreError) as caught:
         load_sif(layout, sif.digest)
+    assert caught.value.code == "blob-missing"
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -198,10 +202,12 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
     assert (out / "a.sif").read_bytes() == SIF
     assert (out / "a.sif").stat().st_mode & 0o777 == 0o755
     sif.path.write_bytes(SIF[:-1] + b"!")
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError) as caught:
         copy_sif(sif, out / "a.sif", Quiet())
-    with pytest.raises(UsageError, match="cannot be written"):
+    assert caught.value.code == "store-corrupt"
+    with pytest.raises(UsageError) as raised:
         copy_sif(sif, tmp_path / "nowhere" / "a.sif", Quiet())
+    assert raised.value.code == "cannot-write-file"
     assert [path.name for path in out.iterdir()] == ["a.sif"]
     assert (out / "a.sif").read_bytes() == SIF
 
@@ -214,7 +220,7 @@ def test_a_lent_layout_names_one_image_and_copies_nothing(tmp_path: Path) -> Non
     index = json.loads((tmp_path / "lent/index.json").read_bytes())
     assert [entry["digest"] for entry in index["manifests"]] == [subject.digest]
     assert (tmp_path / "lent/blobs/sha256" / subject.digest[7:]).samefile(layout.blob_path(subject.digest))
-    with pytest.raises(StoreError, match="is not in"):
+    with pytest.raises(StoreError, match="0" * 64):
         lend_layout(layout, "sha256:" + "0" * 64, tmp_path / "other")
 
 
@@ -236,17 +242,17 @@ LIST_OK = LIST % 0
 WRITE = r"""printf '#!/usr/bin/env run-singularity\n\000SIF_MAGIC\000' > "$made"
 """
 LIES = {
-    "no file": ("exit 0", "there is no file"),
-    "no .sif": ('echo text > "$made"', "is not a .sif"),
-    "empty": (': > "$made"', "is not a .sif"),
-    "cut": ('echo "#!/usr/bin/env run-singularity" > "$made"', "is not a .sif"),
-    "no file system": ('if [ "$verb" = sif ]; then exit 0; fi\n' + WRITE, "without a root file system"),
-    "unreadable": (LIST % 1 + WRITE, "without a root file system"),
+    "no file": ("exit 0", "no file"),
+    "no .sif": ('echo text > "$made"', "not a .sif"),
+    "empty": (': > "$made"', "not a .sif"),
+    "cut": ('echo "#!/usr/bin/env run-singularity" > "$made"', "not a .sif"),
+    "no file system": ('if [ "$verb" = sif ]; then exit 0; fi\n' + WRITE, "root file system"),
+    "unreadable": (LIST % 1 + WRITE, "root file system"),
     "a whole file, but a failure": (
         LIST_OK + WRITE + "echo why >&2; exit 3",
-        "it ended with 3, and said last:\n  why",
+        ":\n  why",
     ),
-    "killed": ("kill -9 $$", "it ended with 137"),
+    "killed": ("kill -9 $$", "137"),
 }
 
 
@@ -258,6 +264,7 @@ def test_no_lie_is_believed(tmp_path: Path, name: str) -> None:
     output.write_bytes(b"of an earlier time")
     with pytest.raises(BuildError) as caught:
         command.build(SifOrder(folder=tmp_path, spec="oci:image", output=output), lambda _: None)
+    assert caught.value.code == "apptainer-build-failed"
     assert why in caught.value.message
     assert [path.read_bytes() for path in output.parent.iterdir()] == [b"of an earlier time"]
 
@@ -312,25 +319,27 @@ HERE = ApptainerMachine(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message", "hint"),
+    ("changes", "code", "named", "hint"),
     [
-        ({"version": "1.1.9"}, "too old", "1.2 or newer"),
-        ({"spython": False}, "spython is missing", "gpu-imagefactory[apptainer]"),
-        ({"mksquashfs_help": ""}, "no mksquashfs", "apt-get install squashfs-tools"),
-        ({"mksquashfs_help": "Compressors:\n\tgzip (default)\n"}, "cannot write zstd", "4.4"),
+        ({"version": "1.1.9"}, "tool-too-old", "1.1.9", "1.2"),
+        ({"spython": False}, "extra-not-installed", "spython", "gpu-imagefactory[apptainer]"),
+        ({"mksquashfs_help": ""}, "tool-missing", "mksquashfs", "apt-get install squashfs-tools"),
+        ({"mksquashfs_help": "Compressors:\n\tgzip (default)\n"}, "tool-too-old", "mksquashfs", "4.4"),
         (
             {"uid": 1000, "user_namespaces": "Operation not permitted"},
-            "no user namespaces",
+            "user-namespaces-denied",
+            "Operation not permitted",
             "imagefactory doctor",
         ),
     ],
 )
 def test_what_is_missing_is_said_with_what_mends_it(
-    changes: dict[str, object], message: str, hint: str
+    changes: dict[str, object], code: str, named: str, hint: str
 ) -> None:
     error = explain_missing(replace(HERE, **changes), building=True)  # type: ignore[arg-type]
     assert isinstance(error, ToolError)
-    assert message in error.message
+    assert error.code == code
+    assert named in error.message
     assert hint in error.hint
 
 
@@ -344,14 +353,16 @@ def test_no_apptainer_and_another_program_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagefactory.runners.apptainer_command.SYSTEM_FOLDERS", "")
-    with pytest.raises(ToolError, match="there is no apptainer here") as missing:
+    with pytest.raises(ToolError, match="apptainer") as missing:
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
+    assert missing.value.code == "tool-missing"
     assert "install apptainer" in missing.value.hint
     program = tmp_path / "singularity"
     program.write_text("#!/bin/sh\necho singularity-ce version 4.1.0\n")
     program.chmod(0o755)
-    with pytest.raises(ToolError, match="is not apptainer"):
+    with pytest.raises(ToolError) as caught:
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
+    assert caught.value.code == "tool-unexpected"
     program.write_text("#!/bin/sh\necho apptainer version 1.3.6-1.el9\n")
     assert ApptainerCommand({"PATH": str(tmp_path)}).version() == "1.3.6-1.el9"
 
@@ -428,8 +439,9 @@ def test_plan(
 
 
 def test_no_unshare_no_other_user() -> None:
-    with pytest.raises(ToolError, match="no `unshare` here"):
+    with pytest.raises(ToolError, match="unshare") as caught:
         options(RunSpec(argv=("true",)), replace(USER, unshare=""))
+    assert caught.value.code == "tool-missing"
 
 
 def test_variables_do_not_stand_on_the_command_line() -> None:
@@ -479,25 +491,32 @@ def test_specs_that_cannot_be(spec: RunSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "text"),
+    ("said", "kind", "code", "named"),
     [
-        ("FATAL:   failed to set working directory: chdir /x: no such file", UsageError, "no such folder"),
+        (
+            "FATAL:   failed to set working directory: chdir /x: no such file",
+            UsageError,
+            "workdir-not-found",
+            "/x",
+        ),
         (
             "FATAL:   mount hook function failure: mount source /nosuch doesn't exist",
             UsageError,
-            "cannot be shown",
+            "mount-failed",
+            "/nosuch",
         ),
-        ("FATAL:   stat /bin/sh: no such file or directory", ToolError, "no /bin/sh"),
+        ("FATAL:   stat /bin/sh: no such file or directory", ToolError, "image-has-no-shell", "/bin/sh"),
         (
             "\x1b[31mFATAL:  \x1b[0m container creation failed: odd",
             ToolError,
+            "command-not-started",
             "container creation failed: odd",
         ),
-        ("", ToolError, "apptainer ended with 255"),
+        ("", ToolError, "command-not-started", "255"),
     ],
 )
-def test_why_it_was_never_started(said: str, kind: type[FactoryError], text: str) -> None:
+def test_why_it_was_never_started(said: str, kind: type[FactoryError], code: str, named: str) -> None:
     error = explain(said, 255, RunSpec(argv=("true",), workdir="/x"))
-    assert isinstance(error, kind)
-    assert text in error.message
+    assert (type(error), error.code) == (kind, code)
+    assert named in error.message
     assert error.hint

@@ -210,29 +210,31 @@ def test_what_apptainer_adds(ground: Ground) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "why"),
+    ("entries", "named"),
     [
-        ([file("../x")], "leaves the layer"),
-        ([file("a"), file("a/b")], "used as a folder"),
-        ([link("a", "b", tarfile.LNKTYPE)], "not in this layer"),
-        ([folder("b"), link("a", "b", tarfile.LNKTYPE)], "which is not a file"),
-        ([file(".wh.", b"")], "whiteout of nothing"),
-        ([file("a", uid=1 << 40)], "which nobody can be"),
-        ([link("a", "")], "no path"),
-        ([link("a", "b" * 4096)], "no path"),
-        ([("fifo", b"", {"type": b"V"})], "no layer may hold"),
+        ([file("../x")], "leaves"),
+        ([file("a"), file("a/b")], "'a' is used"),
+        ([link("a", "b", tarfile.LNKTYPE)], "'b', not in"),
+        ([folder("b"), link("a", "b", tarfile.LNKTYPE)], "'b', which"),
+        ([file(".wh.", b"")], "whiteout"),
+        ([file("a", uid=1 << 40)], str(1 << 40)),
+        ([link("a", "")], "not a path"),
+        ([link("a", "b" * 4096)], "not a path"),
+        ([("fifo", b"", {"type": b"V"})], "of type"),
     ],
 )
-def test_what_no_layer_may_hold(ground: Ground, entries: list[Entry], why: str) -> None:
+def test_what_no_layer_may_hold(ground: Ground, entries: list[Entry], named: str) -> None:
     good, bad = ground.layer(*(file(f"{n}", NOISE) for n in range(9))), ground.layer(*entries)
-    with pytest.raises(StoreError, match=why):
+    with pytest.raises(StoreError, match=named) as caught:
         ground.squashed.rows(good, bad)
+    assert caught.value.code == "layer-entry-unsafe"
 
 
 def test_another_content_than_the_diff_id_says(ground: Ground) -> None:
     layer = replace(ground.layer(file("a")), diff_id="sha256:" + "0" * 64)
-    with pytest.raises(StoreError, match="holds sha256:"):
+    with pytest.raises(StoreError, match="sha256:") as caught:
         ground.squashed.rows(layer)
+    assert caught.value.code == "layer-corrupt"
 
 
 # --- the same bytes, made once -----------------------------------------------------------------------
@@ -349,5 +351,6 @@ def test_a_failure_ends_the_other_layers(ground: Ground, monkeypatch: pytest.Mon
     monkeypatch.setattr(Packers, "_pack", wait)
     monkeypatch.setattr(LayerPacker, "whiteout", lambda *_: reached.wait(60))
     large, bad = ground.layer(file("large", NOISE * 1000)), ground.layer(file(".wh.a", b""), file("../bad"))
-    with pytest.raises(StoreError, match="leaves the layer"):
+    with pytest.raises(StoreError, match="leaves") as caught:
         ground.squashed.rows(large, bad)
+    assert caught.value.code == "layer-entry-unsafe"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,9 @@ def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program = tmp_path / "child.py"
     program.write_text("import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 16))\nsys.exit(1)\n")
     monkeypatch.setattr(apptainer_command, "CHILD", program)
+    failed = partial(BuildError, "apptainer-build-failed")
     work = apptainer_command._Work(
-        made=tmp_path / "made", folder=tmp_path, program="", environment={}, fail=BuildError
+        made=tmp_path / "made", folder=tmp_path, program="", environment={}, fail=failed
     )
     lines: list[str] = []
     with pytest.raises(BuildError):

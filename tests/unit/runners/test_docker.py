@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.docker import parse_version
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.runners import docker_owner
 from imagefactory.runners.amd_devices import AmdGpus
@@ -79,8 +79,9 @@ def test_limits_that_are_asked_for_are_dockers_own() -> None:
     assert (made["pids_limit"], made["mem_limit"]) == (50, 1 << 30)
     assert (files.name, files.soft, files.hard) == ("nofile", 99, 99)
     assert arguments(plan(replace(SPEC, limits=(("processes", None),))), "owner")["pids_limit"] == -1
-    with pytest.raises(UsageError, match="docker holds no limit on scratch"):
+    with pytest.raises(UsageError, match=r"docker .*scratch") as caught:
         plan(replace(SPEC, limits=(("scratch", 1),)))
+    assert caught.value.code == "option-conflict"
 
 
 def test_gpus_are_all_of_them_or_the_named_ones() -> None:
@@ -141,21 +142,49 @@ def test_command_that_cannot_be_started_is_a_result(said: str, code: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "hint"),
+    ("said", "error", "code", "hint"),
     [
-        ('could not select device driver "" with capabilities: [[gpu]]', ToolError, "nvidia-ctk"),
-        ("nvidia-container-cli: initialization error: no such file or directory", ToolError, "nvidia-ctk"),
-        ("CDI device injection failed: unresolvable CDI devices x.y/z=1", ToolError, "features.cdi"),
-        ('invalid mount config for type "bind": bind source path does not exist: /x', UsageError, "paths"),
-        (EXEC + "error mounting /x: no such file or directory", ToolError, "docker info"),
-        (EXEC + 'exec: "docker-init": executable file not found in $PATH', ToolError, "tini"),
-        ("something else", ToolError, "docker info"),
+        (
+            'could not select device driver "" with capabilities: [[gpu]]',
+            ToolError,
+            "docker-gpu-unavailable",
+            "nvidia-ctk",
+        ),
+        (
+            "nvidia-container-cli: initialization error: no such file or directory",
+            ToolError,
+            "docker-gpu-unavailable",
+            "nvidia-ctk",
+        ),
+        (
+            "CDI device injection failed: unresolvable CDI devices x.y/z=1",
+            ToolError,
+            "docker-cdi-unavailable",
+            "features.cdi",
+        ),
+        (
+            'invalid mount config for type "bind": bind source path does not exist: /x',
+            UsageError,
+            "mount-failed",
+            "paths",
+        ),
+        (
+            EXEC + "error mounting /x: no such file or directory",
+            ToolError,
+            "command-not-started",
+            "docker info",
+        ),
+        (EXEC + 'exec: "docker-init": executable file not found in $PATH', ToolError, "tool-missing", "tini"),
+        ("something else", ToolError, "command-not-started", "docker info"),
     ],
 )
-def test_refusals_of_the_daemon_are_errors(said: str, error: type[Exception], hint: str) -> None:
+def test_refusals_of_the_daemon_are_errors(
+    said: str, error: type[FactoryError], code: str, hint: str
+) -> None:
     with pytest.raises(error) as caught:
         not_started(said)
-    assert hint in caught.value.hint  # type: ignore[attr-defined]
+    assert caught.value.code == code
+    assert hint in caught.value.hint
     assert type(explain(said)) is error
 
 
@@ -184,7 +213,8 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
 
 def test_daemon_that_is_not_there_says_where_and_what_to_do(tmp_path: Path) -> None:
     place = f"unix://{tmp_path}/docker.sock"
-    with pytest.raises(ToolError, match="no docker daemon answers") as caught:
+    with pytest.raises(ToolError) as caught:
         DockerDaemon({"DOCKER_HOST": place}).facts()
+    assert caught.value.code == "docker-not-running"
     assert place in caught.value.message
     assert "systemctl start docker" in caught.value.hint

@@ -36,6 +36,7 @@ def test_written_with_units_commas_and_repeated() -> None:
 def test_what_cannot_be(text: str) -> None:
     with pytest.raises(UsageError) as told:
         parse_limits([text])
+    assert told.value.code == "option-invalid"
     assert "memory=16G" in told.value.hint
 
 
@@ -76,10 +77,10 @@ def test_shown_as_it_is_written(name: str, amount: int | None, text: str) -> Non
 
 def test_what_ended_a_run_is_said_with_what_to_do() -> None:
     said, hint = say_over("memory", Limits(memory=256 << 20))
-    assert (said, hint) == ("the run was ended: it reached the limit memory=256M",
-                            "`--limit memory=...` with more, or memory=none")  # fmt: skip
+    assert said.endswith("memory=256M")
+    assert "--limit memory=" in hint
     said, hint = say_over("reserve", Limits(scratch=1, reserve=5 << 30))
-    assert "nearly full (less than 5G free)" in said
+    assert "less than 5G" in said
     assert "scratch=none" in hint
     assert "500" in say_over("reserve_files", Limits(scratch=1, reserve_files=500))[0]
     assert say_over("machine", Limits(memory=1)) != say_over("memory", Limits(memory=1))
@@ -87,8 +88,9 @@ def test_what_ended_a_run_is_said_with_what_to_do() -> None:
 
 def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:
     spec = RunSpec(argv=("true",), limits=(("scratch", 1), ("files", None)))
-    with pytest.raises(UsageError, match="docker holds no limit on scratch"):
+    with pytest.raises(UsageError, match=r"docker .*scratch") as caught:
         refuse_limits(spec, "docker", ("scratch",))
+    assert caught.value.code == "option-conflict"
     refuse_limits(spec, "x", ("files",))
 
 

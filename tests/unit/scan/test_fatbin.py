@@ -281,6 +281,7 @@ def test_compressed_bundles_without_zstandard(monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ToolError, match="zstandard") as caught:
         filed(compressed(bundle("hipv4-amdgcn-amd-amdhsa--gfx942")))
+    assert caught.value.code == "extra-not-installed"
     assert caught.value.hint == extra_hint("build")
     assert modules(filed(compressed(bundle("hip-amdgcn-amd-amdhsa--gfx942"), method=0))) == {("gfx942",): 1}
 
@@ -388,10 +389,12 @@ def test_damage_names_its_offset_and_keeps_what_was_before(data: bytes, damage: 
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="no such file") as caught:
         scan_file(tmp_path / "none", "none")
-    with pytest.raises(UsageError, match="directory"):
+    assert caught.value.code == "cannot-read-file"
+    with pytest.raises(UsageError, match="directory") as caught:
         scan_file(tmp_path, "folder")
+    assert caught.value.code == "cannot-read-file"
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError):
         scan_file(tmp_path / "pipe", "pipe")

@@ -93,7 +93,7 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("runner = 'chroot'", "runner 'chroot'"),
         ("registry = 'https://registry.example'", "is not the address of a registry"),
         ("catalogue = 'https://registry.example'", "catalogue"),
-        ("catalogue = 'registry.example/gpu:a b'", "no tag"),
+        ("catalogue = 'registry.example/gpu:a b'", "not a tag"),
         ("catalogue = 'ann:secret@registry.example/gpu'", "a user, password"),
         ("site = 'csc'", "site 'csc'"),
         ("sif-folder = '/data/a b'", "sif-folder: '/data/a b'"),

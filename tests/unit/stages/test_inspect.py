@@ -272,7 +272,7 @@ def test_a_path_comes_first_and_a_folder_needs_no_factory(call: Call, layout: La
         ("sha256:" + "0" * 64, errors.EXIT_NOTHING_SELECTED, "store list"),
         ("pytorch-2.3-cu122", errors.EXIT_NOTHING_SELECTED, "pytorch-2.3-cu121"),
         ("pytorch-*", errors.EXIT_USAGE, "this takes one"),
-        ("some/where", errors.EXIT_USAGE, "names no registry"),
+        ("some/where", errors.EXIT_USAGE, "no registry host"),
     ],
 )
 def test_names_that_lead_nowhere_are_told(

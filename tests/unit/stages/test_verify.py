@@ -118,7 +118,7 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Factory, target: Targe
         ("pytorch:2.9", NothingSelectedError, "no image 'pytorch:2.9'"),
         ("sha256:" + "0" * 64, NothingSelectedError, "no image sha256:000"),
         (f"{NAME}@sha256:" + "0" * 64, NothingSelectedError, "no image sha256:000"),
-        ("somewhere/pytorch:2.3", UsageError, "names no registry"),
+        ("somewhere/pytorch:2.3", UsageError, "no registry host"),
         (f"{NAME}@sha256:12", UsageError, "is not a sha256 digest"),
     ],
 )

@@ -192,9 +192,10 @@ def test_a_link_without_brackets_is_followed_and_no_other_is_passed_by() -> None
         header = {"Link": link}
         with (
             service(lambda _, header=header: (200, header, b'{"tags": ["a"]}')) as served,
-            pytest.raises(RegistryError, match="Link"),
+            pytest.raises(RegistryError, match="Link") as caught,
         ):
             open_at(served).tags("a")
+        assert caught.value.code == "registry-request-failed"
 
 
 _CHILD = """

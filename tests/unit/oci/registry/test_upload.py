@@ -90,8 +90,9 @@ def test_a_range_may_be_of_the_last_piece_alone(page: bool) -> None:
 
 def test_a_registry_that_loses_what_it_takes_is_no_endless_push() -> None:
     with registry_made_here(Ways(most=1)) as server:
-        with pytest.raises(RegistryError, match="416"):
+        with pytest.raises(RegistryError, match="416") as caught:
             Registry(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+        assert caught.value.code == "registry-unavailable"
         assert server.count["PATCH upload"] <= 2 * QUICK.attempts
 
 
@@ -99,8 +100,9 @@ def test_a_registry_that_asks_to_wait_a_day_is_not_waited_for() -> None:
     slept: list[float] = []
     with registry_made_here(fault=lambda asked: "429:86400" if asked.method == "PATCH" else None) as server:
         options = RegistryOptions(patience=QUICK, sleep=slept.append)
-        with pytest.raises(RegistryError, match="24h00m"):
+        with pytest.raises(RegistryError, match="24h00m") as caught:
             Registry(server.host, options).write("a/b", BLOB, source)
+        assert caught.value.code == "registry-request-failed"
     assert slept == []
 
 
