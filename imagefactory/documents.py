@@ -168,8 +168,9 @@ def _told(parse: Callable[[object], Any], value: object, where: str) -> Any:
 
 def fault(where: str, what: str) -> StatementError:
     return StatementError(
+        "document-invalid",
         f"{shown(where)}: {what}",
-        hint="it was not written by this program, or was changed since: verify again",
+        hint="imagefactory did not write it, or it was changed since: verify again",
     )
 
 
