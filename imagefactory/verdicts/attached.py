@@ -233,7 +233,7 @@ def attach(place: Place, statement: Statement, journal: Journal | None = None) -
     """
     if place.store.manifest(place.repository, statement.subject.digest) is None:
         raise RegistryError(
-            "image-not-pushed",
+            "subject-not-in-registry",
             f"{place} has no {statement.subject.digest}",
             hint="push the image there first",
         )

@@ -185,7 +185,7 @@ def find_key(
             )
         if not path.is_file():
             raise UsageError(
-                "signing-key-missing",
+                "signing-key-not-found",
                 f"signing-key: {path} is not a file",
                 hint="set the file of a key, or create one: imagefactory keys new NAME",
             )
@@ -208,7 +208,7 @@ def find_key(
         )
     fresh = [key.name for key in own if key.keyid not in known]
     raise UsageError(
-        "signing-key-untrusted",
+        "no-trusted-signing-key",
         f"{folder} has {len(paths)} keys, but none of them is trusted now",
         hint=f"trust the one that signs: imagefactory keys trust {fresh[-1] if fresh else 'NAME'}",
     )

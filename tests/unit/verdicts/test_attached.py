@@ -111,7 +111,7 @@ def test_a_verdict_needs_its_image(place: Place) -> None:
     missing = Descriptor(media_type=MANIFEST_TYPE, digest=digest("0"), size=7)
     with pytest.raises(RegistryError) as refused:
         attach(place, verdict_of(missing))
-    assert refused.value.code == "image-not-pushed"
+    assert refused.value.code == "subject-not-in-registry"
     assert put_statement(place, verdict_of(missing))
 
 

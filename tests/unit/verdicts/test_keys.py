@@ -172,14 +172,14 @@ def test_which_key_signs(tmp_path: Path) -> None:
     make_key(folder, "other")
     with pytest.raises(UsageError) as caught:
         find_key("", environ)
-    assert caught.value.code == "signing-key-untrusted"
+    assert caught.value.code == "no-trusted-signing-key"
     assert " 2 keys" in caught.value.message
     assert "keys trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
     with pytest.raises(UsageError) as caught:
         find_key("third", environ)
-    assert caught.value.code == "signing-key-missing"
+    assert caught.value.code == "signing-key-not-found"
     assert "third" in caught.value.message
 
 
