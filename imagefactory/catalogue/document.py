@@ -134,17 +134,18 @@ _CATALOGUE = Fields(
 def sign_catalogue(catalogue: Catalogue, key: SigningKey) -> bytes:
     """The envelope of a catalogue. Raises StatementError for one that nobody would read."""
     payload = format_catalogue(catalogue)
-    parse_catalogue(payload, "the catalogue to sign", key.keyid)
+    parse_catalogue(payload, "the catalog to sign", key.keyid)
     envelope = seal(payload, key, FORM)
     if len(envelope) > LARGEST:
         raise StatementError(
-            f"the catalogue has {len(envelope)} bytes, more than {LARGEST}",
-            hint="make one of fewer targets: imagefactory catalogue TARGET...",
+            "catalog-too-large",
+            f"the catalog has {len(envelope)} bytes, the limit is {LARGEST}",
+            hint="include fewer targets: imagefactory catalogue TARGET...",
         )
     return envelope
 
 
-def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the catalogue") -> Catalogue:
+def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the catalog") -> Catalogue:
     """What a trusted key signed, where it still holds. `where` is what messages begin with.
 
     Raises StatementError with the word that says why not: unsigned, edited, wrong-key, key-retired, expired,
@@ -154,7 +155,7 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
     if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
         raise _refused(where, opened.standing, opened.why)
     try:
-        catalogue = parse_catalogue(opened.envelope.payload, "the catalogue", opened.key.keyid)
+        catalogue = parse_catalogue(opened.envelope.payload, "the catalog", opened.key.keyid)
     except StatementError as error:
         raise _refused(where, Standing.MALFORMED, error.message) from error
     # The key must be valid now, too: whoever has a retired key can date a catalogue back.
@@ -162,29 +163,32 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
     if late:
         raise _refused(where, *late)
     if catalogue.made - now > SKEW:
-        raise _refused(where, Standing.NOT_YET, f"made at {format_time(catalogue.made)}, still to come")
+        raise _refused(
+            where, Standing.NOT_YET, f"made at {format_time(catalogue.made)}, which is in the future"
+        )
     if now >= catalogue.expires:
-        raise _refused(where, Standing.EXPIRED, f"it held until {format_time(catalogue.expires)}")
+        raise _refused(where, Standing.EXPIRED, f"it was valid until {format_time(catalogue.expires)}")
     return catalogue
 
 
 ASK_CENTER = (
-    "anyone may have signed this: ask your center for its key's fingerprint in another way, in person or by "
-    "phone"
+    "anyone may have signed this: ask your center for the fingerprint of its key, in person or by phone"
 )
 _MEND = {
-    Standing.WRONG_KEY: f"{ASK_CENTER}; trust a new key only if that is the one which imagefactory join "
-    "ADDRESS|FILE shows",
-    Standing.KEY_RETIRED: "its owner signs with another key now: imagefactory join ADDRESS|FILE again",
-    Standing.EXPIRED: "ask whoever runs the factory for a new one (they make it: imagefactory catalogue)",
-    Standing.NOT_YET: "set this machine's clock",
-    Standing.MALFORMED: "is it a catalogue? then use the version that wrote it, or a newer one",
+    Standing.WRONG_KEY: f"{ASK_CENTER}; trust a new key only if imagefactory join ADDRESS|FILE shows the "
+    "same fingerprint",
+    Standing.KEY_RETIRED: "the owner signs with another key now: run imagefactory join ADDRESS|FILE again",
+    Standing.EXPIRED: "ask the maintainers of the project for a new one (they run imagefactory catalogue)",
+    Standing.NOT_YET: "correct the clock of this machine",
+    Standing.MALFORMED: "if it is a catalog, use the version of imagefactory that wrote it, or a newer one",
 }
 
 
 def _refused(where: str, standing: Standing, why: str) -> StatementError:
-    hint = _MEND.get(standing, "get it anew from whoever runs the factory, and see who changed it")
-    return StatementError(f"{where} is refused: {standing}, {why}", hint=hint)
+    hint = _MEND.get(
+        standing, "get it again from the maintainers of the project, and find out who changed it"
+    )
+    return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -261,10 +265,10 @@ def parse_catalogue(payload: bytes, where: str, keyid: str) -> Catalogue:
         keyid=keyid,
     )
     if not timedelta(0) < catalogue.expires - catalogue.made <= LIFE:
-        raise fault(f"{where}: expires", f"that is not within {LIFE.days} days after it was made")
+        raise fault(f"{where}: expires", f"it is not within {LIFE.days} days after it was made")
     names = [image.target for image in catalogue.images]
     if len(set(names)) != len(names):
-        raise fault(f"{where}: images", "a target stands there twice")
+        raise fault(f"{where}: images", "it has a duplicate target")
     return catalogue
 
 
@@ -292,7 +296,7 @@ def _parse_image(value: object, where: str) -> CataloguedImage:
 def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CataloguedSif:
     subject = Subject(target=target, **row["subject"])
     if row["sha256"] != subject.config:
-        raise fault(f"{where}: sha256", "that is not the file of its subject")
+        raise fault(f"{where}: sha256", "it is not the file of its subject")
     return CataloguedSif(
         **{
             **row,
@@ -306,7 +310,7 @@ def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CataloguedSif
 
 def _parse_claim(row: Mapping[str, Any], where: str) -> tuple[str, Claim]:
     if row["basis"] is Basis.VERIFIED:
-        raise fault(f"{where}.basis", "a catalogue verifies nothing: verdicts do")
+        raise fault(f"{where}.basis", "a catalog verifies nothing, verdicts do")
     return row["capability"], Claim(**{name: one for name, one in row.items() if name != "capability"})
 
 
@@ -323,5 +327,5 @@ def _reference(value: str, where: str, subject: Subject) -> str:
     except UsageError:
         found = None
     if found is None or found.tag or found.digest != subject.index:
-        raise fault(where, "that is no HOST/NAME@sha256:... of its subject")
+        raise fault(where, "it is not HOST/NAME@sha256:... of its subject")
     return str(found)

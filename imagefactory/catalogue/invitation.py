@@ -117,17 +117,22 @@ def format_invitation(invitation: Invitation) -> str:
 
 def parse_invitation(data: bytes, where: str) -> Invitation:
     """What `format_invitation` wrote. Raises UsageError that names what is wrong with anything else."""
-    hint = "ask for a new one: imagefactory invite writes it"
+    hint = "ask your center for a new one; imagefactory invite writes it"
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{where}: is no invitation: no TOML: {error}", hint=hint) from error
+        raise UsageError(
+            "invitation-invalid", f"{where} is not an invitation: not valid TOML: {error}", hint=hint
+        ) from error
     if document.get("format") != FORMAT:
-        raise UsageError(f'{where}: is no invitation: it has no format = "{FORMAT}"', hint=hint)
+        raise UsageError(
+            "invitation-invalid", f'{where} is not an invitation: it has no format = "{FORMAT}"', hint=hint
+        )
     if unknown := sorted({*document} - {"format", "trust", *SETTINGS}):
         raise UsageError(
-            f"{where}: an invitation has no {unknown[0][:40]!r}",
-            hint="use an imagefactory as new as the site's",
+            "invitation-too-new",
+            f"{where}: unknown key {unknown[0][:40]!r}",
+            hint="upgrade imagefactory to the version of your center, or a newer one",
         )
     found = Invitation(
         catalogue=_text(document, "catalogue", where),
@@ -141,13 +146,15 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         if not _PATH.fullmatch(place):
             catalogue_place(place)
     if found.site not in SITES:
-        raise UsageError(f"{where}: the site is not known", hint=f"known are {', '.join(SITES)}")
+        raise UsageError("site-unknown", f"{where}: unknown site", hint=f"known sites: {', '.join(SITES)}")
     if found.center and not CENTER.fullmatch(found.center):
-        raise UsageError(f"{where}: its center's name cannot be used", hint=hint)
+        raise UsageError("invitation-invalid", f"{where}: the name of the center is not valid", hint=hint)
     if found.sif_folder and not SIF_FOLDER.fullmatch(found.sif_folder):
-        raise UsageError(f"{where}: sif-folder is no place for .sif files", hint=hint)
+        raise UsageError(
+            "invitation-invalid", f"{where}: sif-folder is not a directory for .sif files", hint=hint
+        )
     if not found.keys:
-        raise UsageError(f"{where}: it names no key to believe", hint=hint)
+        raise UsageError("invitation-without-keys", f"{where}: it has no key to trust", hint=hint)
     return found
 
 
@@ -155,7 +162,9 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
     value = document.get(name, "")
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
         raise UsageError(
-            f"{where}: {name} is no text", hint="ask for a new one: imagefactory invite writes it"
+            "invitation-invalid",
+            f"{where}: {name} is not printable ASCII text",
+            hint="ask your center for a new one; imagefactory invite writes it",
         )
     return value
 
@@ -234,8 +243,9 @@ def join(
         lines = [f"{name} = {json.dumps(value)}" for name, value in invitation.settings.items()]
         lines += [line for grant in invitation.keys for line in format_row(grant).splitlines()]
         raise UsageError(
-            f"{where} is written such that it cannot be changed without you",
-            hint="write there, the first lines above all tables:\n"
+            "settings-not-editable",
+            f"imagefactory cannot edit {where} safely",
+            hint="add these lines to it, the first ones above all tables:\n"
             + "\n".join(f"    {one}" for one in lines),
         )
     return Joining(text=made, told=tuple(told), fresh=tuple(fresh), before=tuple(before))
@@ -266,8 +276,9 @@ def refuse_return(
             and first_moment(grant.until) > first_moment(row["until"])
         ):
             raise UsageError(
-                f"the key '{row['name']}' is retired in {where}, and this invitation would bring it back",
-                hint="ask your center for its present invitation; if they mean it, remove that row first",
+                "invitation-revives-key",
+                f"the key '{row['name']}' is retired in {where}, but this invitation would trust it again",
+                hint="ask your center for its current invitation; if this is intended, delete that row first",
             )
 
 

@@ -22,7 +22,7 @@ from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
 from imagefactory.verify.suite_files import suite_digest
 
-LACKING = "the catalogue has no target"
+LACKING = "the catalog has no target"
 
 
 def find_offer(catalogue: Catalogue, name: str, trust: Trust, now: datetime) -> Offer:
@@ -45,8 +45,9 @@ def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[Catalogue
 def _known(catalogue: Catalogue) -> Known:
     if not catalogue.images:
         raise NothingSelectedError(
-            "the catalogue is empty",
-            hint="whoever makes it fills it: push images, verify them, make it again",
+            "catalog-empty",
+            "the catalog is empty",
+            hint="its maintainers must push images, verify them, and run imagefactory catalogue again",
         )
     return {image.target: image.family for image in catalogue.images}
 

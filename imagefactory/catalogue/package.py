@@ -58,9 +58,10 @@ def catalogue_place(text: str) -> Reference:
     """
     if not text:
         raise UsageError(
-            "no catalogue is known here, and this is no factory",
-            hint="ask your center for its invitation, then: imagefactory join ADDRESS|FILE; or go to a "
-            "factory: -C DIR",
+            "no-catalog-set",
+            "no catalog is set, and this directory is not a project",
+            hint="ask your center for its invitation, then run imagefactory join ADDRESS|FILE; or select a "
+            "project: -C DIR",
         )
     place, tag = split_tagged(text)
     host, path = split_place(place)
@@ -85,10 +86,14 @@ def unpack(data: bytes, where: str, largest: int | None = None) -> bytes:
     try:
         for piece in inflate(chunks, GZIP):
             if unpacked.tell() + len(piece) > most:
-                raise StatementError(f"{where}: unpacks to more than {most} bytes", hint="see who made it")
+                raise StatementError(
+                    "catalog-too-large", f"{where}: unpacks to more than {most} bytes", hint="ask its author"
+                )
             unpacked.write(piece)
     except (DamagedError, zlib.error) as error:
-        raise StatementError(f"{where}: is damaged: {error}", hint="get it anew") from error
+        raise StatementError(
+            "catalog-corrupt", f"{where} is corrupt: {error}", hint="download it again"
+        ) from error
     return unpacked.getvalue()
 
 
@@ -97,12 +102,14 @@ def parse_layer(manifest: bytes, where: str, kind: Packed = CATALOGUE) -> Descri
     try:
         value = json.loads(manifest)
         if artifact_type(value) != kind.artifact_type:
-            raise ValueError(f"it is a {artifact_type(value)[:80]!r}")
+            raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
         if layer.media_type != kind.layer_type or not 0 < layer.size <= LARGEST_PACKED:
             raise ValueError(f"a layer of {layer.size} bytes")
         if not DIGEST.fullmatch(layer.digest):  # the name of a file in the cache
             raise ValueError("its layer has no digest")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise RegistryError(f"{where} is no {kind.name}: {error}", hint="see who put it there") from error
+        raise RegistryError(
+            "artifact-malformed", f"{where} is not of type {kind.name}: {error}", hint="ask who pushed it"
+        ) from error
     return layer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from imagefactory.catalogue.invitation import TAG
 from imagefactory.catalogue.package import CATALOGUE, CURRENT, INVITATION, LARGEST_PACKED, Packed, pack
-from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.errors import RegistryError, StatementError, UsageError, os_problem
 from imagefactory.files import replacing
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CREATED
@@ -25,8 +25,9 @@ def make_artifact(content: bytes, made: datetime, kind: Packed = CATALOGUE) -> A
     packed = pack(content)
     if len(packed) > LARGEST_PACKED:
         raise StatementError(
-            f"the {kind.name} has {len(packed)} bytes packed, more than {LARGEST_PACKED}",
-            hint="make one of fewer targets: imagefactory catalogue TARGET...",
+            "catalog-too-large",
+            f"the {kind.name} has {len(packed)} bytes when packed, the limit is {LARGEST_PACKED}",
+            hint="include fewer targets: imagefactory catalogue TARGET...",
         )
     empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
     layer = Descriptor(media_type=kind.layer_type, digest=digest_of(packed), size=len(packed))
@@ -61,8 +62,9 @@ def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Re
         there = place.store.manifest(place.repository, tag)
         if put.digest != digest or there is None or there[0].digest != digest:
             raise RegistryError(
-                f"{place}:{tag} is not the catalogue that was put there",
-                hint="does another write it at the same time? run it again",
+                "catalog-overwritten",
+                f"{place}:{tag} is not the catalog that was pushed: another writer replaced it",
+                hint="run it again",
             )
         references.append(
             Reference(registry=place.store.name, repository=place.repository, tag=tag, digest=digest)
@@ -84,6 +86,4 @@ def write_catalogue(path: Path, envelope: bytes) -> None:
         with replacing(path) as file:
             file.write(pack(envelope) if path.suffix == ".gz" else envelope)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="name another: --output FILE"
-        ) from error
+        raise UsageError(*os_problem("write", path, error), hint="use another file: --output FILE") from error

@@ -57,7 +57,7 @@ def parse_capability(text: str) -> Capability:
         return Capability(int(found[1]), int(found[2], 16), found[0])
     found = _CAPABILITY.fullmatch(text.strip())
     if not found:
-        raise ValueError(f"'{text[:40]}' is no compute capability (write 8.6, or gfx90a for a GPU of AMD's)")
+        raise ValueError(f"'{text[:40]}' is not a compute capability (write 8.6, or gfx90a for an AMD GPU)")
     major, minor = (found[1], found[2]) if found[1] else (found[3], found[4])
     return Capability(int(major), int(minor))
 
@@ -97,6 +97,6 @@ def parse_code(text: str) -> Code:
         return Code(CodeKind.AMD, None, processor=text)
     found = _CODE.fullmatch(text)
     if not found or (found[5] and found[1] != "compute"):
-        raise ValueError(f"'{text[:40]}' is no GPU code (write sm_86, compute_80/8.1 or gfx90a)")
+        raise ValueError(f"'{text[:40]}' is not GPU code (write sm_86, compute_80/8.1 or gfx90a)")
     architecture = Capability(int(found[2]), int(found[3]))
     return Code(CodeKind(found[1]), architecture, suffix=found[4], isa=found[5] or "")

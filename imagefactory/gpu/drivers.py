@@ -32,7 +32,7 @@ def parse_driver(text: str) -> tuple[int, ...]:
     """`535.54.03` or a branch, `535`, as numbers. Raises ValueError."""
     parts = text.strip().split(".")
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise ValueError(f"'{text[:40]}' is no version of a driver (write 535 or 535.54.03)")
+        raise ValueError(f"'{text[:40]}' is not a driver version (write 535 or 535.54.03)")
     return numbers(text.strip())
 
 
@@ -45,16 +45,16 @@ def read_driver(text: str) -> str:
     shown = f"'{text.strip()[:40]}'"
     written = _WRITTEN.fullmatch(text.strip().lower())
     if not written:
-        raise ValueError(f"{shown} is no version of a driver (write 535 or 535.54.03)")
+        raise ValueError(f"{shown} is not a driver version (write 535 or 535.54.03)")
     version = written[1]
     branch, parts = numbers(version)[0], version.count(".") + 1
     if first := cuda_drivers().get(version):
-        raise ValueError(f"{shown} is a CUDA version, whose first driver is {first} (write the driver's own)")
+        raise ValueError(f"{shown} is a CUDA version; its first driver is {first} (write the driver version)")
     if parts == 4 or (parts == 2 and branch > _LAST_ODD and branch % 5):
-        raise ValueError(f"{shown} is a driver for Windows (write the one for Linux, such as 535.54.03)")
+        raise ValueError(f"{shown} is a Windows driver (write a Linux driver, such as 535.54.03)")
     newest = max(map(numbers, cuda_drivers().values()))[0]
     if not _OLDEST <= branch <= newest + _BEYOND:
-        raise ValueError(f"{shown} is no driver that is known: they go from {_OLDEST} to {newest} so far")
+        raise ValueError(f"{shown} is not a known driver: they range from {_OLDEST} to {newest}")
     return version
 
 

@@ -131,7 +131,7 @@ def _signed_before(
             there[called(place)] = verdict
             if _result_of(verdict.report) != _result_of(report):
                 raise NonceError(
-                    "replayed",
+                    "nonce-replayed",
                     f"the nonce {report.nonce} was spent on another result",
                     hint="one kit gives one verdict: make a new one",
                 )

@@ -83,7 +83,7 @@ def parse_approval(payload: bytes, where: str) -> tuple[Approvable, datetime]:
     except OverflowError:  # at the end of the calendar
         same = False
     if not same:
-        raise fault(where, "its times or subjects are not what it says, or it is spelt in another way")
+        raise fault(where, "its times or subjects do not match, or it is not in canonical form")
     return wanted, issued
 
 

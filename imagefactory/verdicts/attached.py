@@ -123,7 +123,7 @@ class Journal:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                progress.note("waiting for another promotion to end ...")
+                progress.note("waiting for another promotion to finish ...")
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
@@ -210,7 +210,8 @@ def parse_row(line: bytes) -> Statement:
     row = json.loads(line)
     if row["format"] != FORMAT:
         raise StoreError(
-            f"the journal has a row of format {row['format']!r}, this version reads {FORMAT}",
+            "journal-too-new",
+            f"the journal has a row of format {row['format']!r}, this version reads format {FORMAT}",
             hint="use the version of imagefactory that wrote it, or a newer one",
         )
     return Statement(
@@ -232,7 +233,9 @@ def attach(place: Place, statement: Statement, journal: Journal | None = None) -
     """
     if place.store.manifest(place.repository, statement.subject.digest) is None:
         raise RegistryError(
-            f"{place} has no {statement.subject.digest}", hint="push the image there, then attach to it"
+            "subject-not-in-registry",
+            f"{place} has no {statement.subject.digest}",
+            hint="push the image there first",
         )
     if journal:
         journal.append(place, statement)
@@ -247,7 +250,10 @@ def put_statement(place: Place, statement: Statement) -> str:
     manifest = artifact.manifest
     put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type)
     if put.digest != manifest.descriptor.digest:
-        raise RegistryError(f"{place}: {manifest.descriptor.digest} was put, and it is {put.digest}")
+        raise RegistryError(
+            "registry-changed-digest",
+            f"{place}: imagefactory pushed {manifest.descriptor.digest}, the registry stored {put.digest}",
+        )
     return put.digest
 
 
@@ -298,15 +304,16 @@ def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ..
     left = len(digests) - MOST
     if left > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
-            f"{place} lists {len(digests)} revocations about {subject}",
-            hint="somebody else fills it: see who",
+            "revocations-too-many",
+            f"{place} lists {len(digests)} revocations of {subject}, the limit is {MOST}",
+            hint="find out who else pushes there",
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
         read = pool.map(lambda digest: _read_one(place, digest, kind), sorted(digests[-MOST:]))
         statements = tuple(statement for statement in read if statement is not None)
     if left <= 0:
         return statements
-    fault = f"{left} more that {place} lists first were not read: somebody fills the list"
+    fault = f"{left} more that {place} lists first were not read: the list has more than {MOST}"
     return (*statements, Attached(digest="", kind=kind, envelope=b"", fault=fault))
 
 
@@ -327,12 +334,14 @@ def _read_one(place: Place, digest: str, kind: str) -> Attached | None:
     try:
         value = json.loads(there[1])
         if artifact_type(value) != kind:
-            raise ValueError(f"it is a {artifact_type(value)[:80]!r}")
+            raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
         if not DIGEST.fullmatch(layer.digest) or not 0 < layer.size <= LARGEST:
             raise ValueError(f"an envelope of {layer.size} bytes")
     except MALFORMED as error:
-        return Attached(digest=digest, kind=kind, envelope=b"", fault=f"no artifact of ours: {error}")
+        return Attached(
+            digest=digest, kind=kind, envelope=b"", fault=f"not an artifact of imagefactory: {error}"
+        )
     if not place.store.has(place.repository, layer):
         return Attached(digest=digest, kind=kind, envelope=b"", fault="its envelope is missing there")
     data = b"".join(place.store.read(place.repository, layer))

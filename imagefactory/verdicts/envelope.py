@@ -78,9 +78,9 @@ def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
         value = json.loads(data)
         same = format_json(value) == data
     except (ValueError, RecursionError) as error:
-        raise fault(where, f"it is no JSON: {shown(str(error))}") from error
+        raise fault(where, f"it is not JSON: {shown(str(error))}") from error
     if not same:
-        raise fault(where, "it is spelt in another way than this program does, or names a key twice")
+        raise fault(where, "it is not in canonical form, or has a duplicate key")
     return value
 
 
@@ -97,9 +97,9 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
     encoded = row["payload"] if end < 0 else memoryview(data)[len(_HEAD) : end]
     signatures = row["signatures"]
     if row["payloadType"] != form.payload_type:
-        raise fault(f"{where}: payloadType", f"that is not {form.payload_type}")
+        raise fault(f"{where}: payloadType", f"it is not {form.payload_type}")
     if not isinstance(signatures, list):
-        raise fault(f"{where}: signatures", "that is no list")
+        raise fault(f"{where}: signatures", "it is not a list")
     if not signatures:
         return Envelope(
             payload=_decode(encoded, f"{where}: payload"),
@@ -112,9 +112,9 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
     signature = _SIGNATURE.parse(signatures[0], f"{where}: signatures[0]")
     keyid, raw = signature["keyid"], _decode(signature["sig"], f"{where}: signatures[0].sig")
     if not isinstance(keyid, str) or len(keyid) != 64 or set(keyid) - set("0123456789abcdef"):
-        raise fault(f"{where}: signatures[0].keyid", "that is no key's id")
+        raise fault(f"{where}: signatures[0].keyid", "it is not a key id")
     if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
-        raise fault(f"{where}: signatures[0].sig", "that is no Ed25519 signature")
+        raise fault(f"{where}: signatures[0].sig", "it is not an Ed25519 signature")
     payload = _decode(encoded, f"{where}: payload")
     return Envelope(payload=payload, payload_type=form.payload_type, keyid=keyid, signature=raw)
 
@@ -139,12 +139,12 @@ def _decode(value: object, where: str) -> bytes:
     if isinstance(value, str):
         value = value.encode("ascii", "replace")
     if not isinstance(value, bytes | memoryview):
-        raise fault(where, "that is no base64")
+        raise fault(where, "it is not base64")
     try:
         data = binascii.a2b_base64(value, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise fault(where, "that is no base64") from error
+        raise fault(where, "it is not base64") from error
     last = len(data) % 3 or 3  # only the last bytes can be spelt in several ways
     if base64.b64encode(data[len(data) - last :]) != bytes(value[-4:]):
-        raise fault(where, "that is base64 with another spelling")
+        raise fault(where, "it is not canonical base64")
     return data

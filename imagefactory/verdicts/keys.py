@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.errors import StatementError, UsageError
+from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.files import create_bytes, replacing
 from imagefactory.verdicts.signing_program import (
     CHECK,
@@ -92,7 +92,9 @@ def keys_folder(environ: Mapping[str, str]) -> Path:
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"'{name}' cannot be a key's name", hint="small letters, digits, '.', '_' and '-', at most 64"
+            "key-name-invalid",
+            f"'{name}' is not a valid key name",
+            hint="use at most 64 lowercase letters, digits, '.', '_' and '-'",
         )
     return name
 
@@ -156,7 +158,9 @@ def _refuse_second(path: Path) -> None:
 
 
 def _taken(path: Path) -> UsageError:
-    return UsageError(f"there is a key '{path.stem}' already: {path}", hint="choose another name")
+    return UsageError(
+        "key-exists", f"the key '{path.stem}' already exists: {path}", hint="choose another name"
+    )
 
 
 def find_key(
@@ -175,13 +179,15 @@ def find_key(
         path = _signers(folder).get(setting, folder / f"{setting}{FILE}") if named else Path(setting)
         if not named and path.suffix == PROGRAM:
             raise UsageError(
-                f"signing-key: {path} names a program, which counts only in {folder}",
-                hint="imagefactory keys new NAME --command ... --public ..., and write the name",
+                "signing-key-invalid",
+                f"signing-key: {path} names a program, which is only allowed in {folder}",
+                hint="run imagefactory keys new NAME --command ... --public ..., and write that name",
             )
         if not path.is_file():
             raise UsageError(
+                "signing-key-not-found",
                 f"signing-key: {path} is not a file",
-                hint="name a key's file, or make one: imagefactory keys new",
+                hint="set the file of a key, or create one: imagefactory keys new NAME",
             )
         return path
     paths = _signers(folder)
@@ -196,12 +202,14 @@ def find_key(
         return paths[chosen[0]]
     if chosen:
         raise UsageError(
-            f"{' and '.join(chosen)} are trusted since the same time, so either could sign",
-            hint=f'retire one of them, or write signing-key = "{chosen[-1]}" in imagefactory.toml',
+            "signing-key-ambiguous",
+            f"the keys {' and '.join(chosen)} are trusted since the same time, so either could sign",
+            hint=f'write signing-key = "{chosen[-1]}" in imagefactory.toml, or retire one of them',
         )
     fresh = [key.name for key in own if key.keyid not in known]
     raise UsageError(
-        f"{folder} has {len(paths)} keys, and none of them is trusted now",
+        "no-trusted-signing-key",
+        f"{folder} has {len(paths)} keys, but none of them is trusted now",
         hint=f"trust the one that signs: imagefactory keys trust {fresh[-1] if fresh else 'NAME'}",
     )
 
@@ -212,7 +220,9 @@ def _signers(folder: Path) -> dict[str, Path]:
     for path in sorted(path for suffix in (FILE, PROGRAM) for path in folder.glob(f"*{suffix}")):
         if path.stem in found:
             raise UsageError(
-                f"{found[path.stem]} and {path} have one name", hint="remove the one that does not sign"
+                "key-duplicate",
+                f"{found[path.stem]} and {path} have the same name",
+                hint="delete the one that does not sign",
             )
         found[path.stem] = path
     return found
@@ -233,11 +243,16 @@ def read_signing_key(path: Path) -> SigningKey:
         private = load_pem_private_key(data, password=None)
     except (ValueError, TypeError) as error:
         raise StatementError(
-            f"{path} cannot be read as a private key without a password",
-            hint="make one: imagefactory keys new NAME",
+            "private-key-invalid",
+            f"{path} is not a private key without a password",
+            hint="create one: imagefactory keys new NAME",
         ) from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise StatementError(f"{path} is not an Ed25519 key", hint="make one: imagefactory keys new NAME")
+        raise StatementError(
+            "private-key-invalid",
+            f"{path} is not an Ed25519 key",
+            hint="create one: imagefactory keys new NAME",
+        )
     raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     return SigningKey(name=path.stem, public=raw, sign=private.sign)
 
@@ -254,23 +269,27 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise StatementError(
-            f"{path} cannot be opened: {error.strerror}", hint="name a key's file: IMAGEFACTORY_SIGNING_KEY"
+            *os_problem("read", path, error), hint="set the file of a key: IMAGEFACTORY_SIGNING_KEY"
         ) from error
     facts = os.fstat(handle)
     if not stat.S_ISREG(facts.st_mode):
         os.close(handle)
-        raise StatementError(f"{path} is not a plain file", hint="name a key's file")
+        raise StatementError(
+            "private-key-invalid", f"{path} is not a regular file", hint="set the file of a key"
+        )
     with os.fdopen(handle, "rb") as file:
         if facts.st_mode & 0o077:
-            hint = f"chmod 600 {path}; where others could read it, make a new key and retire this one"
+            hint = f"chmod 600 {path}; if others could read it, create a new key and retire this one"
             raise StatementError(
-                f"{path} may be read or written by others (mode {stat.S_IMODE(facts.st_mode):o})",
-                hint=f"read it, then: chmod 600 {path}" if program else hint,
+                "private-key-exposed",
+                f"other users can read or write {path} (mode {stat.S_IMODE(facts.st_mode):o})",
+                hint=f"check its content, then: chmod 600 {path}" if program else hint,
             )
         if program and facts.st_uid not in (0, os.geteuid()):
             raise StatementError(
-                f"{path} belongs to another user, who could decide which program runs",
-                hint="imagefactory keys new NAME --command ... --public ... makes one of your own",
+                "signing-program-foreign",
+                f"{path} belongs to another user, who could choose the program that runs",
+                hint="create your own: imagefactory keys new NAME --command ... --public ...",
             )
         return file.read(LARGEST_FILE)
 
@@ -298,16 +317,18 @@ def parse_public(data: bytes, name: str) -> PublicKey:
     if match:
         raw = raw[len(head) :] if raw.startswith(head) else b""
     if len(raw) != PUBLIC_BYTES:
-        told = " but a private one" if b"PRIVATE KEY" in data else ""
+        private = ", but a private one" if b"PRIVATE KEY" in data else ""
         raise UsageError(
-            f"{name}: not a public Ed25519 key{told}",
-            hint="name the .pub file that `imagefactory keys new` wrote",
+            "public-key-invalid",
+            f"{name}: not a public Ed25519 key{private}",
+            hint="use the .pub file that imagefactory keys new wrote",
         )
     y = int.from_bytes(raw, "little") & ~(1 << 255)
     if y >= _FIELD or y in _SMALL:
         raise UsageError(
-            f"{name}: a key that fits signatures which nobody made",
-            hint="whoever made it meant harm: trust nothing of theirs",
+            "public-key-weak",
+            f"{name}: a key that accepts forged signatures",
+            hint="do not trust it, nor its owner",
         )
     return PublicKey(name=name, raw=raw)
 
@@ -321,7 +342,9 @@ def read_public(text: str, folder: Path) -> PublicKey:
             data = file.read(LARGEST_FILE)
     except OSError as error:
         raise UsageError(
-            f"'{text}' is neither a file nor a key of {folder}", hint="imagefactory keys show lists the keys"
+            "key-not-found",
+            f"'{text}' is neither a file nor a key in {folder}",
+            hint="list the keys: imagefactory keys show",
         ) from error
     return parse_public(data, path.stem)
 

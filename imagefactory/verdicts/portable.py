@@ -61,7 +61,11 @@ def sign_portable(report: PortableReport, key: SigningKey, *, now: datetime, day
     Raises StatementError where a model did not compute the same in a runtime that was asked for.
     """
     if not report.portable:
-        raise StatementError("this report cannot be signed: not every model computed the same", hint="see it")
+        raise StatementError(
+            "report-not-signable",
+            "this report cannot be signed: a model did not compute the same results",
+            hint="see the failed rows of the report",
+        )
     issued = now.replace(microsecond=0)
     made = PortableStatement(report=report, issued=issued, expires=issued + timedelta(days=days))
     payload = format_statement_of(made)
@@ -83,13 +87,13 @@ def parse_statement(payload: bytes, where: str) -> PortableStatement:
     period = _PERIOD.parse({name: row.pop(name, None) for name in ("issued", "expires")}, where)
     made = PortableStatement(report=parse_portable(row, where), **period)
     if not made.report.portable:
-        raise fault(where, "not every model in it computed the same")
+        raise fault(where, "a model in it did not compute the same results")
     if not timedelta(0) < made.expires - made.issued <= LONGEST_LIFE:
-        raise fault(f"{where}: expires", f"that is not within {LONGEST_LIFE.days} days after it was issued")
+        raise fault(f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued")
     if made.report.ended - made.issued > SKEW:
-        raise fault(f"{where}: ended", "that is after it was signed")
+        raise fault(f"{where}: ended", "it is after the signature")
     if format_statement_of(made) != payload:
-        raise fault(where, "its subjects are not those of its report, or it is spelt in another way")
+        raise fault(where, "its subjects do not match its report, or it is not in canonical form")
     return made
 
 

@@ -82,8 +82,9 @@ def _mend(place: Place, subject: str, statements: dict[str, Statement]) -> list[
         for digest in missing:
             put_statement(place, statements[digest])
     raise RegistryError(
+        "referrers-contended",
         f"{place}: other writers keep overwriting the list of {subject}",
-        hint="run it again when nobody else attaches to this image",
+        hint="run it again when no other job pushes verdicts of this image",
     )
 
 

@@ -74,7 +74,7 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
     if not withdrawal.why.strip():
         raise fault(f"{where}: why", "it gives no reason")
     if format_revocation(withdrawal, issued) != payload:
-        raise fault(where, "its subjects are not what it says, or it is spelt in another way")
+        raise fault(where, "its subjects do not match, or it is not in canonical form")
     return Revocation(
         subject=subject.manifest,
         verdicts=withdrawal.verdicts,

@@ -40,6 +40,7 @@ LARGEST_OUTPUT = 1024
 _LARGEST_STDERR = 1 << 16
 _SIGNATURE_BYTES = 64
 _TICK = 0.05
+_OUTPUT = "it must print 64 bytes, or those in base64, and nothing else"
 CHECK = b"imagefactory checks this signing program"
 """What `keys new --command` has signed. It is not a DSSE encoding, so it is a signature of nothing."""
 
@@ -51,13 +52,16 @@ def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     except ValueError as error:
         reason = str(error) if text.strip() else "it is empty"
         raise UsageError(
-            f"--command cannot be read: {reason}", hint="write --command 'PROGRAM ARGUMENT ...'"
+            "option-invalid",
+            f"--command is not a valid command: {reason}",
+            hint="write --command 'PROGRAM ARGUMENT ...'",
         ) from error
     found = shutil.which(program, path=environ.get("PATH", os.defpath))
     if found is None:
         raise UsageError(
-            f"--command: '{shown(program)}' is not an executable file, nor a program on PATH",
-            hint="name it by its absolute path",
+            "signing-program-missing",
+            f"--command: '{shown(program)}' is neither an executable file nor a program on PATH",
+            hint="write its absolute path",
         )
     return (str(Path(found).absolute()), *arguments)
 
@@ -74,7 +78,9 @@ def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
         document = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise StatementError(
-            f"{where} cannot be read as TOML: {shown(str(error))}", hint='write command = ["/PROGRAM", "..."]'
+            "signing-program-invalid",
+            f"{where} is not valid TOML: {shown(str(error))}",
+            hint='write one line: command = ["/PROGRAM", "ARGUMENT", ...]',
         ) from error
     words = document.get("command")
     if (
@@ -85,6 +91,7 @@ def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
         or not Path(words[0]).is_absolute()
     ):
         raise StatementError(
+            "signing-program-invalid",
             f"{where} does not name a program by its absolute path",
             hint='write one line: command = ["/PROGRAM", "ARGUMENT", ...]',
         )
@@ -115,21 +122,24 @@ class SigningProgram:
 
         code, output, told = self._run(data, monotonic() + seconds, seconds)
         if code:
-            ended = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+            ended = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
             lines = told.decode("utf-8", "replace").strip().splitlines() or ["it printed no reason to stderr"]
-            raise self._fault_of(f"{ended}: {shown(shown_line(lines[-1]))}")
+            problem = self._problem(f"{ended}: {shown(shown_line(lines[-1]))}")
+            raise ToolError("signing-program-failed", problem, hint=self._try)
         signature = _read_signature(output)
         if len(signature) != _SIGNATURE_BYTES:
-            raise self._fault_of(
-                f"printed {len(output)} bytes that are not a signature",
-                "it prints 64 bytes, or those in base64, and nothing else",
+            raise ToolError(
+                "signing-program-output",
+                self._problem(f"printed {len(output)} bytes that are not a signature"),
+                hint=_OUTPUT,
             )
         try:
             Ed25519PublicKey.from_public_bytes(self._public).verify(signature, data)
         except InvalidSignature:
-            raise self._fault_of(
-                "printed a signature that does not fit the recorded public key",
-                "it signs the bytes of stdin as they are, by pure Ed25519, with the key of the .pub file",
+            raise ToolError(
+                "signature-mismatch",
+                self._problem("printed a signature that does not match the recorded public key"),
+                hint="it must sign stdin unchanged by pure Ed25519, with the key of the .pub file",
             ) from None
         return signature
 
@@ -143,7 +153,8 @@ class SigningProgram:
                     self._command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
                 )
         except OSError as error:
-            raise self._fault_of(f"cannot be started: {error.strerror}") from error
+            problem = self._problem(f"cannot be started: {error.strerror}")
+            raise ToolError("signing-program-failed", problem, hint=self._try) from error
         try:
             output, told = self._read(process, end, seconds)
             code = process.wait(max(0.0, end - monotonic()))
@@ -177,21 +188,24 @@ class SigningProgram:
                     elif len(read[key.data]) < _LARGEST_STDERR:
                         read[key.data] += data
                 if len(read[process.stdout]) > LARGEST_OUTPUT:
-                    raise self._fault_of(
-                        f"printed more than {LARGEST_OUTPUT} bytes to stdout",
-                        "it prints the signature and nothing else",
+                    raise ToolError(
+                        "signing-program-output",
+                        self._problem(f"printed more than {LARGEST_OUTPUT} bytes to stdout"),
+                        hint=_OUTPUT,
                     )
         return read[process.stdout], read[process.stderr]
 
     def _late(self, seconds: float) -> ToolError:
-        return self._fault_of(f"did not end within {seconds:g} seconds, and was ended")
+        problem = self._problem(f"did not finish within {seconds:g} seconds and was killed")
+        return ToolError("signing-program-timeout", problem, hint=self._try)
 
-    def _fault_of(self, what: str, hint: str = "") -> ToolError:
+    def _problem(self, what: str) -> str:
         program = shown(shlex.quote(self._command[0]))
-        return ToolError(
-            f"the signing program of '{self._name}' ({program}) {what}",
-            hint=hint or f"nothing was signed; try it: printf x | {shown(shlex.join(self._command))} | wc -c",
-        )
+        return f"the signing program of '{self._name}' ({program}) {what}"
+
+    @property
+    def _try(self) -> str:
+        return f"nothing was signed; test it: printf x | {shown(shlex.join(self._command))} | wc -c"
 
 
 @functools.cache

@@ -83,11 +83,14 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     """
     why = contradiction(report) or missing_evidence(report) or _missing_check(report)
     if why:
-        raise StatementError(f"this report cannot be signed: {why}", hint="see what the run itself said")
+        raise StatementError(
+            "report-not-signable", f"this report cannot be signed: {why}", hint="see the output of the run"
+        )
     if report.ended - now > SKEW:
         raise StatementError(
-            f"this report cannot be signed: it ended at {format_time(report.ended)}, which is still to come",
-            hint="set the clocks of both machines",
+            "clock-skew",
+            f"this report cannot be signed: it ended at {format_time(report.ended)}, which is in the future",
+            hint="correct the clocks of both machines",
         )
     issued = now.replace(microsecond=0)
     verdict = Verdict(report=report, issued=issued, expires=issued + timedelta(days=days), keyid=key.keyid)
@@ -253,14 +256,14 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     period = _PERIOD.parse({key: value for key, value in predicate.items() if key in own}, where)
     verdict = Verdict(report=report, keyid=keyid, digest=digest_of(payload), **period)
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
-        raise fault(f"{where}: expires", f"that is not within {LONGEST_LIFE.days} days after it was issued")
+        raise fault(f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued")
     if report.ended - verdict.issued > SKEW:
-        raise fault(f"{where}: ended", "that is after it was signed")
+        raise fault(f"{where}: ended", "it is after the signature")
     why = contradiction(report)
     if why:
         raise fault(where, why)
     if format_verdict(verdict) != payload:
-        raise fault(where, "its subjects are not those of its report, or it is spelt in another way")
+        raise fault(where, "its subjects do not match its report, or it is not in canonical form")
     return verdict
 
 
@@ -268,10 +271,10 @@ def parse_predicate(payload: bytes, where: str, kind: str) -> Mapping[str, Any]:
     """The predicate of a statement of this kind, in the one spelling. Raises StatementError."""
     statement = _STATEMENT.parse(parse_json(payload, where), where)
     if statement["_type"] != STATEMENT:
-        raise fault(f"{where}: _type", f"that is not {STATEMENT}")
+        raise fault(f"{where}: _type", f"it is not {STATEMENT}")
     if statement["predicateType"] != kind:
-        raise fault(f"{where}: predicateType", f"that is not {kind}")
+        raise fault(f"{where}: predicateType", f"it is not {kind}")
     predicate = statement["predicate"]
     if not isinstance(predicate, dict):
-        raise fault(f"{where}: predicate", "that is no object")
+        raise fault(f"{where}: predicate", "it is not an object")
     return predicate

@@ -53,8 +53,8 @@ def _an_image(root: Manifest) -> Iterator[None]:
     try:
         yield
     except RegistryError as error:
-        raise NoImageError(error.message, hint=error.hint) from error
+        raise NoImageError("image-malformed", error.message, hint=error.hint) from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise NoImageError(
-            f"{root.descriptor.digest} is not one image", hint="see who put it there"
+            "image-malformed", f"{root.descriptor.digest} is not one image", hint="ask who pushed it"
         ) from error

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.documents import DIGEST, format_time, shown
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import replacing
 from imagefactory.settings.files import read_document
 from imagefactory.trees import read_file
@@ -133,7 +133,9 @@ def parse_trust(text: str, where: str) -> Trust:
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{where}: cannot be read as TOML: {error}", hint="mend that line") from error
+        raise UsageError(
+            "trust-invalid", f"{where} is not valid TOML: {error}", hint="correct that line"
+        ) from error
     policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
     return Trust(keys=_parse_keys(document, where, policy), policy=policy)
 
@@ -147,7 +149,11 @@ def _parse_keys(
     """
     rows = document.get("trust", [])
     if not isinstance(rows, list):
-        raise UsageError(f"{where}: 'trust' is not a list of tables", hint="write [[trust]] above each key")
+        raise UsageError(
+            "trust-invalid",
+            f"{where}: 'trust' is not a list of tables",
+            hint="write [[trust]] above each key",
+        )
     keys = tuple(
         _parse_key(row, f"{where}: [[trust]] {n}", policy, folder) for n, row in enumerate(rows, start=1)
     )
@@ -155,7 +161,9 @@ def _parse_keys(
         values = [getattr(key, what) for key in keys]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice:
-            raise UsageError(f"{where}: the {what} '{twice}' is trusted twice", hint="leave one row of it")
+            raise UsageError(
+                "trust-duplicate", f"{where}: duplicate {what} '{twice}' in [[trust]]", hint="keep one row"
+            )
     return keys
 
 
@@ -163,9 +171,15 @@ def _parse_policy(row: object, where: str) -> Policy:
     table = _table(row, where, ("evidence", "expires-days", "suites", "promotion-signatures"))
     days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
-        raise UsageError(f"{where} expires-days: not a count of days", hint=f"write 1 to {MOST_DAYS}")
+        raise UsageError(
+            "trust-invalid", f"{where} expires-days: not a number of days", hint=f"write 1 to {MOST_DAYS}"
+        )
     if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
-        raise UsageError(f"{where} suites: not a list of digests", hint='write ["sha256:<64 hex digits>"]')
+        raise UsageError(
+            "trust-invalid",
+            f"{where} suites: not a list of digests",
+            hint='write ["sha256:<64 hex digits>"]',
+        )
     signatures = table.get("promotion-signatures", 0)
     if (
         isinstance(signatures, bool)
@@ -173,7 +187,9 @@ def _parse_policy(row: object, where: str) -> Policy:
         or not 0 <= signatures <= MOST_SIGNATURES
     ):
         raise UsageError(
-            f"{where} promotion-signatures: not a count of keys", hint=f"write 0 to {MOST_SIGNATURES}"
+            "trust-invalid",
+            f"{where} promotion-signatures: not a number of keys",
+            hint=f"write 0 to {MOST_SIGNATURES}",
         )
     return Policy(
         evidence=_parse_evidence(table.get("evidence", list(evidence_kinds())), where),
@@ -188,26 +204,37 @@ def _parse_key(row: object, where: str, policy: Policy, folder: Path | None) -> 
     for name in ("name", "keyid", "public", "from", "until"):
         if name not in table:
             raise UsageError(
-                f"{where}: '{name}' is missing", hint="imagefactory keys trust FILE writes whole rows"
+                "trust-invalid",
+                f"{where}: '{name}' is missing",
+                hint="let imagefactory keys trust FILE write the row",
             )
     name, text = table["name"], table["public"]
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise UsageError(f"{where} name: cannot be a key's name", hint="small letters, digits, '.', '_', '-'")
+        raise UsageError(
+            "trust-invalid",
+            f"{where} name: not a valid key name",
+            hint="use lowercase letters, digits, '.', '_' and '-'",
+        )
     if not isinstance(text, str):
-        raise UsageError(f"{where} public: not a string", hint="write the key in base64")
+        raise UsageError("trust-invalid", f"{where} public: not a string", hint="write the key in base64")
     key = parse_public(text.encode("utf-8"), f"{where} public")
     if table["keyid"] != key.keyid:
         raise UsageError(
-            f"{where} keyid: it is not that of the public key of '{name}'",
-            hint=f"compare both with their owner's; that key's is {key.keyid}",
+            "keyid-mismatch",
+            f"{where} keyid: not the id of the public key of '{name}'",
+            hint=f"the id of that key is {key.keyid}: ask its owner which of the two is right",
         )
     since, until = (_parse_moment(table[word], f"{where} {word}") for word in ("from", "until"))
     if until < since:
-        raise UsageError(f"{where} until: that is before 'from'", hint="write the later one there")
+        raise UsageError("trust-invalid", f"{where} until: earlier than 'from'", hint="write a later time")
     evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), where)
     record = table.get("record", "")
     if record != "" and not (isinstance(record, str) and DIGEST.fullmatch(record)):
-        raise UsageError(f"{where} record: not a digest", hint="imagefactory keys retire NAME writes it")
+        raise UsageError(
+            "trust-invalid",
+            f"{where} record: not a digest",
+            hint="let imagefactory keys retire NAME write it",
+        )
     return TrustedKey(
         name=name,
         keyid=key.keyid,
@@ -234,11 +261,15 @@ def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
     kinds = evidence_kinds()
     words = ", ".join(kinds)
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise UsageError(f"{where} evidence: not a list of words", hint=f"the words are {words}")
+        raise UsageError(
+            "trust-invalid", f"{where} evidence: not a list of strings", hint=f"write any of {words}"
+        )
     unknown = [word for word in value if word not in kinds]
     if unknown:
         raise UsageError(
-            f"{where} evidence: '{shown(unknown[0])}' is not known", hint=f"the words are {words}"
+            "trust-invalid",
+            f"{where} evidence: unknown type '{shown(unknown[0])}'",
+            hint=f"write any of {words}",
         )
     return tuple(value)
 
@@ -250,7 +281,11 @@ def _parse_moment(value: object, where: str) -> datetime:
             return value.astimezone(UTC)
     elif isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
-    raise UsageError(f"{where}: not a date", hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes")
+    raise UsageError(
+        "trust-invalid",
+        f"{where}: not a date",
+        hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes",
+    )
 
 
 def first_moment(value: date) -> datetime:
@@ -260,18 +295,26 @@ def first_moment(value: date) -> datetime:
 
 def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: not a table", hint=f"its keys are {', '.join(known)}")
+        raise UsageError("trust-invalid", f"{where}: not a table", hint=f"known keys: {', '.join(known)}")
     for key in value:
         if key not in known:
-            raise UsageError(f"{where}: unknown key '{shown(key)}'", hint=f"its keys are {', '.join(known)}")
+            raise UsageError(
+                "trust-invalid",
+                f"{where}: unknown key '{shown(key)}'",
+                hint=f"known keys: {', '.join(known)}",
+            )
     return value
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")  # its very bytes: the user may trust a file by them
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", hint="it is a text in UTF-8") from error
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            "trust-invalid", f"{path} is not UTF-8 text: {error}", hint="save it as UTF-8"
+        ) from error
 
 
 # --- changing ------------------------------------------------------------------------------------
@@ -295,8 +338,9 @@ def add_key(text: str, grant: Grant, where: str) -> str:
     for key in parse_trust(text, where).keys:
         if grant.key.name == key.name or grant.key.keyid == key.keyid:
             raise UsageError(
-                f"{where}: '{key.name}' is trusted already, until {key.until:%Y-%m-%d}",
-                hint="retire it, or change its dates there; a new key needs a name of its own",
+                "key-already-trusted",
+                f"{where}: '{key.name}' is already trusted, until {key.until:%Y-%m-%d}",
+                hint="retire it, or change its dates there; a new key needs a new name",
             )
     row = format_row(grant)
     before = text.rstrip("\n")
@@ -324,7 +368,11 @@ def named_key(text: str, name: str, where: str) -> TrustedKey:
     """The key of that name or id in an imagefactory.toml. Raises UsageError."""
     key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
     if key is None:
-        raise UsageError(f"{where}: no key '{name}' is trusted", hint="imagefactory keys show lists them")
+        raise UsageError(
+            "key-not-trusted",
+            f"{where}: no key '{name}' is trusted",
+            hint="list the keys: imagefactory keys show",
+        )
     return key
 
 
@@ -344,8 +392,9 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
     # What was not seen in its time must never enter a record later.
     if key.until <= moment and (not record or "record" in row):
         raise UsageError(
+            "key-already-retired",
             f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
-            hint="nothing is left to do",
+            hint="there is nothing to do",
         )
     if moment < key.until:
         row["until"] = max(moment, key.since) if isinstance(until, datetime) else until
@@ -364,7 +413,11 @@ def _checked(text: str, before: str, where: str) -> str:
     parse_trust(text, where)
     old, new = tomllib.loads(before), tomllib.loads(text)
     if {**old, "trust": 0} != {**new, "trust": 0}:
-        raise UsageError(f"{where}: a row cannot be written there", hint="write [[trust]] at the file's end")
+        raise UsageError(
+            "trust-not-editable",
+            f"{where}: imagefactory cannot add or change a row safely",
+            hint="write [[trust]] at the end of the file",
+        )
     return text
 
 
@@ -372,8 +425,9 @@ def read_text(path: Path) -> str:
     """The text of an imagefactory.toml. Raises UsageError where there is none."""
     if not path.is_file():
         raise UsageError(
+            "project-not-found",
             f"{path.parent} has no {path.name}",
-            hint="go to a factory, name it (imagefactory -C DIR keys ...), or write your own file: --global",
+            hint="select a project (imagefactory -C DIR keys ...), or write your own file: --global",
         )
     return _read(path)
 
@@ -385,7 +439,7 @@ def write_text(path: Path, text: str) -> None:
         with replacing(path, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644) as file:
             file.write(text.encode())
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}", hint="look at its rights") from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
 
 
 # --- telling ---------------------------------------------------------------------------------------

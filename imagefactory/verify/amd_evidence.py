@@ -21,7 +21,7 @@ from imagefactory.verify.kit.hardware import LOST, UNUSABLE, read_memory
 from imagefactory.verify.model import SEEN_HERE, GpuIdentity, Hardware
 from imagefactory.verify.suite_report import clean
 
-HINT = "run this where `rocminfo` lists a GPU, as a user who may open /dev/kfd and its render node"
+HINT = "run it where `rocminfo` lists a GPU, as a user who can open /dev/kfd and its render node"
 _MAJOR = re.compile(r"^\s*([0-9]+)\s+drm$", re.MULTILINE)
 _RELEASE = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
 
@@ -63,7 +63,7 @@ def read_amd(places: AmdPlaces = AMD_HERE) -> Hardware | None:
         gpus.append(gpu)
         nodes.append(node)
     if not gpus and lost:
-        raise NoGpuError(f"{UNUSABLE}{'; '.join(why for _, why in lost)}", hint=HINT)
+        raise NoGpuError("gpu-not-visible", f"{UNUSABLE}{'; '.join(why for _, why in lost)}", hint=HINT)
     release = _RELEASE.match(places.release or platform.release())
     return Hardware(
         kind=SEEN_HERE,
@@ -81,10 +81,14 @@ def _read_gpu(places: AmdPlaces, folder: Path, told: Mapping[str, int]) -> tuple
     uuid = f"GPU-{told.get('unique_id', 0):016x}"
     device = places.sys / f"class/drm/renderD{number}/device"
     if not told.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
-        raise NoGpuError(f"{UNUSABLE}the kernel tells no one id of {device.parent.name}", hint=HINT)
+        raise NoGpuError(
+            "gpu-not-visible",
+            f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}",
+            hint=HINT,
+        )
     node = places.dev / f"dri/renderD{number}"
     if not _is_render_node(node, number, places.proc):
-        raise NoGpuError(f"{UNUSABLE}{node} is no render node of the driver", hint=HINT)
+        raise NoGpuError("gpu-not-visible", f"{UNUSABLE}{node} is not a render node of the driver", hint=HINT)
     processor = processor_of(told["gfx_target_version"])
     name = clean(_text(device / "product_name")) or f"AMD {processor}"
     memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory

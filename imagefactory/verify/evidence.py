@@ -39,7 +39,9 @@ class LocalEvidence:
         except NoGpu as error:
             if other := read_amd(self.amd):
                 return other
-            raise NoGpuError(f"{error}, and the kernel tells of no GPU of AMD's", hint=HINT) from error
+            raise NoGpuError(
+                "gpu-not-visible", f"{error}, and the kernel reports no AMD GPU", hint=HINT
+            ) from error
         return parse_evidence(found, SEEN_HERE, "this machine's GPUs")
 
 

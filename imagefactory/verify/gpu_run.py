@@ -82,7 +82,8 @@ def refuse_level(definition: Definition, level: str) -> None:
     checks = table.PARTS[table.SEVERAL] if level == SEVERAL else ()
     if why := next((why for check in checks if (why := table.not_applicable(framework, check, locked))), ""):
         raise UsageError(
-            f"{target.name}: --suite {SEVERAL} is for PyTorch on NVIDIA's GPUs: {why}",
+            "suite-not-applicable",
+            f"{target.name}: --suite {SEVERAL} is for PyTorch on NVIDIA GPUs: {why}",
             hint="verify it on one GPU: --suite full",
         )
 

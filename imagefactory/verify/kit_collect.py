@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from imagefactory.documents import Among, Fields, Fixed, Matching, Named, fault, parse_json, shown
-from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
+from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError, os_problem
 from imagefactory.model import Outcome
 from imagefactory.trees import TreeLimits, read_file, walk_tree
 from imagefactory.verify.evidence import parse_evidence
@@ -114,7 +114,9 @@ def collect_kit(
     check_run(known, run)
     if files.suite != run.suite:
         raise NonceError(
-            "other-suite", f"the suite in {folder} was changed after the kit was made", hint="make a new kit"
+            "nonce-other-suite",
+            f"the suite in {folder} changed after the kit was created",
+            hint="create a new kit",
         )
     # From here on kit.json and expectations.json are as this ledger's owner wrote them.
     kit = json.loads(files.kit)
@@ -128,12 +130,17 @@ def read_nonce(folder: Path) -> str:
     """The nonce that kit.json names; nothing of it is believed yet."""
     data = _read(folder, KIT)
     if data is None:
-        raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
+        raise _not_a_kit(folder)
     try:
         kit: Any = parse_json(data)
         return str(kit["nonce"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder} is no kit: {KIT} cannot be read", hint="name a kit's folder") from error
+        raise _not_a_kit(folder, f": {KIT} is not valid") from error
+
+
+def _not_a_kit(folder: Path, why: str = "") -> UsageError:
+    hint = "pass the directory that verify --kit wrote"
+    return UsageError("kit-invalid", f"{folder} is not a kit{why}", hint=hint)
 
 
 def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
@@ -144,13 +151,13 @@ def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: s
     at = f"{where}/{RESULT}/{RUN}"
     facts = parse_run(files.run, at)
     if facts["nonce"] != kit["nonce"]:
-        raise fault(f"{at}: nonce", "it is of another kit")
+        raise fault(f"{at}: nonce", "it is from another kit")
     if facts["suite"] != kit["suite"]:
         raise fault(f"{at}: suite", "it ran another suite")
     if facts["outcome"]:
         raise _stopped(Outcome(facts["outcome"]), facts["reason"])
     if files.evidence is None:
-        raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing: nobody saw a GPU")
+        raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing, so there is no evidence of a GPU")
     evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
     asked = json.loads(files.expectations)
     judged = GpuRun(
@@ -169,10 +176,10 @@ def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: s
 
 
 def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
-    kind = NoGpuError if outcome is Outcome.NO_GPU else CheckFailedError
-    return kind(
-        f"{outcome}: {reason}", hint="nothing was verified; this kit can still be run on another machine"
-    )
+    message, hint = f"{outcome}: {reason}", "nothing was verified; you can run this kit on another machine"
+    if outcome is Outcome.NO_GPU:
+        return NoGpuError("gpu-not-visible", message, hint=hint)
+    return CheckFailedError("kit-not-started", message, hint=hint)
 
 
 def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
@@ -195,7 +202,7 @@ def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
     """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
     row = _RUN.parse(_json(data, where), where)
     if not row["runner"] and not row["outcome"]:
-        raise fault(where, "it has a value that no kit writes")
+        raise fault(where, "it has neither a runner nor an outcome")
     actions = row["actions"] and dict(zip(_ACTIONS, row["actions"], strict=True))
     return {**row, "actions": actions, "completed": completed_of(row)}
 
@@ -204,11 +211,13 @@ def read_folder(folder: Path) -> Folder:
     """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
     kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
     if kit is None or expectations is None:
-        raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
+        raise _not_a_kit(folder)
     run = _read(folder, f"{RESULT}/{RUN}")
     if run is None:
         raise UsageError(
-            f"{folder} has no result yet", hint=f"run it where the GPU is: python3 {folder}/run.py"
+            "kit-without-result",
+            f"{folder} has no result yet",
+            hint=f"run it on the machine with the GPU: python3 {folder}/run.py",
         )
     return Folder(
         kit=kit,
@@ -240,8 +249,8 @@ def _read(folder: Path, path: str) -> bytes | None:
         return None
     except OSError as error:
         raise UsageError(
-            f"{shown(str(folder / path))}: {error.strerror}",
-            hint="a kit has only regular files; bring it back as it was written",
+            *os_problem("read", shown(str(folder / path)), error),
+            hint="a kit has only regular files: copy it back unchanged",
         ) from error
 
 
@@ -249,4 +258,6 @@ def _json(data: bytes, where: str) -> object:
     try:
         return parse_json(data)
     except ValueError as error:
-        raise StatementError(f"{shown(where)} is not JSON", hint="run the kit again") from error
+        raise StatementError(
+            "kit-result-invalid", f"{shown(where)} is not JSON", hint="run the kit again"
+        ) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.documents import format_time
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.gpu.platforms import machine_of
 from imagefactory.oci.model import Image, Sif
 from imagefactory.trees import remove_tree
@@ -60,7 +60,7 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
     The folder appears whole or not at all. Raises UsageError where it holds something already.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already", hint="name a new folder: --kit DIR")
+        raise UsageError("kit-exists", f"{folder} already exists", hint="pass a new directory: --kit DIR")
     suite, level = digest_of(read_suite()), order.asked["level"]
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
     run = AskedRun(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
@@ -72,7 +72,7 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
         beside.rename(folder)
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot become a kit: {error.strerror}", hint="name a new folder: --kit DIR"
+            *os_problem("create", folder, error), hint="pass a new directory: --kit DIR"
         ) from error
     finally:
         remove_tree(beside)

@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.documents import shown
-from imagefactory.errors import CheckFailedError, StoreError, UsageError
+from imagefactory.errors import CheckFailedError, StoreError, UsageError, os_problem
 from imagefactory.files import remove_inside
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verify.model import LEVELS, Subject
@@ -47,15 +47,7 @@ _END = b"\n}\n"
 
 
 class NonceError(CheckFailedError):
-    """A nonce that cannot be spent.
-
-    `word` is unknown, replayed, expired, other-subject, other-suite, other-pool, other-run or
-    edited.
-    """
-
-    def __init__(self, word: str, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{word}: {message}", hint=hint)
-        self.word = word
+    """A nonce that cannot be spent; the code says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +108,9 @@ def ci_run_of(environ: Mapping[str, str]) -> str:
             continue
         for name in names:
             if not environ.get(name):
-                raise UsageError(f"{service} is set, but not {name}", hint="set both, or none")
+                raise UsageError(
+                    "ci-variable-missing", f"{service} is set, but {name} is not", hint="set both or neither"
+                )
         return "/".join(environ[name] for name in names)
     return ""
 
@@ -151,7 +145,9 @@ class NonceLedger:
                     _create if len(given) == 1 else _put_new
                 )  # of many, nobody knows the nonces before all are
                 if self._spent(nonce).exists() or not put(self._path(nonce), data):
-                    raise StoreError(f"the nonce {nonce} was issued before", hint="run it again")
+                    raise StoreError(
+                        "nonce-exists", f"the nonce {nonce} was already issued", hint="run it again"
+                    )
             if len(given) > 1:
                 os.sync()
         return tuple(given)
@@ -163,7 +159,7 @@ class NonceLedger:
     def _look(self, nonce: str) -> tuple[Issued, bytes]:
         """As `look`, with what was signed and has not arrived."""
         if not NONCE.fullmatch(nonce):
-            raise NonceError("unknown", f"{nonce[:80]!r} is no nonce")
+            raise NonceError("nonce-unknown", f"{nonce[:80]!r} is not a nonce")
         # Spent last once more: another process may have moved it between two looks.
         for path in (self._spent(nonce), self._path(nonce), self._spent(nonce)):
             with contextlib.suppress(FileNotFoundError):
@@ -172,9 +168,9 @@ class NonceLedger:
                     raise _of_another_run(known, self.ci_run)
                 return known, signed
         raise NonceError(
-            "unknown",
+            "nonce-unknown",
             f"the nonce {nonce} was not issued by {self.folder}",
-            hint="collect it where its kit was made, or name that ledger: --ledger DIR",
+            hint="collect it where its kit was created, or pass that ledger: --ledger DIR",
         )
 
     def check(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
@@ -263,9 +259,9 @@ def check_open(known: Issued, now: datetime) -> None:
         raise _replayed(known.nonce, known.spent)
     if now >= known.expires:
         raise NonceError(
-            "expired",
-            f"the nonce was good until {known.expires:%Y-%m-%d %H:%M} UTC",
-            hint="make a new kit",
+            "nonce-expired",
+            f"the nonce expired at {known.expires:%Y-%m-%d %H:%M} UTC",
+            hint="create a new kit",
         )
 
 
@@ -274,45 +270,47 @@ def check_run(known: Issued, run: AskedRun) -> None:
     images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
     if images[0] != images[1]:
         raise NonceError(
-            "other-subject",
-            f"the nonce is for {known.run.subject.manifest}",
-            hint="make a kit for this image",
+            "nonce-other-subject",
+            f"the nonce is for another image: {known.run.subject.manifest}",
+            hint="create a kit for this image",
         )
     if (run.suite, run.level) != (known.run.suite, known.run.level):
         raise NonceError(
-            "other-suite",
-            f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this is "
+            "nonce-other-suite",
+            f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this result is of "
             f"{run.suite}, level {run.level}",
-            hint="make a new kit with this imagefactory",
+            hint="create a new kit with this version of imagefactory",
         )
     if run.pool != known.run.pool:
         issued, here = known.run.pool or "no pool", run.pool or "no pool"
         raise NonceError(
-            "other-pool",
-            f"the nonce was issued for {issued}, and this is a result of {here}",
-            hint="collect it as it was made: a kit as a kit, a sweep as a sweep of its pool",
+            "nonce-other-pool",
+            f"the nonce was issued for {issued}, but this result is from {here}",
+            hint="collect a kit as a kit, and a sweep as a sweep of its pool",
         )
     if run.kit != known.run.kit:
         raise NonceError(
-            "edited",
-            "what the kit asks of the image was changed after it was made",
-            hint="make a new kit",
+            "kit-edited",
+            "kit.json or expectations.json changed after the kit was created",
+            hint="create a new kit",
         )
 
 
 def _of_another_run(known: Issued, ci_run: str) -> NonceError:
     issued, here = known.ci_run or "no CI run", ci_run or "no CI run"
     return NonceError(
-        "other-run",
-        f"the nonce {known.nonce} was issued in {issued}, and this is a result of {here}",
-        hint="re-run all jobs of that run, not only the failed ones",
+        "nonce-other-run",
+        f"the nonce {known.nonce} was issued in {issued}, but this result is from {here}",
+        hint="rerun all jobs of that run, not only the failed ones",
     )
 
 
 def _replayed(nonce: str, spent: datetime | None) -> NonceError:
     when = f" on {spent:%Y-%m-%d %H:%M} UTC" if spent else ""
     return NonceError(
-        "replayed", f"the nonce {nonce} was spent{when}", hint="one kit gives one verdict: make a new one"
+        "nonce-replayed",
+        f"the nonce {nonce} was already spent{when}",
+        hint="a kit yields one verdict: create a new kit",
     )
 
 
@@ -322,7 +320,7 @@ def _told(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"the ledger {folder} cannot be written: {error.strerror}", hint="name another: --ledger DIR"
+            *os_problem("write", f"the ledger {folder}", error), hint="use another one: --ledger DIR"
         ) from error
 
 
@@ -389,11 +387,14 @@ def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
     told = data.get("mac")
     if key and not (isinstance(told, str) and hmac.compare_digest(told.encode(), _mac(data, key).encode())):
         raise StoreError(
+            "ledger-key-mismatch",
             f"{path} was not written with the key in {LEDGER_KEY}",
-            hint=f"somebody else wrote it, or its kit was made without {LEDGER_KEY}: make a new one",
+            hint=f"create a new kit with {LEDGER_KEY} set; another program may have written this file",
         )
     if told and not key:
-        raise StoreError(f"{path} was written with a key", hint=f"give the same key here, in {LEDGER_KEY}")
+        raise StoreError(
+            "ledger-key-missing", f"{path} was written with a key", hint=f"set the same key in {LEDGER_KEY}"
+        )
 
 
 def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
@@ -428,7 +429,9 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{path} is damaged: {error}", hint="remove it, and make a new kit") from error
+        raise StoreError(
+            "ledger-corrupt", f"{path} is corrupt: {error}", hint="delete it, and create a new kit"
+        ) from error
     return issued, signed if whole else b""
 
 

@@ -88,10 +88,9 @@ def parse_runtime(text: str) -> tuple[str, str]:
     name, at, image = text.partition("@")
     if name not in RUNTIMES or (at and not image):
         raise UsageError(
-            f"--to {text}: there is no runtime '{name}'"
-            if name not in RUNTIMES
-            else f"--to {text}: no image",
-            hint=f"RUNTIME or RUNTIME@TARGET, of {', '.join(RUNTIMES)}",
+            "option-invalid",
+            f"--to {text}: unknown runtime '{name}'" if name not in RUNTIMES else f"--to {text}: no image",
+            hint=f"write RUNTIME or RUNTIME@TARGET; runtimes: {', '.join(RUNTIMES)}",
         )
     return name, image
 
@@ -103,8 +102,9 @@ def refuse_lacking(name: str, definition: Definition) -> None:
     if not locked & set(brings):
         target = definition.target.name
         raise UsageError(
-            f"{target} has no {brings[0]}, which {name} needs",
-            hint=f"name an image that has it: {name}@TARGET; or put {brings[0]} above this one: "
+            "runtime-not-locked",
+            f"{target} has no {brings[0]}, which {name} requires",
+            hint=f"pass an image that has it: {name}@TARGET; or add {brings[0]} on top of this one: "
             f"imagefactory new FAMILY --on {target}",
         )
 
@@ -119,10 +119,12 @@ def export_models(shop: Shop, models: Path, folder: Path, asked: Mapping[str, An
     read = _run(shop, "export", (mount,), folder, told, exporting.REPORT)
     found = _parse(read, _EXPORTED, asked["nonce"], where)
     if found["fault"]:
-        raise CheckFailedError(clean(found["fault"]), hint="mend it and run it again")
+        raise CheckFailedError("models-unreadable", clean(found["fault"]), hint="fix it and run it again")
     _refuse_unfinished(found, read, where)
     if not {row.model for row in found["rows"]} <= {model.name for model in found["models"]}:
-        raise CheckFailedError(f"{where}: its report's rows are not of its models", hint="run it again")
+        raise CheckFailedError(
+            "model-report-invalid", f"{where}: the report has rows of unknown models", hint="run it again"
+        )
     done = {row.model for row in found["rows"] if row.error is not None}
     for name in done:
         check_file(folder, f"{name}{DATA}", where)
@@ -150,7 +152,11 @@ def try_models(
     _refuse_unfinished(found, read, where)
     wanted = [(model["name"], by) for by in asked["runtimes"] for model in asked["models"]]
     if [(row.model, row.by) for row in found["rows"]] != wanted:
-        raise CheckFailedError(f"{where}: its report is not of what was asked", hint="run it again")
+        raise CheckFailedError(
+            "model-report-invalid",
+            f"{where}: the report has other models or runtimes than requested",
+            hint="run it again",
+        )
     rows: tuple[PortableRow, ...] = found["rows"]
     return rows
 
@@ -193,7 +199,7 @@ def _run(
         shutil.rmtree(gone)
     message, hint = completed.over
     if message:
-        raise LimitError(message, hint=hint)
+        raise LimitError("limit-reached", message, hint=hint)
     ended = f"it was stopped after {SECONDS:.0f} s" if completed.timed_out else how_it_ended(completed)
     try:
         return _Read(data=read_report(folder / report), fault="", ended=ended)
@@ -204,16 +210,21 @@ def _run(
 def _parse(read: _Read, fields: Fields, nonce: str, where: str) -> dict[str, Any]:
     """The fields of a report that brings the nonce back. Raises CheckFailedError for anything else."""
     if read.fault:
-        raise CheckFailedError(f"{where}: {read.fault}: {read.ended}", hint="run it again")
+        raise CheckFailedError(
+            "model-report-missing", f"{where}: {read.fault}: {read.ended}", hint="run it again"
+        )
     try:
         document = parse_json(read.data)
         _clean_rows(document)
         found = fields.parse(document, where)
     except (ValueError, StatementError) as error:
-        told = error.message if isinstance(error, StatementError) else "it is no JSON"
-        raise CheckFailedError(f"its report cannot be believed: {told}", hint="see what it says") from error
+        problem = error.message if isinstance(error, StatementError) else "not JSON"
+        message = f"the report is not valid: {problem}"
+        raise CheckFailedError("model-report-invalid", message, hint="see what it contains") from error
     if found["format"] != FORMAT or found["nonce"] != nonce:
-        raise CheckFailedError(f"{where}: its report is not of this run", hint="run it again")
+        raise CheckFailedError(
+            "model-report-invalid", f"{where}: the report is from another run", hint="run it again"
+        )
     return found
 
 
@@ -230,7 +241,9 @@ def _clean_rows(document: object) -> None:
 def _refuse_unfinished(found: Mapping[str, Any], read: _Read, where: str) -> None:
     if found["running"]:
         raise CheckFailedError(
-            f"{where}: {clean(found['running'])}: {read.ended}", hint="run it alone to see why"
+            "model-run-failed",
+            f"{where}: {clean(found['running'])}: {read.ended}",
+            hint="run only this one to see why",
         )
 
 
@@ -248,7 +261,7 @@ def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
                 size += len(data)
     except OSError as error:
         raise CheckFailedError(
-            f"{where}: {shown(name)} cannot be taken: {error.strerror}", hint="run it again"
+            "model-file-invalid", f"{where}: cannot use {shown(name)}: {error.strerror}", hint="run it again"
         ) from error
     return f"sha256:{digest.hexdigest()}", size
 

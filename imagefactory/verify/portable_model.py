@@ -145,7 +145,7 @@ def parse_portable(value: object, where: str) -> PortableReport:
     assert isinstance(report, PortableReport)
     names = [model.name for model in report.models]
     if len(set(names)) != len(names):
-        raise fault(f"{where}: models", "a model stands there twice")
+        raise fault(f"{where}: models", "it has a duplicate model")
     if len({(row.model, row.by) for row in report.rows}) != len(report.rows):
-        raise fault(f"{where}: rows", "a model and runtime stand there twice")
+        raise fault(f"{where}: rows", "it has a duplicate row of a model and runtime")
     return report

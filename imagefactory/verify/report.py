@@ -31,9 +31,9 @@ def parse_gpu_report(value: object, where: str) -> GpuReport:
     assert isinstance(report, GpuReport)
     names = [check.name for check in report.checks]
     if len(set(names)) != len(names):
-        raise fault(f"{where}: checks", "a check stands there twice")
+        raise fault(f"{where}: checks", "it has a duplicate check")
     if report.ended < report.started:
-        raise fault(f"{where}: ended", "that is before it started")
+        raise fault(f"{where}: ended", "it is before the start")
     return report
 
 

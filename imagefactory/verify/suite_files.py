@@ -61,13 +61,15 @@ def expectations(definition: Definition) -> dict[str, Any]:
     unknown = sorted(set(target.checks) - set(table.CHECKS))
     if unknown:
         raise UsageError(
-            f"{target.where}: the smoke test has no check '{unknown[0]}'",
-            hint=f"the checks are {', '.join(table.CHECKS)}",
+            "check-unknown",
+            f"{target.where}: unknown smoke test check '{unknown[0]}'",
+            hint=f"known checks: {', '.join(table.CHECKS)}",
         )
     beyond = sorted(set(target.checks) - {*table.OTHER_CHECKS, *table.ASKED_CHECKS})
     if beyond and target.framework not in table.FRAMEWORKS:
         raise UsageError(
-            f"{target.where}: the smoke test knows no '{beyond[0]}' for '{target.framework}', only for "
+            "check-not-applicable",
+            f"{target.where}: the smoke test has no check '{beyond[0]}' for '{target.framework}', only for "
             f"{', '.join(sorted(table.FRAMEWORKS))}",
             hint=f"write checks: [{', '.join(table.OTHER_CHECKS)}]",
         )

@@ -102,7 +102,7 @@ def test_a_run_where_all_held_is_verified_and_says_that_a_kit_saw_it(bench: Benc
 def test_nothing_is_spent_by_looking(bench: Bench) -> None:
     assert collect(bench) == collect(bench)
     bench.ledger.spend(NONCE, bench.issued.run, result=REFERENCE[-71:], now=now())
-    with pytest.raises(NonceError, match="replayed"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
         collect(bench)
 
 
@@ -231,7 +231,7 @@ def test_another_gpu_a_pull_that_fails_and_a_runner_that_does_not_start(tmp_path
 
 
 def test_a_folder_without_a_result_or_without_a_kit(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no kit"):
+    with pytest.raises(UsageError, check=lambda error: error.code == "kit-invalid"):
         collect_kit(tmp_path, NonceLedger(tmp_path / "nonces"), now(), {})
     bench = make_bench(tmp_path)
     with pytest.raises(UsageError, match="no result yet"):
@@ -257,16 +257,16 @@ def test_what_was_asked_cannot_be_changed(bench: Bench, name: str, change: Calla
     edit(bench, name, change)
     with pytest.raises(NonceError) as raised:
         collect(bench)
-    assert raised.value.word == "edited"
+    assert raised.value.code == "kit-edited"
 
 
 def test_the_nonce_of_another_kit_does_not_help(bench: Bench, tmp_path: Path) -> None:
     other = make_bench(tmp_path / "other", asked(nonce="1" * 32))
     for path in (other.kit / "kit.json", other.kit / "expectations.json"):
         (bench.kit / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(NonceError, match="unknown"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
         collect(bench)
-    with pytest.raises(StatementError, match="of another kit"):
+    with pytest.raises(StatementError, match="another kit"):
         collect_kit(bench.kit, other.ledger, now(), {})
 
 
@@ -275,24 +275,24 @@ def test_what_was_asked_of_a_pool_is_not_answered_by_a_kit(bench: Bench) -> None
     path.write_text(path.read_text().replace('"pool": ""', '"pool": "htcondor"'))
     with pytest.raises(NonceError) as raised:
         collect(bench)
-    assert raised.value.word == "other-pool"
+    assert raised.value.code == "nonce-other-pool"
 
 
 def test_a_suite_that_was_changed_is_another_suite(bench: Bench) -> None:
     suite = bench.kit / "suite" / "gpu" / "table.py"
     suite.write_text(suite.read_text() + "\n")
-    with pytest.raises(NonceError, match="other-suite"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-other-suite"):
         collect(bench)
 
 
 def test_a_suite_that_is_newer_here_is_another_suite(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "suite_digest", lambda: f"sha256:{'0' * 64}")
-    with pytest.raises(NonceError, match="other-suite"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-other-suite"):
         collect(bench)
 
 
 def test_a_kit_expires(bench: Bench) -> None:
-    with pytest.raises(NonceError, match="expired"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-expired"):
         collect_kit(bench.kit, bench.ledger, now() + LIFETIME + timedelta(seconds=1), {})
 
 
@@ -334,7 +334,7 @@ def test_a_result_that_no_kit_writes_is_never_verified(
 
 def test_a_result_without_evidence_is_refused(bench: Bench) -> None:
     (bench.kit / "result" / "evidence.json").unlink()
-    with pytest.raises(StatementError, match="nobody saw a GPU"):
+    with pytest.raises(StatementError, match="evidence"):
         collect(bench)
 
 
@@ -362,7 +362,7 @@ def test_only_plain_files_are_read(bench: Bench, tmp_path: Path, name: str, kind
 @pytest.mark.parametrize("name", [b"gpu/\xff.py", "gpu/\u202e.py".encode()])
 def test_a_suite_with_a_strange_name_is_another_suite(bench: Bench, name: bytes) -> None:
     (bench.kit / "suite" / os.fsdecode(name)).touch()
-    with pytest.raises(NonceError, match="other-suite"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-other-suite"):
         collect(bench)
     assert bench.run() == 2
 
@@ -371,7 +371,7 @@ def test_a_suite_that_is_a_link_is_not_walked(bench: Bench, tmp_path: Path) -> N
     """The very suite lies behind it, so its digest would be right."""
     (bench.kit / "suite").rename(tmp_path / "elsewhere")
     (bench.kit / "suite").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NonceError, match="other-suite"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-other-suite"):
         collect(bench)
 
 

@@ -71,10 +71,11 @@ def find_data_sheet(name: str) -> tuple[DataSheet, tuple[DataSheet, ...]]:
         try:
             gpu = find_gpu(name)
         except UsageError as error:
-            raise UsageError(error.message, hint=known) from error
+            error.hint = known
+            raise
         found = [sheet for sheet in sheets if sheet.gpu == gpu.name]
     if not found:
-        raise UsageError(f"no data sheet of {name[:60]!a} is known", hint=known)
+        raise UsageError("data-sheet-unknown", f"no data sheet for {name[:60]!a}", hint=known)
     return found[0], tuple(found[1:])
 
 

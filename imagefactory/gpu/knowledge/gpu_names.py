@@ -93,19 +93,22 @@ def find_gpu(name: str) -> Gpu:
         choices = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in found[:_SHOWN])
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise UsageError(
-            f"{shown} may be GPUs of different capabilities: {choices}{more}",
-            hint="write the whole name, or the capability",
+            "gpu-ambiguous",
+            f"{shown} matches GPUs of different compute capabilities: {choices}{more}",
+            hint="write the full name, or the compute capability",
         )
     if any(_AMD.fullmatch(word) for word in words):
         raise UsageError(
-            f"no GPU of AMD's is known as {shown}",
-            hint="write its processor, such as gfx90a: `rocminfo` or `rocm_agent_enumerator` tells it",
+            "gpu-unknown",
+            f"unknown AMD GPU {shown}",
+            hint="write its processor, such as gfx90a: `rocminfo` or `rocm_agent_enumerator` prints it",
         )
     near = _nearest(words, known)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
-        f"no GPU is known as {shown}",
-        hint=f"{hint}`nvidia-smi --query-gpu=compute_cap --format=csv` tells a GPU's capability",
+        "gpu-unknown",
+        f"unknown GPU {shown}",
+        hint=f"{hint}`nvidia-smi --query-gpu=compute_cap --format=csv` prints the compute capability",
     )
 
 

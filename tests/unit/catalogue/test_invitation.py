@@ -83,28 +83,34 @@ def test_no_invitation_brings_a_retired_key_back(until: date) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "code", "value"),
     [
-        (TEXT, "", "has no format"),
-        (TEXT, "\x00", "no TOML"),
-        ("invitation/1", "invitation/2", "has no format"),
-        ("site =", "sight =", "has no 'sight'"),
-        ('"chtc"', '"mars"', "the site is not known"),
-        ('"chtc"', "7", "site is no text"),
-        ('"registry.example.org/gpu"', '"https://registry.example.org"', "not the address of a registry"),
-        ('"registry.example.org/gpu"', '"/shared/a b"', "not the address of a registry"),
-        ('"registry.example.org/gpu"', '""', "no catalogue is known"),
-        ('"/shared/gpu"', '"/shared/../gpu"', "no place for .sif files"),
-        (format_row(LAB_KEY), "", "names no key"),
-        (LAB.keyid, STRANGER.keyid, "is not that of the public key"),
-        ('"lab"', '"\\u001b[2J"', "cannot be a key's name"),
+        (TEXT, "", "invitation-invalid", "format"),
+        (TEXT, "\x00", "invitation-invalid", "TOML"),
+        ("invitation/1", "invitation/2", "invitation-invalid", "format"),
+        ("site =", "sight =", "invitation-too-new", "'sight'"),
+        ('"chtc"', '"mars"', "site-unknown", ""),
+        ('"chtc"', "7", "invitation-invalid", "site is"),
+        ('"registry.example.org/gpu"', '""', "no-catalog-set", ""),
+        ('"/shared/gpu"', '"/shared/../gpu"', "invitation-invalid", "sif-folder"),
+        (format_row(LAB_KEY), "", "invitation-without-keys", ""),
+        (LAB.keyid, STRANGER.keyid, "keyid-mismatch", "keyid"),
+        ('"lab"', '"\\u001b[2J"', "trust-invalid", "name"),
     ],
 )
-def test_anything_else_is_refused(old: str, new: str, said: str) -> None:
+def test_anything_else_is_refused(old: str, new: str, code: str, value: str) -> None:
     assert old in TEXT
     with pytest.raises(UsageError) as caught:
         parse_invitation(TEXT.replace(old, new).encode(), "invitation.toml")
-    assert said in caught.value.message
+    assert (caught.value.code, bool(caught.value.hint)) == (code, True)
+    assert value in caught.value.message
+
+
+@pytest.mark.parametrize("place", ["https://registry.example.org", "/shared/a b"])
+def test_a_catalog_is_a_path_or_in_a_registry(place: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_invitation(TEXT.replace("registry.example.org/gpu", place).encode(), "invitation.toml")
+    assert place in caught.value.message
     assert caught.value.hint
 
 
@@ -204,8 +210,9 @@ def test_what_the_site_says_for_everybody_is_not_written_again() -> None:
     ],
 )
 def test_what_cannot_be_changed_is_said_with_what_to_write(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot be changed without you") as caught:
+    with pytest.raises(UsageError) as caught:
         joined(text)
+    assert caught.value.code == "settings-not-editable"
     for line in ('catalogue = "registry.example.org/gpu"', "[[trust]]", f'keyid = "{LAB.keyid}"'):
         assert line in caught.value.hint
 

@@ -213,7 +213,7 @@ def test_a_run_that_used_no_gpu_is_told_so(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--emulate", "A101"), "no GPU is known as 'A101'"),
+        (("--emulate", "A101"), "unknown GPU 'A101'"),
         (("--emulate", "A100", "--nv"), "--emulate is for a machine without a GPU"),
         (("--summary", "told.json"), "write --emulate GPU too"),
         (("--gpus", "2"), "write --emulate GPU too"),

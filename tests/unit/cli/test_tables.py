@@ -195,7 +195,7 @@ def test_without_trust_nothing_is_valid(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--capability", "x"), "no compute capability"), (("nothing-*",), "nothing-*")],
+    [(("--capability", "x"), "not a compute capability"), (("nothing-*",), "nothing-*")],
 )
 def test_bad_arguments_are_told(bench: Bench, arguments: tuple[str, ...], said: str) -> None:
     assert said in bench.call("tables", *arguments, code=3 if "nothing" in said else 2).err

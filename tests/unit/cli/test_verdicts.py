@@ -381,7 +381,7 @@ def test_what_is_asked_of_no_registry_is_said(bench: Bench) -> None:
     assert "no registry is set" in bench.call("reconcile", code=2).err
     bench.build(b"a")
     wrong = bench.call("verdicts", "one-12.1-cu121", "--capability", "x", code=2)
-    assert "no compute capability" in wrong.err
+    assert "not a compute capability" in wrong.err
 
 
 def test_a_light_install_reads_the_verdicts_of_the_store(bench: Bench) -> None:

@@ -267,14 +267,14 @@ def test_a_driver_as_people_write_it(written: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        ("12.2", "CUDA version, whose first driver is 535.54.03"),
-        ("0", "no driver that is known"),
-        ("999", "no driver that is known"),
-        ("551.23", "driver for Windows"),
-        ("31.0.15.5123", "driver for Windows"),
-        ("new", "no version of a driver"),
-        ("", "no version of a driver"),
-        ("535 and newer", "no version of a driver"),
+        ("12.2", "CUDA version.*535.54.03"),
+        ("0", "from 300 to "),
+        ("999", "from 300 to "),
+        ("551.23", "Windows"),
+        ("31.0.15.5123", "Windows"),
+        ("new", "write 535 or"),
+        ("", "write 535 or"),
+        ("535 and newer", "write 535 or"),
     ],
 )
 def test_what_is_no_driver_for_linux_is_told_apart(written: str, why: str) -> None:
@@ -533,7 +533,7 @@ def test_drivers_turn_a_yes_into_a_no() -> None:
     )
     never = ask(torch_2_3(), "12.0")
     assert with_driver(never, "450") == never
-    with pytest.raises(ValueError, match="no version of a driver"):
+    with pytest.raises(ValueError, match="write 535 or"):
         with_driver(never, "new")
 
 

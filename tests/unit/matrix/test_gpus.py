@@ -42,10 +42,14 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault", "write"),
     [
-        ("- name: RTX 6000", "1:9: 'RTX 6000' may be GPUs of different capabilities", "RTX 6000 Ada (8.9)"),
-        ("- name: V10", "1:9: no GPU is known as 'V10'", "did you mean V100"),
-        ("- V10", "1:3: no GPU is known as 'V10'", "did you mean V100"),
-        ("- 8.6", "1:3: no GPU is known as '8.6'", "write capability: 8.6"),
+        (
+            "- name: RTX 6000",
+            "1:9: 'RTX 6000' matches GPUs of different compute capabilities",
+            "RTX 6000 Ada (8.9)",
+        ),
+        ("- name: V10", "1:9: unknown GPU 'V10'", "did you mean V100"),
+        ("- V10", "1:3: unknown GPU 'V10'", "did you mean V100"),
+        ("- 8.6", "1:3: unknown GPU '8.6'", "write capability: 8.6"),
         ("- driver: 535", "1:3: says neither name nor capability", "name: V100"),
         ("- name: V100\n  counts: 2", "2:3: unknown key 'counts'", "did you mean 'count'"),
         ("- name: V100\n  count: 0", "2:10: 'count' cannot be '0'", "whole number"),

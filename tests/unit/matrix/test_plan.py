@@ -377,7 +377,7 @@ def test_rows_are_read_by_either_name_and_in_any_order_of_columns() -> None:
         (HEADER + "\npytorch,two,12.1,8.0,\n", "space.csv:3: version 'two' (write a version such as 2.3)"),
         (HEADER + "pytorch,2.3,cu121,8.0,\n", "space.csv:2: cuda 'cu121'"),
         (HEADER + "pytorch,2.3,,8.0,\n", "space.csv:2: cuda ''"),
-        (HEADER + "pytorch,2.3,12.1,big,\n", "space.csv:2: 'big' is no compute capability (write 8.6, or"),
+        (HEADER + "pytorch,2.3,12.1,big,\n", "space.csv:2: 'big' is not a compute capability (write 8.6, or"),
         (HEADER + 'pytorch,2.3,12.1,"8.0,\n', "space.csv:2: no CSV"),
         (HEADER + 'pytorch,2.3,12.1,"8.0"x,\n', "space.csv:2: no CSV"),
         (HEADER + "pytorch,2.3,12.1,8.0,\x00\n", "space.csv:2"),

@@ -178,9 +178,9 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--capability", "sm_90a"), "no compute capability"),
-        (("--capability", "8.0", "--driver", "new"), "no version of a driver"),
-        (("--gpu", "GTX 5090"), "no GPU is known"),
+        (("--capability", "sm_90a"), "not a compute capability"),
+        (("--capability", "8.0", "--driver", "new"), "not a driver version"),
+        (("--gpu", "GTX 5090"), "unknown GPU"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
         (("--gpu", "gfxfoo"), "no processor of AMD's"),
         (("--gpu", "gfx11-generic"), "no processor of AMD's"),

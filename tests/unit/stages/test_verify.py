@@ -240,7 +240,7 @@ def test_a_nonce_is_spent_once(factory: Factory, target: Target) -> None:
     put_image(factory, target)
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
-    with pytest.raises(NonceError, match="replayed"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
         sign.sign_report(factory, done.report, sign.signing_key(factory, NOW), NOW)
 
 
@@ -249,7 +249,7 @@ def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Factory,
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
     key = sign.signing_key(factory, NOW)
-    with pytest.raises(NonceError, match="unknown"):
+    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
         sign.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
 
@@ -447,7 +447,7 @@ def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Factory, t
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--capability", "A100"), "no compute capability"),
+        (("--capability", "A100"), "not a compute capability"),
         (("--ledger", "x"), "--ledger goes with --kit"),
         (("--kit", "x", "--promote"), "a kit is run elsewhere"),
         ((NAME, "-o", "x"), "take one image"),
@@ -485,10 +485,10 @@ def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Ta
     assert asked["nonce"] == kit["nonce"]
     assert "8.0" in asked["predicted"]
     _, err = call("verify", NAME, "--kit", str(tmp_path / "kit"), code=2)
-    assert "is there already" in err
+    assert f"{tmp_path / 'kit'} already exists" in err
     (tmp_path / "link").symlink_to("nowhere")
     _, err = call("verify", NAME, "--kit", str(tmp_path / "link"), code=2)
-    assert f"{tmp_path / 'link'} cannot become a kit" in err
+    assert f"cannot create {tmp_path / 'link'}: " in err
     assert not list(tmp_path.glob(".link-*"))
 
 
@@ -549,9 +549,9 @@ def test_an_image_that_several_gpus_cannot_be_asked_of(
     put_image(factory, target)
     monkeypatch.delitem(frameworks.FRAMEWORKS, target.framework)
     options = verify.VerifyOptions(level="several", runner="unshare")
-    with pytest.raises(UsageError, match="is for PyTorch on NVIDIA's GPUs"):
+    with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
         prove.prove_image(factory, NAME, options, make_bench(ScriptedRunner(write=never)), Quiet())
-    with pytest.raises(UsageError, match="is for PyTorch on NVIDIA's GPUs"):
+    with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
         write_kit(factory, NAME, options, KitPlace(folder=tmp_path / "kit"), Quiet())
     assert not (factory.layout.path / "nonces").exists()
     assert not (tmp_path / "kit").exists()

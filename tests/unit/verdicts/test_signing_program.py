@@ -87,31 +87,42 @@ def test_a_program_signs_as_a_file_does(made: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "code"),
     [
-        signer("stranger"),  # another key
-        signer("lab", does="sys.stdout.buffer.write(key.sign(b'DSSEv1 what I like better'))"),
-        signer("lab", does="import os; sys.stdout.buffer.write(os.urandom(64))"),
-        signer("lab", does="sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read())[:63])"),
-        signer("lab", does="print(key.sign(sys.stdin.buffer.read()).hex())"),
-        signer("lab", does="sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read()) + b'x')"),
-        "",
-        "print('x' * 88)",
-        "import sys; sys.stdout.write('x' * (1 << 22))",
-        "while True: print('x')",
-        "raise SystemExit(3)",
-        "import os; os.kill(os.getpid(), 9)",
+        (signer("stranger"), "signature-mismatch"),  # another key
+        (
+            signer("lab", does="sys.stdout.buffer.write(key.sign(b'DSSEv1 what I like better'))"),
+            "signature-mismatch",
+        ),
+        (signer("lab", does="import os; sys.stdout.buffer.write(os.urandom(64))"), "signature-mismatch"),
+        (
+            signer("lab", does="sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read())[:63])"),
+            "signing-program-output",
+        ),
+        (signer("lab", does="print(key.sign(sys.stdin.buffer.read()).hex())"), "signing-program-output"),
+        (
+            signer("lab", does="sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read()) + b'x')"),
+            "signing-program-output",
+        ),
+        ("", "signing-program-output"),
+        ("print('x' * 88)", "signing-program-output"),
+        ("import sys; sys.stdout.write('x' * (1 << 22))", "signing-program-output"),
+        ("while True: print('x')", "signing-program-output"),
+        ("raise SystemExit(3)", "signing-program-failed"),
+        ("import os; os.kill(os.getpid(), 9)", "signing-program-failed"),
     ],
 )
-def test_what_is_not_a_signature_by_that_key_is_never_used(made: Make, text: str) -> None:
-    with pytest.raises(ToolError):
+def test_what_is_not_a_signature_by_that_key_is_never_used(made: Make, text: str, code: str) -> None:
+    with pytest.raises(ToolError) as caught:
         program(made(text)).sign(b"x")
+    assert caught.value.code == code
 
 
 def test_a_right_signature_of_a_program_that_failed_is_not_used(made: Make) -> None:
     text = signer("lab") + "\nsys.stderr.write('first\\n\\x1b[31mthe token is locked\\n'); sys.exit(7)"
     with pytest.raises(ToolError) as caught:
         program(made(text)).sign(b"x")
+    assert caught.value.code == "signing-program-failed"
     assert "exit code 7" in caught.value.message
     assert "the token is locked" in caught.value.message
     assert "\x1b" not in caught.value.message
@@ -121,11 +132,13 @@ def test_one_that_hangs_is_ended_and_not_started_again(made: Make, tmp_path: Pat
     mark = tmp_path / "started"
     text = f"import os, time; open({str(mark)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
     hung = program(made(text))
-    with pytest.raises(ToolError):
+    with pytest.raises(ToolError) as caught:
         hung.sign(b"x", seconds=0.3)
+    assert caught.value.code == "signing-program-timeout"
     begin = time.monotonic()
-    with pytest.raises(ToolError):
+    with pytest.raises(ToolError) as again:
         hung.sign(b"y")  # with the whole time: a second program would have it
+    assert again.value is caught.value
     assert time.monotonic() - begin < 30
     pids = [int(word) for word in mark.read_text().split()] if mark.exists() else []
     assert len(pids) <= 1
@@ -134,8 +147,9 @@ def test_one_that_hangs_is_ended_and_not_started_again(made: Make, tmp_path: Pat
 
 def test_one_that_closes_its_pipes_and_stays_is_ended(made: Make) -> None:
     text = "import os, time; os.close(1); os.close(2); time.sleep(600)"
-    with pytest.raises(ToolError):
+    with pytest.raises(ToolError) as caught:
         program(made(text)).sign(b"x", seconds=0.3)
+    assert caught.value.code == "signing-program-timeout"
 
 
 def test_a_daemon_that_holds_the_pipes_does_not_hold_up(made: Make, tmp_path: Path) -> None:
@@ -165,14 +179,26 @@ def test_it_is_started_elsewhere_without_a_shell(made: Make, monkeypatch: pytest
 
 
 def test_a_program_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(ToolError):
+    with pytest.raises(ToolError) as caught:
         SigningProgram("lab", (str(tmp_path / "none"),), LAB.public).sign(b"x")
+    assert caught.value.code == "signing-program-failed"
 
 
-@pytest.mark.parametrize("text", ["", " ", "''", "'x", "no-such-program-here", "/etc/passwd"])
-def test_what_is_not_a_command(text: str) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "option-invalid"),
+        (" ", "option-invalid"),
+        ("'x", "option-invalid"),
+        ("''", "signing-program-missing"),
+        ("no-such-program-here", "signing-program-missing"),
+        ("/etc/passwd", "signing-program-missing"),
+    ],
+)
+def test_what_is_not_a_command(text: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
         find_command(text, os.environ)
+    assert caught.value.code == code
 
 
 def test_a_command_is_kept_word_by_word(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -214,7 +215,7 @@ def test_several_are_all_of_the_first_capability_that_two_have(
         by_kit = [gpu["uuid"] for gpu in choose_by_kit(told, told["gpus"], capability, "several")]
         assert by_kit == [gpu.uuid for gpu in chosen]
         return
-    with pytest.raises(Stop, match="this kit is for several GPUs of") as caught:
+    with pytest.raises(Stop) as caught:
         choose_by_kit(told, told["gpus"], capability, "several")
     assert caught.value.outcome == "wrong-gpu"
 
@@ -237,9 +238,7 @@ def test_several_gpus_through_the_runner() -> None:
 def test_without_several_gpus_nothing_is_started() -> None:
     report = verify(gpu_trial(level="several"), ScriptedRunner(write=never))
     assert report.outcome is Outcome.WRONG_GPU
-    assert report.reason == (
-        "asked for several GPUs of one capability, this machine has A GPU of the tests (8.0)"
-    )
+    assert "A GPU of the tests (8.0)" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -248,8 +247,10 @@ def test_without_several_gpus_nothing_is_started() -> None:
 def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> None:
     definition = make_definition(framework=framework)
     ask = GpuAsk(nonce=NONCE, level="several", predicted={})
-    with pytest.raises(UsageError, match=f"is for PyTorch on NVIDIA's GPUs: .*{why}") as caught:
+    with pytest.raises(UsageError) as caught:
         ask_gpu(definition, ask)
+    assert caught.value.code == "suite-not-applicable"
+    assert why in caught.value.message
     assert "--suite full" in caught.value.hint
 
 
@@ -264,13 +265,13 @@ def test_without_a_gpu_nothing_is_started() -> None:
 def test_without_a_gpu_of_that_capability_nothing_is_started() -> None:
     report = verify(gpu_trial(capability="9.0"), ScriptedRunner(write=never))
     assert report.outcome is Outcome.WRONG_GPU
-    assert report.reason == "asked for a GPU of capability 9.0, this machine has A GPU of the tests (8.0)"
+    assert re.search(r"9\.0.*A GPU of the tests \(8\.0\)", report.reason)
 
 
 def test_an_image_that_only_prints_passed() -> None:
     report = verify(gpu_trial(), ScriptedRunner(write=lambda path, asked: None))
     assert report.outcome is Outcome.LOAD_FAILED
-    assert report.reason == "it wrote no report; its exit code was 0, its last words were: PASSED"
+    assert report.reason.endswith("PASSED")
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -324,8 +325,9 @@ def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
 
 def test_evidence_of_a_machine_without_a_gpu(tmp_path: Path) -> None:
     places = make_host(tmp_path)
-    with pytest.raises(NoGpuError, match="no GPU") as error:
+    with pytest.raises(NoGpuError) as error:
         LocalEvidence(places=places._replace(proc=str(tmp_path / "nowhere"))).read()
+    assert error.value.code == "gpu-not-visible"
     assert "nvidia-smi" in error.value.hint
 
 
@@ -351,8 +353,9 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
         "notes": {"nvml-driver": "550.90.07"},
     }
     assert parse_evidence(good, SEEN_BY_KIT, "x").kind == SEEN_BY_KIT
-    with pytest.raises(StatementError, match=r"^x"):
+    with pytest.raises(StatementError) as caught:
         parse_evidence({**good, **change}, SEEN_BY_KIT, "x")
+    assert caught.value.code == "document-invalid"
 
 
 # --- the real suite on the stand-in --------------------------------------------------------------

@@ -47,14 +47,14 @@ def ledger(tmp_path: Path) -> NonceLedger:
 def refused(ledger: NonceLedger, run: AskedRun = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
     with pytest.raises(NonceError) as raised:
         ledger.spend(nonce, run, result=RESULT, now=now)
-    return raised.value.word
+    return raised.value.code
 
 
 def test_a_nonce_is_spent_once(ledger: NonceLedger) -> None:
     later = NOW + timedelta(days=13)
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=later)
     assert (spent.spent, spent.result, spent.issued) == (later, RESULT, NOW)
-    assert refused(ledger, now=later) == "replayed"
+    assert refused(ledger, now=later) == "nonce-replayed"
     assert ledger.look(NONCE) == spent
 
 
@@ -64,13 +64,14 @@ def test_what_was_signed_waits_until_it_has_arrived(ledger: NonceLedger) -> None
     assert NonceLedger(ledger.folder).unsettled(NONCE) == b"a verdict"
     ledger.settle(NONCE)
     assert ledger.unsettled(NONCE) == b""
-    assert refused(ledger) == "replayed"
+    assert refused(ledger) == "nonce-replayed"
 
 
 def test_what_a_loser_signed_is_never_taken_up(ledger: NonceLedger) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
-    with pytest.raises(NonceError, match="replayed"):
+    with pytest.raises(NonceError) as caught:
         ledger.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
+    assert caught.value.code == "nonce-replayed"
     assert ledger.unsettled(NONCE) == b"the winner's"
     assert ledger.look(NONCE).result == RESULT
 
@@ -104,18 +105,21 @@ def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: Nonc
     ledger.issue_all({first: RUN, second: RUN}, NOW)
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"earlier")
     refusals = ledger.spend_all(spendings(first, NONCE, unknown, second), NOW)
-    assert {nonce: error.word for nonce, error in refusals.items()} == {NONCE: "replayed", unknown: "unknown"}
+    assert {nonce: error.code for nonce, error in refusals.items()} == {
+        NONCE: "nonce-replayed",
+        unknown: "nonce-unknown",
+    }
     assert [ledger.unsettled(one) for one in (first, NONCE, second)] == [
         first.encode(),
         b"earlier",
         second.encode(),
     ]
     again = ledger.spend_all(spendings(first, second), NOW)
-    assert {error.word for error in again.values()} == {"replayed"}
+    assert {error.code for error in again.values()} == {"nonce-replayed"}
     ledger.settle_all({first, NONCE})
     assert [ledger.unsettled(one) for one in (first, NONCE, second)] == [b"", b"", second.encode()]
     assert {one.name for one in ledger.folder.iterdir()} == {"spent", f"{second}.json"}
-    assert refused(ledger, nonce=first) == refused(ledger, nonce=second) == "replayed"
+    assert refused(ledger, nonce=first) == refused(ledger, nonce=second) == "nonce-replayed"
 
 
 def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
@@ -137,7 +141,9 @@ def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
     left = NonceLedger(ledger.folder)
     assert [left.unsettled(one) for one in nonces] == [nonces[0].encode(), nonces[1].encode(), b"", b""]
     refusals = left.spend_all(spendings(*nonces), NOW)
-    assert {nonce: error.word for nonce, error in refusals.items()} == dict.fromkeys(nonces[:2], "replayed")
+    assert {nonce: error.code for nonce, error in refusals.items()} == dict.fromkeys(
+        nonces[:2], "nonce-replayed"
+    )
     assert [left.unsettled(one) for one in nonces] == [one.encode() for one in nonces]
 
 
@@ -154,12 +160,12 @@ def test_one_of_many_at_once_spends_it(ledger: NonceLedger) -> None:
         try:
             NonceLedger(ledger.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
         except NonceError as error:
-            return error.word
+            return error.code
         return "spent"
 
     with ThreadPoolExecutor(12) as pool:
         words = list(pool.map(spend, range(24)))
-    assert sorted(words) == ["replayed"] * 23 + ["spent"]
+    assert sorted(words) == ["nonce-replayed"] * 23 + ["spent"]
 
 
 def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceLedger) -> None:
@@ -167,36 +173,37 @@ def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceLedger
     before = path.read_bytes()
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
     path.write_bytes(before)
-    assert refused(ledger) == "replayed"
-    with pytest.raises(StoreError, match="issued before"):
+    assert refused(ledger) == "nonce-replayed"
+    with pytest.raises(StoreError) as caught:
         ledger.issue(NONCE, RUN, NOW)
+    assert caught.value.code == "nonce-exists"
 
 
 def test_a_nonce_expires(ledger: NonceLedger) -> None:
-    assert refused(ledger, now=NOW + LIFETIME) == "expired"
+    assert refused(ledger, now=NOW + LIFETIME) == "nonce-expired"
 
 
 @pytest.mark.parametrize("nonce", ["0" * 32, "", "../../etc/passwd", NONCE.upper(), NONCE + "\n"])
 def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceLedger, nonce: str) -> None:
-    assert refused(ledger, nonce=nonce) == "unknown"
+    assert refused(ledger, nonce=nonce) == "nonce-unknown"
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "code"),
     [
-        (lambda run: replace(run, subject=replace(run.subject, index=RESULT)), "other-subject"),
-        (lambda run: replace(run, subject=replace(run.subject, manifest=RESULT)), "other-subject"),
-        (lambda run: replace(run, subject=replace(run.subject, config=RESULT)), "other-subject"),
-        (lambda run: replace(run, suite=RESULT), "other-suite"),
-        (lambda run: replace(run, level="full"), "other-suite"),
-        (lambda run: replace(run, pool="htcondor"), "other-pool"),
-        (lambda run: replace(run, kit=RESULT), "edited"),
+        (lambda run: replace(run, subject=replace(run.subject, index=RESULT)), "nonce-other-subject"),
+        (lambda run: replace(run, subject=replace(run.subject, manifest=RESULT)), "nonce-other-subject"),
+        (lambda run: replace(run, subject=replace(run.subject, config=RESULT)), "nonce-other-subject"),
+        (lambda run: replace(run, suite=RESULT), "nonce-other-suite"),
+        (lambda run: replace(run, level="full"), "nonce-other-suite"),
+        (lambda run: replace(run, pool="htcondor"), "nonce-other-pool"),
+        (lambda run: replace(run, kit=RESULT), "kit-edited"),
     ],
 )
 def test_a_nonce_is_for_one_image_suite_and_kit(
-    ledger: NonceLedger, change: Callable[[AskedRun], AskedRun], word: str
+    ledger: NonceLedger, change: Callable[[AskedRun], AskedRun], code: str
 ) -> None:
-    assert refused(ledger, change(RUN)) == word
+    assert refused(ledger, change(RUN)) == code
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)  # and a refusal spends nothing
 
 
@@ -204,11 +211,15 @@ def test_a_nonce_is_for_one_image_suite_and_kit(
 def test_a_damaged_entry_is_refused(ledger: NonceLedger, change: dict[str, object]) -> None:
     path = ledger.folder / f"{NONCE}.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError) as caught:
         ledger.look(NONCE)
+    assert caught.value.code == "ledger-corrupt"
+    assert NONCE in caught.value.message
     path.write_bytes(b"{")
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError) as caught:
         ledger.look(NONCE)
+    assert caught.value.code == "ledger-corrupt"
+    assert NONCE in caught.value.message
 
 
 def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceLedger) -> None:
@@ -217,15 +228,16 @@ def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceLedger) -> None
         (ledger.folder / name).write_text("")
     much_later = datetime.now(UTC) + LIFETIME + KEPT + timedelta(days=1)
     ledger.issue("1" * 32, RUN, much_later)
-    assert refused(ledger, now=much_later) == "unknown"
+    assert refused(ledger, now=much_later) == "nonce-unknown"
     left = {path.name for path in ledger.folder.rglob("*") if path.is_file()}
     assert left == {f"{'1' * 32}.json", "mine.txt"}
 
 
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError) as caught:
         NonceLedger(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
+    assert caught.value.code == "cannot-write-file"
 
 
 KEY = "what a GPU job does not see"
@@ -266,13 +278,16 @@ def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, c
             change, "0" * 64
         )
     path.write_text(json.dumps(value, indent=1) + "\n")
-    with pytest.raises(StoreError, match="was not written with the key in IMAGEFACTORY_LEDGER_KEY"):
+    with pytest.raises(StoreError) as caught:
         keyed.look(NONCE)
+    assert caught.value.code == "ledger-key-mismatch"
+    assert NONCE in caught.value.message
 
 
 def test_a_key_that_is_forgotten_is_told(keyed: NonceLedger) -> None:
-    with pytest.raises(StoreError, match="was written with a key") as raised:
+    with pytest.raises(StoreError) as raised:
         NonceLedger(keyed.folder).look(NONCE)
+    assert raised.value.code == "ledger-key-missing"
     assert "IMAGEFACTORY_LEDGER_KEY" in (raised.value.hint or "")
 
 
@@ -286,12 +301,12 @@ def test_a_ledger_counts_in_the_attempt_of_the_run_that_issued_it(
     mine = NonceLedger(tmp_path / "mine", key, ci_run=CI_RUN)
     mine.issue(NONCE, RUN, NOW)
     other = NonceLedger(mine.folder, key, ci_run=ci_run)
-    assert refused(other) == "other-run"
+    assert refused(other) == "nonce-other-run"
     mine.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     for look in (other.look, other.unsettled):
         with pytest.raises(NonceError) as raised:
             look(NONCE)
-        assert raised.value.word == "other-run"
+        assert raised.value.code == "nonce-other-run"
 
 
 def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceLedger, tmp_path: Path) -> None:
@@ -303,8 +318,10 @@ def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceLedger, tmp_pa
     (again.folder / "spent").mkdir(parents=True)
     for path, data in ((f"{NONCE}.json", spent), (f"spent/{NONCE}.json", issued)):
         (again.folder / path).write_bytes(data)
-        with pytest.raises(StoreError, match="damaged"):
+        with pytest.raises(StoreError) as caught:
             again.look(NONCE)
+        assert caught.value.code == "ledger-corrupt"
+        assert NONCE in caught.value.message
 
 
 def test_a_run_of_github_has_a_repository_a_number_and_an_attempt() -> None:
@@ -314,8 +331,10 @@ def test_a_run_of_github_has_a_repository_a_number_and_an_attempt() -> None:
     for name in environ:
         for value in ({}, {name: ""}):
             rest = {key: text for key, text in environ.items() if key != name}
-            with pytest.raises(UsageError, match=name):
+            with pytest.raises(UsageError) as caught:
                 ci_run_of({**rest, **value, "GITHUB_ACTIONS": "true"})
+            assert caught.value.code == "ci-variable-missing"
+            assert name in caught.value.message
 
 
 def test_a_pipeline_of_gitlab_has_a_project_and_a_number() -> None:
@@ -323,5 +342,7 @@ def test_a_pipeline_of_gitlab_has_a_project_and_a_number() -> None:
     assert ci_run_of(environ) == ""
     assert ci_run_of({**environ, "GITLAB_CI": "true"}) == "https://gitlab.example.org/lab/images/7"
     for name in environ:
-        with pytest.raises(UsageError, match=name):
+        with pytest.raises(UsageError) as caught:
             ci_run_of({**environ, name: "", "GITLAB_CI": "true"})
+        assert caught.value.code == "ci-variable-missing"
+        assert name in caught.value.message

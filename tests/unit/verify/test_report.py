@@ -27,45 +27,47 @@ def test_a_report_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "value"),
     [
-        ({"format": 2}, "format: this version reads 1"),
+        ({"format": 2}, "format: "),
         ({"format": True}, "format"),
-        ({"more": 1}, "'more' is no field"),
+        ({"more": 1}, "'more'"),
         ({"suite": "sha256:" + "A" * 64}, "suite"),
         ({"suite": "sha256:" + "a" * 64 + "\n"}, "suite"),
-        ({"level": "smoke"}, "level: that is none of quick, full"),
+        ({"level": "smoke"}, "level: "),
         ({"nonce": "short"}, "nonce"),
         ({"nonce": 5}, "nonce"),
         ({"started": "2026-11-22 03:00:00Z"}, "started"),
         ({"started": "2026-02-30T03:00:00Z"}, "started"),
-        ({"started": "2027-01-01T00:00:00Z"}, "ended: that is before it started"),
+        ({"started": "2027-01-01T00:00:00Z"}, "ended: "),
         ({"runner": "un share"}, "runner"),
-        ({"device": {}}, "device: 'capability' is missing"),
-        ({"device": []}, "device: that is no object"),
+        ({"device": {}}, "device: 'capability'"),
+        ({"device": []}, "device: "),
         ({"cuda": "12"}, "cuda"),
-        ({"checks": [1]}, r"checks\[0\]: that is no object"),
-        ({"checks": [document()["checks"][0]] * 2}, "a check stands there twice"),
-        ({"checks": [{**document()["checks"][0], "seconds": -1}]}, "seconds: that is not from 0 to"),
-        ({"checks": [{**document()["checks"][0], "seconds": float("nan")}]}, "seconds: that is no number"),
-        ({"checks": [{**document()["checks"][0], "numbers": {"a": True}}]}, "numbers.a: that is no number"),
+        ({"checks": [1]}, "checks[0]: "),
+        ({"checks": [document()["checks"][0]] * 2}, "json: checks: "),
+        ({"checks": [{**document()["checks"][0], "seconds": -1}]}, "seconds: "),
+        ({"checks": [{**document()["checks"][0], "seconds": float("nan")}]}, "seconds: "),
+        ({"checks": [{**document()["checks"][0], "numbers": {"a": True}}]}, "numbers.a: "),
         ({"checks": [{**document()["checks"][0], "numbers": {str(n): 1 for n in range(300)}}]}, "numbers"),
-        ({"checks": [{**document()["checks"][0], "state": "skipped"}]}, "state: that is none of"),
-        ({"checks": [{**document()["checks"][0], "name": f"c{n}"} for n in range(300)]}, "at most 256"),
+        ({"checks": [{**document()["checks"][0], "state": "skipped"}]}, "state: "),
+        ({"checks": [{**document()["checks"][0], "name": f"c{n}"} for n in range(300)]}, "256"),
         ({"outcome": "good"}, "outcome"),
         ({"outcome": ["verified"]}, "outcome"),
-        ({"reason": "x" * 5000}, "reason: that is not one printable line"),
+        ({"reason": "x" * 5000}, "reason: "),
         ({"reason": "two\nlines"}, "reason"),
         ({"reason": "\x1b[2J"}, "reason"),
         ({"reason": "a\u202eb"}, "reason"),
         ({"reason": "\ud800"}, "reason"),
-        ({"waived": ["Jit"]}, r"waived\[0\]"),
-        ({"rehearsal": 0}, "rehearsal: that is neither true nor false"),
+        ({"waived": ["Jit"]}, "waived[0]"),
+        ({"rehearsal": 0}, "rehearsal: "),
     ],
 )
-def test_what_is_refused_is_said_by_its_field(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(StatementError, match=message) as caught:
+def test_what_is_refused_is_said_by_its_field(changes: dict[str, Any], value: str) -> None:
+    with pytest.raises(StatementError) as caught:
         parse_gpu_report(document(**changes), "result/report.json")
+    assert caught.value.code == "document-invalid"
+    assert value in caught.value.message
     assert caught.value.message.startswith("result/report.json")
     assert caught.value.message.isprintable()
     assert caught.value.hint
@@ -82,8 +84,10 @@ def test_a_stranger_s_field_name_reaches_no_terminal_as_it_is() -> None:
 def test_every_field_is_needed(field: str) -> None:
     value = document()
     del value[field]
-    with pytest.raises(StatementError, match=f"'{field}' is missing"):
+    with pytest.raises(StatementError) as caught:
         parse_gpu_report(value, "x")
+    assert caught.value.code == "document-invalid"
+    assert f"'{field}'" in caught.value.message
 
 
 def test_times_are_utc_in_one_spelling() -> None:

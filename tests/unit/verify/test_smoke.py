@@ -230,7 +230,7 @@ def test_an_image_without_the_package(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", symlinks=True)
     report = run(make_trial(), ProcessRunner(tmp_path / "env"), tmp_path / "records")
     assert report.failure is Outcome.LOAD_FAILED
-    assert "torch 1.13.1 is missing" in details(report)
+    assert "torch 1.13.1" in details(report)
     assert "ModuleNotFoundError" in details(report)
 
 
@@ -291,7 +291,7 @@ def test_an_image_that_only_prints_passed(tmp_path: Path) -> None:
     report = run(make_trial(), ScriptedRunner(write=lambda path, asked: None), tmp_path)
     assert report.failure is Outcome.LOAD_FAILED
     assert set(states(report).values()) == {"failed"}
-    assert "it wrote no report; its exit code was 0, its last words were: PASSED" in details(report)
+    assert "PASSED" in details(report)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_report_that_is_a_link_or_a_pipe_is_not_followed(tmp_path: Path) -> No
 def test_a_pass_with_a_bad_exit_code_is_none(tmp_path: Path) -> None:
     report = run(make_trial(), scripted(returncode=139, stderr="Segmentation fault"), tmp_path)
     assert report.failure is Outcome.LOAD_FAILED
-    assert "it ended by signal 11, its last words were: Segmentation fault" in details(report)
+    assert "signal 11" in details(report)
 
 
 def test_a_pass_that_never_ends_is_none(tmp_path: Path) -> None:
@@ -413,15 +413,18 @@ def test_expectations_hold_lock_and_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "code", "value"),
     [
-        ({"framework": "mxnet"}, "knows no 'compiler' for 'mxnet'"),
-        ({"checks": ("sing",)}, "no check 'sing'"),
+        ({"framework": "mxnet"}, "check-not-applicable", "'compiler'"),
+        ({"checks": ("sing",)}, "check-unknown", "'sing'"),
     ],
 )
-def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=f"recipes/pytorch.yaml:7:5: .*{words}"):
+def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], code: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
         suite_files.expectations(make_definition(**changes))
+    assert caught.value.code == code
+    assert "recipes/pytorch.yaml:7:5: " in caught.value.message
+    assert value in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def test_how_far_it_is_off(found: Any, expected: Any, error: float) -> None:
 
 def test_what_differs_keeps_its_number() -> None:
     assert agree("tvm", "cpu", [array(1.0)], [array(1.0)], 1e-4) == 0.0
-    with pytest.raises(case.Differs, match=r"tvm on the cpu is off by 0\.5 \(at most 1e-04\)") as caught:
+    with pytest.raises(case.Differs, match=r"tvm .*cpu .*0\.5 .*1e-04") as caught:
         agree("tvm", "cpu", [array(1.5)], [array(1.0)], 1e-4)
     assert (caught.value.error, caught.value.outcome) == (0.5, "wrong-numbers")
-    with pytest.raises(Failure, match="did not compute on the cuda"):
+    with pytest.raises(Failure, match="cuda"):
         agree("torch", "cuda", None, [array(1.0)], 1e-4)
 
 

@@ -1,0 +1,155 @@
+"""The most important messages of verification, verdicts and the catalog, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from imagefactory.catalogue.document import open_catalogue, sign_catalogue
+from imagefactory.catalogue.package import catalogue_place
+from imagefactory.errors import FactoryError
+from imagefactory.gpu.knowledge import find_gpu
+from imagefactory.verdicts.keys import find_key, read_signing_key
+from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.trust import named_key, parse_trust, read_text
+from imagefactory.verify.kit_collect import read_folder, read_nonce
+from imagefactory.verify.model import Subject
+from imagefactory.verify.nonces import LIFETIME, AskedRun, NonceLedger, check_open, check_run
+from tests.made.catalogue import make_catalogue
+from tests.made.verdicts import LAB, NOW, TRUST, whole_report
+
+NONCE = "0" * 32
+RUN = AskedRun(
+    subject=Subject(target="t", index="sha256:1", manifest="sha256:2", config="sha256:3"),
+    suite="sha256:4",
+    level="quick",
+)
+
+
+def exposed_key(folder: Path) -> None:
+    (folder / "lab.pem").touch()
+    (folder / "lab.pem").chmod(0o644)
+    read_signing_key(folder / "lab.pem")
+
+
+def kit_without_result(folder: Path) -> None:
+    for name in ("kit.json", "expectations.json"):
+        (folder / name).write_text("{}")
+    read_folder(folder)
+
+
+def spent_nonce(folder: Path) -> None:
+    ledger = NonceLedger(folder)
+    ledger.issue(NONCE, RUN, NOW)
+    ledger.spend(NONCE, RUN, result="sha256:5", now=datetime(2026, 11, 22, 3, tzinfo=UTC))
+    ledger.check(NONCE, RUN, NOW)
+
+
+def expired_nonce(folder: Path) -> None:
+    check_open(replace(NonceLedger(folder).issue(NONCE, RUN, NOW), expires=NOW), NOW + LIFETIME)
+
+
+def nonce_of_a_pool(folder: Path) -> None:
+    check_run(NonceLedger(folder).issue(NONCE, replace(RUN, pool="slurm"), NOW), RUN)
+
+
+def expired_catalog(_: Path) -> None:
+    catalog = make_catalogue()
+    open_catalogue(sign_catalogue(catalog, LAB), TRUST, catalog.expires)
+
+
+MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "private-key-exposed": (
+        exposed_key,
+        "other users can read or write {folder}/lab.pem (mode 644)",
+        "chmod 600 {folder}/lab.pem; if others could read it, create a new key and retire this one",
+    ),
+    "signing-key-not-found": (
+        lambda folder: find_key(f"{folder}/lab.pem", {}),
+        "signing-key: {folder}/lab.pem is not a file",
+        "set the file of a key, or create one: imagefactory keys new NAME",
+    ),
+    "project-not-found": (
+        lambda folder: read_text(folder / "imagefactory.toml"),
+        "{folder} has no imagefactory.toml",
+        "select a project (imagefactory -C DIR keys ...), or write your own file: --global",
+    ),
+    "trust-invalid": (
+        lambda folder: parse_trust("[policy]\nexpires-days = 0\n", f"{folder}/imagefactory.toml"),
+        "{folder}/imagefactory.toml: [policy] expires-days: not a number of days",
+        "write 1 to 366",
+    ),
+    "key-not-trusted": (
+        lambda folder: named_key("", "lab", f"{folder}/imagefactory.toml"),
+        "{folder}/imagefactory.toml: no key 'lab' is trusted",
+        "list the keys: imagefactory keys show",
+    ),
+    "kit-invalid": (
+        read_nonce,
+        "{folder} is not a kit",
+        "pass the directory that verify --kit wrote",
+    ),
+    "kit-without-result": (
+        kit_without_result,
+        "{folder} has no result yet",
+        "run it on the machine with the GPU: python3 {folder}/run.py",
+    ),
+    "nonce-unknown": (
+        lambda folder: NonceLedger(folder).look(NONCE),
+        f"the nonce {NONCE} was not issued by {{folder}}",
+        "collect it where its kit was created, or pass that ledger: --ledger DIR",
+    ),
+    "nonce-replayed": (
+        spent_nonce,
+        f"the nonce {NONCE} was already spent on 2026-11-22 03:00 UTC",
+        "a kit yields one verdict: create a new kit",
+    ),
+    "nonce-expired": (
+        expired_nonce,
+        f"the nonce expired at {NOW:%Y-%m-%d %H:%M} UTC",
+        "create a new kit",
+    ),
+    "nonce-other-pool": (
+        nonce_of_a_pool,
+        "the nonce was issued for slurm, but this result is from no pool",
+        "collect a kit as a kit, and a sweep as a sweep of its pool",
+    ),
+    "report-not-signable": (
+        lambda _: sign(whole_report(hardware=None), LAB, now=NOW, days=90),
+        "this report cannot be signed: the host saw no GPU",
+        "see the output of the run",
+    ),
+    "catalog-rejected": (
+        expired_catalog,
+        f"the catalog is rejected: expired, it was valid until {make_catalogue().expires:%Y-%m-%dT%H:%M:%SZ}",
+        "ask the maintainers of the project for a new one (they run imagefactory catalogue)",
+    ),
+    "no-catalog-set": (
+        lambda _: catalogue_place(""),
+        "no catalog is set, and this directory is not a project",
+        "ask your center for its invitation, then run imagefactory join ADDRESS|FILE; or select a project: "
+        "-C DIR",
+    ),
+    "gpu-unknown": (
+        lambda _: find_gpu("nonsense"),
+        "unknown GPU 'nonsense'",
+        "`nvidia-smi --query-gpu=compute_cap --format=csv` prints the compute capability",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", MESSAGES)
+def test_a_message_states_the_problem_and_one_fix(tmp_path: Path, code: str) -> None:
+    fail, message, hint = MESSAGES[code]
+    with pytest.raises(FactoryError) as caught:
+        fail(tmp_path)
+    error = caught.value
+    assert (error.code, error.message, error.hint) == (
+        code,
+        message.format(folder=tmp_path),
+        hint.format(folder=tmp_path),
+    )
