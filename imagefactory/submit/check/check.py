@@ -51,7 +51,9 @@ def check_submit_file(file: SubmitFile, around: Surroundings) -> Checked:
         try:
             jobs.append(_check(one, around))
         except UsageError as error:
-            raise UsageError(f"{file.name}:{one.line}: {error.message}", hint=error.hint) from error
+            raise UsageError(
+                "submit-value-invalid", f"{file.name}:{one.line}: {error.message}", hint=error.hint
+            ) from error
     return Checked(name=file.name, jobs=tuple(jobs), findings=tuple(findings))
 
 

@@ -102,7 +102,7 @@ def parse_batch(text: str, name: str) -> BatchScript:
     lines = text.split("\n")
     if len(lines) > MAX_LINES:
         raise UsageError(
-            f"{name}: it has more than {MAX_LINES} lines", hint="is it a batch script? give that"
+            "job-file-too-large", f"{name} has more than {MAX_LINES} lines", hint="pass a batch script"
         )
     findings: list[SubmitFinding] = []
     options: dict[str, BatchOption] = {}

@@ -70,8 +70,10 @@ def test_what_makes_sbatch_refuse_the_whole_script() -> None:
     ]
     (ends,) = parse_batch("#!/bin/sh\r\n#SBATCH --mem=1G\r\n", "a.sbatch").findings
     assert ends.rule == "line-ends"
-    with pytest.raises(UsageError, match="more than 5000 lines"):
+    with pytest.raises(UsageError) as caught:
         parse_batch("#!/bin/sh\n" * 6000, "a.sbatch")
+    assert caught.value.code == "job-file-too-large"
+    assert "5000 lines" in caught.value.message
 
 
 def test_a_later_option_knows_the_earlier() -> None:
