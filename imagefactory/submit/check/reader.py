@@ -279,7 +279,9 @@ class _SubmitReader:
                 f"{self.name}:{line}: condor_submit stops here with the error '{rest.lstrip(': ')[:80]}'",
             )
         if keyword == "use":
-            self.notes.append((line, f"'use {rest[:40]}' is set by the site's configuration: not looked at"))
+            self.notes.append(
+                (line, f"'use {rest[:40]}' depends on the configuration of the site and is not checked")
+            )
 
     # --- if
 
@@ -325,7 +327,9 @@ class _SubmitReader:
             set_to = self.settings.get(name)
             return bool(set_to and set_to.value) or bool(re.fullmatch(r"[0-9.]+|true|false", name))
         if found := _VERSION.fullmatch(text.lower()):
-            self.notes.append((line, f"'if version' is decided as for {'.'.join(map(str, ASSUMED))}"))
+            self.notes.append(
+                (line, f"'if version' is evaluated as for HTCondor {'.'.join(map(str, ASSUMED))}")
+            )
             return _compare(found[1], tuple(int(part or 0) for part in found.groups()[1:]))
         if text.lower() in _TRUE:
             return True
