@@ -97,7 +97,7 @@ class SubmitMade:
     @property
     def fetch(self) -> str:
         """What this person does to have the file of the image. Only who has the factory can make it."""
-        asks = f"ask whoever makes the catalogue for {Path(self.taken.form.image.address).name}"
+        asks = f"ask the maintainer of the catalog for {Path(self.taken.form.image.address).name}"
         return self.taken.form.fetch or (
             f"imagefactory export {self.taken.target} --format sif" if self.own else asks
         )
