@@ -125,7 +125,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     grounds, run = form.grounds, replace(ask.run, name=ask.run.name or image.target)
     if rocm_of(image.cuda) and ask.site.batch != KUBERNETES:
         raise UsageError(
-            "amd-gpu-unsupported",
+            "amd-not-supported",
             f"{image.target} is for AMD GPUs, and HTCondor ads do not show the processor of an AMD GPU",
             hint="write the submit file manually, and name the machines in its requirements",
         )

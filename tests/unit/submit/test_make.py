@@ -140,7 +140,7 @@ def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> No
 def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
     with pytest.raises(UsageError) as caught:
         make(for_cpus(cuda="rocm7", required=("gfx90a",)))
-    assert caught.value.code == "amd-gpu-unsupported"
+    assert caught.value.code == "amd-not-supported"
 
 
 def test_kubernetes_gives_gpus_of_amd_and_the_job_looks_at_them() -> None:
