@@ -164,11 +164,17 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
     """
     found = _RELEASE.fullmatch(text.strip())
     if not found:
-        raise UsageError(f"'{text[:60]}' names no version", hint="write torch==2.6, or torch==2.6.0+cu124")
+        raise UsageError(
+            "release-invalid", f"'{text[:60]}' has no version", hint="write torch==2.6, or torch==2.6.0+cu124"
+        )
     framework, version, local = canonicalize_name(found[1]), found[2], found[3] or ""
     told = f"{local[:-1]}.{local[-1]}" if local else ""
     if cuda and told and cuda != told:
-        raise UsageError(f"{text} is a build for CUDA {told}, not for {cuda}", hint="leave one of them out")
+        raise UsageError(
+            "option-conflict",
+            f"{text} is a build for CUDA {told}, not for {cuda}",
+            hint="remove one of the CUDA versions",
+        )
     known = {row.cuda for row in knowledge.releases(framework) if _overlap(row.version, version)}
     known |= {row.cuda for row in knowledge.offered(framework, version)}
     return newest_first(

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import read_driver
 from imagefactory.gpu.knowledge import find_gpu
@@ -57,6 +57,9 @@ def _unnamed(capability: Capability) -> str:
     return f"capability {capability}"
 
 
+_LIST = 'write a list: - {name: "V100", driver: "535", count: 2}'
+
+
 def read_gpus(path: Path) -> tuple[GpuKind, ...]:
     """The kinds of GPU that a file lists, in its order.
 
@@ -65,12 +68,10 @@ def read_gpus(path: Path) -> tuple[GpuKind, ...]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise UsageError(
-            f"{path} cannot be read: {why}",
-            hint='write a list: - {name: "V100", driver: "535", count: 2}',
-        ) from error
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint=_LIST) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("gpu-list-not-text", f"{path} is not UTF-8 text", hint=_LIST) from error
     return parse_gpus(text, str(path))
 
 

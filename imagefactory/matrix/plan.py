@@ -353,6 +353,6 @@ def check_rules(rules: Sequence[str]) -> frozenset[str]:
     for rule in rules:
         if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD}:"):
             near = nearest(rule, PRUNING)
-            meant = f"did you mean '{near}'?" if near else f"the rules are {', '.join(PRUNING)}"
-            raise UsageError(f"--allow {rule[:60]}: there is no such rule", hint=meant)
+            meant = f"did you mean '{near}'?" if near else f"rules: {', '.join(PRUNING)}"
+            raise UsageError("rule-unknown", f"--allow {rule[:60]}: unknown rule", hint=meant)
     return frozenset(rules)

@@ -71,11 +71,12 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
     rows: list[SpaceRow] = []
     for where, values in lines:
         if len(rows) + len(faults) >= MAX_ROWS:
-            problem = Diagnostic("too-many-rows", where, f"more than {MAX_ROWS:,} rows")
-            raise RecipeError([problem], hint="judge it in parts")
+            raise RecipeError(
+                [Diagnostic("too-many-rows", where, f"more than {MAX_ROWS:,} rows", "split the file")]
+            )
         if len(values) != len(columns):
-            what = f"{len(values)} values for {len(columns)} columns"
-            faults.append(Diagnostic("columns-mismatch", where, what, ",".join(columns)))
+            message = f"{len(values)} values for {len(columns)} columns"
+            faults.append(Diagnostic("columns-mismatch", where, message, f"write {','.join(columns)}"))
             continue
         fields = dict(zip(columns, (value.strip() for value in values), strict=True))
         wrong = tuple(_row_faults(where, fields, families))
@@ -83,9 +84,12 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
         if not wrong:
             rows.append(_row(where, fields, families))
     if faults:
-        if (rest := len(faults) - 20) > 0:
-            faults[20:] = [Diagnostic("more-problems", file, f"and {rest} more faults")]
-        raise RecipeError(faults)
+        more = (
+            [Diagnostic("more-problems", file, f"{len(faults) - 20} more problems")]
+            if len(faults) > 20
+            else []
+        )
+        raise RecipeError([*faults[:20], *more])
     return tuple(rows)
 
 
@@ -97,42 +101,46 @@ def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
             if any(value.strip() for value in values) and not values[0].lstrip().startswith("#"):
                 yield f"{file}:{reader.line_num}", values
     except csv.Error as error:
-        where = f"{file}:{reader.line_num}"
-        raise RecipeError([Diagnostic("csv-invalid", where, f"no CSV: {error}")]) from error
+        raise RecipeError(
+            [Diagnostic("csv-invalid", f"{file}:{reader.line_num}", f"not valid CSV: {error}")]
+        ) from error
 
 
 def _check_header(where: str, columns: Sequence[str]) -> None:
     known = (*COLUMNS, *OPTIONAL)
     missing = [name for name in COLUMNS if name not in columns]
     unknown = [name for name in columns if name not in known]
-    hint = f"write the header {','.join(COLUMNS)}, and {' and '.join(OPTIONAL)} if you like"
+    hint = f"write the header {','.join(COLUMNS)}; {' and '.join(OPTIONAL)} are optional"
     if unknown:
         near = nearest(unknown[0], known)
         meant = f"did you mean '{near}'?" if near else ""
-        problem = Diagnostic("column-unknown", where, f"unknown column {show(unknown[0])}", meant)
-        raise RecipeError([problem], hint=hint)
+        raise RecipeError(
+            [Diagnostic("column-unknown", where, f"unknown column {show(unknown[0])}", meant)], hint=hint
+        )
     if missing or len(set(columns)) < len(columns):
         problem = (
-            Diagnostic("column-missing", where, f"there is no column {missing[0]}")
+            Diagnostic("column-missing", where, f"the column {missing[0]} is missing")
             if missing
-            else Diagnostic("duplicate-column", where, "a column stands there twice")
+            else Diagnostic("duplicate-column", where, "a column is duplicate")
         )
         raise RecipeError([problem], hint=hint)
 
 
 def _row_faults(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
-        yield Diagnostic("hidden-character", where, f"{hidden} holds a character that cannot be seen")
+        yield Diagnostic("hidden-character", where, f"{hidden} has a character that is not printable")
         return
     name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
         near = nearest(name, names)
-        meant = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(names)}"
+        meant = f"did you mean '{near}'?" if near else f"frameworks: {', '.join(names)}"
         yield Diagnostic("framework-unknown", where, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
-            yield Diagnostic("value-invalid", where, f"{column} '{fields[column][:40]}'", f"write {example}")
+            yield Diagnostic(
+                "value-invalid", where, f"{column} cannot be '{fields[column][:40]}'", f"write {example}"
+            )
     try:
         parse_capability(fields["capability"])
     except ValueError as error:

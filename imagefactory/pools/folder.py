@@ -27,7 +27,9 @@ def checked_name(name: str) -> str:
     """The name of a node. Raises UsageError for one that could be more than that."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name of a node that a DAG may hold", hint=f"it must match {_NAME.pattern}"
+            "node-name-invalid",
+            f"{name!r} is not a node name",
+            hint=f"use a name that matches {_NAME.pattern}",
         )
     return name
 

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
@@ -89,11 +89,13 @@ def write_inventory(path: Path, inventory: Inventory) -> None:
     another file, or that cannot be written."""
     try:
         if path.exists() and not _is_inventory(path):
-            raise UsageError(f"{path} is there and is no inventory", hint="name another file")
+            raise UsageError(
+                "file-exists", f"{path} exists and is not an inventory", hint="pass another file"
+            )
         replace_text(path, format_inventory(inventory))
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder of yours"
+            *os_problem("write", path, error), hint="pass a file in a directory that you can write to"
         ) from error
 
 
@@ -111,18 +113,18 @@ def read_inventory(path: Path) -> Inventory:
     """The inventory of a file. Raises UsageError for one that cannot be read or is none."""
     try:
         if not path.is_file():
-            raise UsageError(f"{path}: there is no such file", hint=HINT)
+            raise UsageError("inventory-not-found", f"{path} is not a file", hint=HINT)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
             changed = datetime.fromtimestamp(int(os.fstat(file.fileno()).st_mtime), UTC)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=HINT) from error
+        raise UsageError(*os_problem("read", path, error), hint=HINT) from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MB", hint=HINT)
+        raise UsageError("inventory-too-large", f"{path} is larger than {MAX_BYTES // 2**20} MB", hint=HINT)
     try:
         return parse_inventory(data.decode("utf-8"), str(path), changed)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8", hint=HINT) from error
+        raise UsageError("inventory-not-text", f"{path} is not UTF-8 text", hint=HINT) from error
 
 
 def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
@@ -133,9 +135,15 @@ def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{file}:{error.lineno}:{error.colno}: no JSON: {error.msg}", hint=HINT) from error
+        raise UsageError(
+            "inventory-not-json",
+            f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}",
+            hint=HINT,
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: no JSON: {clean(str(error))[:100]}", hint=HINT) from error
+        raise UsageError(
+            "inventory-not-json", f"{file}: not valid JSON: {clean(str(error))[:100]}", hint=HINT
+        ) from error
     top = _Place(file, "").fields(document, _TOP, ("format", "machines"))
     if top.given["format"] != FORMAT:
         top.at("format").refuse(top.given["format"], f'write "{FORMAT}"')
@@ -153,12 +161,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is a duplicate key")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 class _Place:
@@ -173,7 +181,11 @@ class _Place:
     def refuse(self, value: object, write: str) -> NoReturn:
         said = clean(json.dumps(value, ensure_ascii=False))
         where = f"{self.file}: {self.path}" if self.path else self.file
-        raise UsageError(f"{where} cannot be {said[:60]}{'...' if len(said) > 60 else ''}", hint=write)
+        raise UsageError(
+            "inventory-value-invalid",
+            f"{where} cannot be {said[:60]}{'...' if len(said) > 60 else ''}",
+            hint=write,
+        )
 
     def fields(self, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> _Place:
         if not isinstance(value, dict):
@@ -183,10 +195,12 @@ class _Place:
             if name not in known:
                 near = nearest(name, known)
                 meant = f"did you mean '{near}'?" if near else f"the keys are {', '.join(known)}"
-                raise UsageError(f"{where}: unknown key '{clean(name)[:60]}'", hint=meant)
+                raise UsageError(
+                    "inventory-key-unknown", f"{where}: unknown key '{clean(name)[:60]}'", hint=meant
+                )
         for name in needed:
             if name not in value:
-                raise UsageError(f"{where}: there is no '{name}'", hint=HINT)
+                raise UsageError("inventory-key-missing", f"{where}: the key '{name}' is missing", hint=HINT)
         return _Place(self.file, self.path, value)
 
     def listed(self, value: object, most: int) -> list[Any]:

@@ -358,9 +358,7 @@ Pools = Callable[[str], Pool]
 def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
     """The pool of a row; nothing is asked of it yet. Raises UsageError for a name that has none."""
     if name not in POOLS:
-        raise UsageError(
-            f"the pool '{name[:40]}' is not known", hint=f"this imagefactory knows {', '.join(POOLS)}"
-        )
+        raise UsageError("pool-unknown", f"unknown pool '{name[:40]}'", hint=f"pools: {', '.join(POOLS)}")
     pool: Pool = import_module(POOLS[name].module).make_pool(environ)
     return pool
 

@@ -144,8 +144,9 @@ class Site:
                 return (one.line,)
         hours = int(self.lengths[-1].longest.total_seconds() // 3600)
         raise UsageError(
-            f"{self.title} takes no jobs that run longer than {hours} hours",
-            hint="write checkpoints, so that one job is several shorter ones, or ask the site",
+            "job-too-long",
+            f"{self.title} does not run jobs longer than {hours} hours",
+            hint="write checkpoints and split the job into shorter ones, or ask the site",
         )
 
 
@@ -366,8 +367,9 @@ def check_needs(site: Site, written: Collection[str]) -> None:
     lacking = next((one for one in site.needs if one.refused and one.key not in written), None)
     if lacking:
         raise UsageError(
-            f"{site.title} refuses jobs without {lacking.key}: {lacking.why}",
-            hint=f'write it into imagefactory.toml: submit-commands = "{lacking.key} = ..."',
+            "site-command-missing",
+            f"{site.title} rejects jobs without {lacking.key}: {lacking.why}",
+            hint=f'add it to imagefactory.toml: submit-commands = "{lacking.key} = ..."',
         )
 
 
@@ -376,4 +378,4 @@ def find_site(name: str) -> Site:
     for site in SITES:
         if site.name == name:
             return site
-    raise UsageError(f"the site '{name[:40]}' is not known", hint=f"write {', '.join(SITE_NAMES)}")
+    raise UsageError("site-unknown", f"unknown site '{name[:40]}'", hint=f"sites: {', '.join(SITE_NAMES)}")

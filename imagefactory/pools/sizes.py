@@ -69,7 +69,9 @@ def parse_size(text: str) -> int:
     if found and unit:
         size = int(found[1]) * unit + (int(found[2]) * unit // 10 ** len(found[2]) if found[2] else 0)
     if not 0 < size <= _MOST:
-        raise UsageError(f"'{text[:40]}' is no size", hint="write a number and its unit: 8GB")
+        raise UsageError(
+            "size-invalid", f"'{text[:40]}' is not a size", hint="write a number and its unit: 8GB"
+        )
     return size
 
 
@@ -79,7 +81,9 @@ def parse_time(text: str) -> timedelta:
     time = timedelta(hours=int(found[1]) * _HOURS[found[2]]) if found else timedelta()
     if not timedelta(0) < time <= timedelta(days=366):
         raise UsageError(
-            f"'{text[:40]}' is no time", hint="write minutes, hours, days or weeks: 90m, 12h, 3d"
+            "duration-invalid",
+            f"'{text[:40]}' is not a duration",
+            hint="write minutes, hours, days or weeks: 90m, 12h, 3d",
         )
     return time
 

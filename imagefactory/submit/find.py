@@ -242,8 +242,9 @@ def _meant(words: Sequence[str], findables: Sequence[Findable]) -> tuple[Findabl
             known = {one.argument or f"{one.framework} {one.version}": one.family for one in left}
             before = " ".join(words[:number])
             raise NothingSelectedError(
-                f"there is no {before + ' ' if before else ''}{show(word)}",
-                hint=f"of {before} there is {few(tuple(known))}" if before else suggest(word, known),
+                "target-unknown",
+                f"no image matches {before + ' ' if before else ''}{show(word)}",
+                hint=f"images of {before}: {few(tuple(known))}" if before else suggest(word, known),
             )
         left = fitting
     return left

@@ -57,8 +57,9 @@ def choose_form(
     """
     if kind is not None and kind not in site.kinds:
         raise UsageError(
-            f"{site.title} takes no images of the kind '{kind}', as far as its pages say",
-            hint=f"write --image {' or '.join(site.kinds)}",
+            "image-type-unsupported",
+            f"the documentation of {site.title} does not list images of type '{kind}'",
+            hint=f"use --image {' or '.join(site.kinds)}",
         )
     kinds = site.kinds if kind is None else (kind,)
     fitting = [form for one in kinds for form in forms if form.image.kind is one]
@@ -66,20 +67,26 @@ def choose_form(
         return next((form for form in fitting if form.grounds.proven), fitting[0])
     there = ", ".join(dict.fromkeys(form.image.kind.value for form in forms))
     if own and ImageKind.SIF in kinds and not any(form.image.sha256 for form in forms):
-        why = f"only as {there}, which is not for this site" if there else "in no registry and in no file"
+        why = (
+            f"only available as {there}, which this site does not run"
+            if there
+            else "not in a registry or file"
+        )
         raise NothingSelectedError(
-            f"jobs cannot get {own}: it is {why}",
-            hint=f"write its file, then submit again: imagefactory export {own} --format sif",
+            "image-not-exported",
+            f"jobs cannot fetch {own}: it is {why}",
+            hint=f"run imagefactory export {own} --format sif, then submit again",
         )
     if not there:
         raise NothingSelectedError(
-            "the image is where no job can get it",
-            hint="whoever has the factory puts it into a registry, imagefactory push, or into a file, "
-            "imagefactory push --format sif",
+            "image-not-published",
+            "the image is not in a registry or file, so jobs cannot fetch it",
+            hint="ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
         )
     raise NothingSelectedError(
-        f"there is no image of the kind {' or '.join(kinds)}; there is {there}",
-        hint="write another --image; a .sif in the OSDF needs the setting sif-folder = osdf:///...",
+        "image-type-not-offered",
+        f"no image of type {' or '.join(kinds)}, only {there}",
+        hint="use another --image; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
     )
 
 
@@ -126,6 +133,7 @@ def _pinned(reference: str) -> bool:
 def _checked_folder(folder: str) -> str:
     if folder and not SIF_FOLDER.fullmatch(folder):
         raise UsageError(
+            "sif-folder-invalid",
             f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
             hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + - "
             "without '..'",

@@ -97,7 +97,7 @@ class SubmitMade:
     @property
     def fetch(self) -> str:
         """What this person does to have the file of the image. Only who has the factory can make it."""
-        asks = f"ask whoever makes the catalogue for {Path(self.taken.form.image.address).name}"
+        asks = f"ask the maintainer of the catalog for {Path(self.taken.form.image.address).name}"
         return self.taken.form.fetch or (
             f"imagefactory export {self.taken.target} --format sif" if self.own else asks
         )
@@ -125,15 +125,16 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     grounds, run = form.grounds, replace(ask.run, name=ask.run.name or image.target)
     if rocm_of(image.cuda) and ask.site.batch != KUBERNETES:
         raise UsageError(
-            f"{image.target} is for AMD's GPUs, and HTCondor's ads do not say which processor such a GPU is",
-            hint="write the submit file by hand, with the machines that have one in its requirements",
+            "amd-not-supported",
+            f"{image.target} is for AMD GPUs, and HTCondor ads do not show the processor of an AMD GPU",
+            hint="write the submit file manually, and name the machines in its requirements",
         )
     if image.gpu:
         hoped = expected_grounds(grounds, image, faulty=ask.faulty)
         verified = tuple(one for one in hoped.classes if one.proven)
         grounds = hoped if ask.predicted else replace(grounds, classes=verified)
         if not grounds.classes:
-            raise _not_proven((offer, form), hoped, trust, ask)
+            raise _not_verified((offer, form), hoped, trust, ask)
     else:
         run = without_gpus(run, image.target)
     taken = SubmittedImage(
@@ -224,10 +225,11 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
         )
     if not rows:
         raise NothingSelectedError(
-            f"nothing is offered that a job can take (site {ask.site.name})",
-            hint="write an image's file: imagefactory export TARGET --format sif; or push it"
+            "no-image-offered",
+            f"no image that a job at site {ask.site.name} can use",
+            hint="run imagefactory export TARGET --format sif, or imagefactory push TARGET"
             if ask.own
-            else "ask your center to publish images that its jobs can take, or look at another site: --site",
+            else "ask your center to publish images for its jobs, or choose another site with --site",
         )
     return tuple(rows)
 
@@ -235,16 +237,16 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def _not_proven(
+def _not_verified(
     chosen: tuple[Offer, ImageForm], hoped: Grounds, trust: Trust, ask: SubmitAsk
 ) -> CheckFailedError:
     """Why there is nothing to write, what is predicted, and what this person can do about it."""
     offer, form = chosen
     name, kind = f"{ask.prefix}{offer.image.target}", form.image.kind
     judged = _judged_of(offer, form)
-    said = [f"{name} ({kind}) is not verified on any GPU, as far as you trust who says so"]
+    said = [f"{name} ({kind}) is not verified on any GPU by a key that you trust"]
     if not trust.keys:
-        said[0] = f"{name}: no key is trusted here, so no verdict counts"
+        said[0] = f"{name}: you trust no key, so no verdict counts"
     poor = [judgement for judgement in judged if judgement.standing is not Standing.GOOD]
     said += [f"a verdict is {judgement.standing.value}: {judgement.why}" for judgement in poor[:5]]
     said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
@@ -253,20 +255,24 @@ def _not_proven(
     against = [
         str(capability) for capability, _ in hoped.refused if (capability, _) not in form.grounds.refused
     ]
-    said.append(f"predicted: it runs on {', '.join(guessed)}" if guessed else "nothing is predicted either")
-    said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
+    said.append(f"predicted to run on {', '.join(guessed)}" if guessed else "no GPU is predicted to run it")
+    said += [f"predicted or documented not to run on {', '.join(against)}"] if against else []
     strangers = not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor)
     if ask.own:
         hint = f"verify it: imagefactory verify {name} --pool htcondor"
         if strangers:
-            hint = "compare the key's fingerprint with who verifies; then imagefactory keys trust FILE.pub"
+            hint = (
+                "compare the fingerprint of the key with its owner, then run imagefactory keys trust FILE.pub"
+            )
     else:
-        hint = f"take another: imagefactory find {offer.image.family}; or ask your center to verify this one"
+        hint = (
+            f"choose another image (imagefactory find {offer.image.family}) or ask your center to verify it"
+        )
         if strangers:
-            hint = f"{ASK_CENTER}; then imagefactory join ADDRESS|FILE, and compare them"
+            hint = f"{ASK_CENTER}; then run imagefactory join ADDRESS|FILE and compare them"
     if guessed:
-        hint += f"; or take the risk: imagefactory submit {name} --accept predicted"
-    return CheckFailedError("; ".join(said), hint=hint)
+        hint += f"; or accept the risk: imagefactory submit {name} --accept predicted"
+    return CheckFailedError("not-verified", "; ".join(said), hint=hint)
 
 
 def _judged_of(offer: Offer, form: ImageForm) -> Sequence[Judged]:

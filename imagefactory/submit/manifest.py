@@ -71,8 +71,9 @@ def format_manifest(
     ):
         if given:
             raise UsageError(
-                f"{option}: Kubernetes brings no files back",
-                hint="leave it out, and let the program write to a volume that you add to the manifest",
+                "option-conflict",
+                f"{option} does not work on Kubernetes, which does not return files",
+                hint=f"remove {option}, and let the program write to a volume that you add to the manifest",
             )
     check_columns(run.columns[1:])
     name = job_name(run.name)
@@ -90,7 +91,9 @@ def job_name(name: str) -> str:
     label = re.sub(r"[^a-z0-9]+", "-", checked_name(name).lower()).strip("-")
     if not 0 < len(label) <= _LABEL_MOST:
         raise UsageError(
-            f"{name[:80]}: a Job's name has 1 to {_LABEL_MOST} letters", hint="write a shorter -o NAME.yaml"
+            "job-name-invalid",
+            f"the Job name '{name[:80]}' does not have 1 to {_LABEL_MOST} letters",
+            hint="use a shorter -o NAME.yaml",
         )
     return label
 
@@ -99,14 +102,16 @@ def _check_files(files: Mapping[str, bytes]) -> None:
     for name in files:
         if not _KEY.fullmatch(name):
             raise UsageError(
-                f"{name[:80]!a} cannot be the name of a file of a ConfigMap",
-                hint="write letters, digits and . _ - alone",
+                "file-name-invalid",
+                f"{name[:80]!a} cannot be a file name in a ConfigMap",
+                hint="use only letters, digits and . _ -",
             )
     size = sum(len(name) + len(data) for name, data in files.items())
     if size > FILES_MOST:
         raise UsageError(
-            f"program, inputs and values have {size:,} bytes, and a ConfigMap holds {FILES_MOST:,}",
-            hint="put large inputs into a volume, and add that to the manifest",
+            "job-files-too-large",
+            f"the program, inputs and values have {size:,} bytes, but a ConfigMap can hold {FILES_MOST:,}",
+            hint="put large inputs into a volume and add it to the manifest",
         )
 
 
@@ -148,7 +153,11 @@ def _command(run: SubmitRun, *, script: bool) -> list[str]:
         return ["/bin/bash", f"{_FOLDER}/{_SCRIPT}"]
     for word in run.arguments:
         if not (word.isascii() and word.isprintable()):
-            raise UsageError(f"{word[:80]!a} is no argument that a manifest can carry", hint="write ASCII")
+            raise UsageError(
+                "argument-not-ascii",
+                f"{word[:80]!a} cannot be an argument in a manifest",
+                hint="use printable ASCII",
+            )
         if re.search(r"\$\([A-Za-z_]", word):
             raise no_macro(word, ())
     # `$$` is a dollar: `$(NAME)` would be filled in by Kubernetes.
@@ -255,8 +264,9 @@ def _job(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str],
 def _pod(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str]) -> dict[str, Any]:
     if taken.platform not in ARCHITECTURES:
         raise UsageError(
-            f"which nodes run images for '{taken.platform[:40]}' is not known",
-            hint=f"known are {', '.join(ARCHITECTURES)}",
+            "platform-unsupported",
+            f"unsupported platform '{taken.platform[:40]}'",
+            hint=f"supported platforms: {', '.join(ARCHITECTURES)}",
         )
     volumes: list[dict[str, Any]] = [
         {"name": "work", "emptyDir": {}},

@@ -6,10 +6,11 @@ import csv
 import io
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.submit.submit_file import ROWS_MOST, RUN
 
 LARGEST_ROWS = 1 << 20
+_WRITE = "pass a number of runs or a CSV file of values: --dag N|FILE"
 
 
 def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -20,20 +21,25 @@ def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     if text.isascii() and text.isdigit() and len(text) <= 9:
         count = int(text)
         if not 0 < count <= ROWS_MOST:
-            raise UsageError(f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}", hint="make several")
+            raise UsageError(
+                "sweep-size-invalid",
+                f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
+                hint="create several sweeps",
+            )
         return (RUN,), ((),) * count
     path = Path(text)
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_ROWS + 1)
         said = data.decode("utf-8-sig")  # spreadsheets write a mark in front
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(
-            f"--dag {text[:80]}: {why}", hint="write how many runs, or the name of a CSV file of values"
-        ) from error
+    except OSError as error:
+        raise UsageError(*os_problem("read", text[:80], error), hint=_WRITE) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("sweep-values-invalid", f"{path} is not UTF-8 text", hint=_WRITE) from error
     if len(data) > LARGEST_ROWS:
-        raise UsageError(f"{path} has more than {LARGEST_ROWS:,} bytes", hint="make several sweeps")
+        raise UsageError(
+            "sweep-size-invalid", f"{path} has more than {LARGEST_ROWS:,} bytes", hint="create several sweeps"
+        )
     return parse_rows(said, path.name)
 
 
@@ -51,15 +57,20 @@ def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], tuple[tuple[str,
                 columns = cells
             elif len(cells) != len(columns):
                 raise UsageError(
+                    "sweep-values-invalid",
                     f"{where}:{reader.line_num}: {len(cells)} values for {len(columns)} columns",
-                    hint=f"write one for each of {', '.join(columns)}",
+                    hint=f"write one value for each of {', '.join(columns)}",
                 )
             else:
                 rows.append(cells)
     except csv.Error as error:
-        raise UsageError(f"{where}:{reader.line_num}: {error}", hint="write values with commas") from error
+        raise UsageError(
+            "sweep-values-invalid", f"{where}:{reader.line_num}: {error}", hint="separate values by commas"
+        ) from error
     if not rows:
         raise UsageError(
-            f"{where}: no values", hint="name columns in the first line (lr,seed), then a line a run"
+            "sweep-values-invalid",
+            f"{where} has no values",
+            hint="write column names in the first line (lr,seed), then one line per run",
         )
     return (RUN, *columns), tuple(rows)

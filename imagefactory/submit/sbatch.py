@@ -126,8 +126,9 @@ def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | N
     """
     if run.gpu_memory:
         raise UsageError(
-            "Slurm cannot be asked for the memory of a GPU",
-            hint="leave out --gpu-memory, and write the type of GPU into the script: --gres=gpu:TYPE:1",
+            "option-conflict",
+            "--gpu-memory does not work with Slurm, which cannot select GPUs by memory",
+            hint="remove --gpu-memory, and write the GPU type into the script: --gres=gpu:TYPE:1",
         )
     if inventory is None:
         return SlurmRequest(lines=(f"--gres=gpu:{run.gpus}",), gpus=(), total=0, known=False)
@@ -140,8 +141,9 @@ def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | N
     if not lines:
         types = sorted({gpu.name for gpu in inventory.gpus if gpu.capability in right and fits(gpu, wish)})
         raise UsageError(
-            f"each node that has one of {', '.join(types)} has other GPUs too, and Slurm gives any",
-            hint=f"write one of them into the script yourself: --gres=gpu:{types[0]}:{run.gpus}",
+            "gpu-type-ambiguous",
+            f"every node with {' or '.join(types)} also has other GPUs, and Slurm may assign any of them",
+            hint=f"write the type into the script yourself: --gres=gpu:{types[0]}:{run.gpus}",
         )
     return SlurmRequest(lines=lines, gpus=gpus, total=len(inventory.gpus), known=True)
 
@@ -149,8 +151,9 @@ def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | N
 def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError:
     kinds = sorted({f"{gpu.name or 'of no type'} ({gpu.capability or '?'})" for gpu in inventory.gpus})
     return CheckFailedError(
-        f"the image is proven on {', '.join(sorted(right))}, and this cluster has {', '.join(kinds)}",
-        hint="take another image: imagefactory find; of a type with (?) the site knows the capability",
+        "no-matching-gpu",
+        f"the image is verified on {', '.join(sorted(right))}, but this cluster has {', '.join(kinds)}",
+        hint="choose another image (imagefactory find); ask the site for the capability of types with (?)",
     )
 
 
@@ -171,8 +174,9 @@ def format_sbatch(
     for option, given in (("--input", run.inputs), ("--result", run.outputs), ("--disk", run.disk)):
         if given:
             raise UsageError(
-                f"{option} is for pools that send files: Slurm's machines see this folder",
-                hint="leave it out",
+                "option-conflict",
+                f"{option} does not work with Slurm, whose nodes share this directory",
+                hint=f"remove {option}",
             )
     check_columns(run.columns[1:])
     checked_name(run.name)

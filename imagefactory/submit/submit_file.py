@@ -99,8 +99,9 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     if run.disk and run.disk < image_disk(image.kind, size, unpacked):
         least = format_size(disk_of(image.kind, size, unpacked, 0))
         raise UsageError(
-            f"{format_size(run.disk)} of disk is less than the image alone takes",
-            hint=f"write --disk {least} or more, or leave it out",
+            "disk-too-small",
+            f"the image needs more than the requested {format_size(run.disk)} of disk",
+            hint=f"use --disk {least} or more, or remove it",
         )
     gpus = [f"request_gpus = {run.gpus}"] if run.gpus else []
     if run.gpus:
@@ -150,13 +151,18 @@ def format_runs(
     _checked(_NAME, submit_file, "the name of a submit file")
     check_columns(columns)
     if not 0 < len(rows) <= ROWS_MOST:
-        raise UsageError(f"a sweep has 1 to {ROWS_MOST:,} runs, not {len(rows):,}", hint="make several")
+        raise UsageError(
+            "sweep-size-invalid",
+            f"a sweep has 1 to {ROWS_MOST:,} runs, not {len(rows):,}",
+            hint="create several sweeps",
+        )
     lines = [f"JOB {GATHER} {_checked(_NAME, last, 'the name of a submit file')}"] if last else []
     for number, row in enumerate(rows, start=1):
         if len(row) != len(columns):
             raise UsageError(
+                "sweep-values-invalid",
                 f"run {number} has {len(row)} values, not {len(columns)}",
-                hint=f"write one for each of {', '.join(columns)}",
+                hint=f"write one value for each of {', '.join(columns)}",
             )
         values = [(RUN, str(number)), *zip(map(_macro_of, columns), row, strict=True)]
         said = " ".join(f'{key}="{checked_value(value, number)}"' for key, value in values)
@@ -176,11 +182,16 @@ def check_columns(columns: Sequence[str]) -> None:
     for name in columns:
         if not _COLUMN.fullmatch(name) or name.lower() in taken:
             raise UsageError(
-                f"'{name[:60]}' cannot be the name of a column",
-                hint="write a word of your own, such as lr or seed",
+                "column-name-invalid",
+                f"'{name[:60]}' cannot be a column name",
+                hint="use another word, such as lr or seed",
             )
     if len({name.lower() for name in columns}) != len(columns):
-        raise UsageError("two columns have the same name", hint="macros do not tell capitals apart")
+        raise UsageError(
+            "column-name-duplicate",
+            "two columns have the same name",
+            hint="rename one; upper and lower case are the same",
+        )
 
 
 def format_arguments(words: Sequence[str], columns: Sequence[str] = ()) -> str:
@@ -204,8 +215,9 @@ def _word(word: str, macros: Sequence[str]) -> str:
     if unknown is not None or "$" in _MACRO.sub("", word):
         known = ", ".join(f"$({name})" for name in macros)
         raise UsageError(
-            f"'{word[:80]}': condor_submit would fill something in at '$'",
-            hint=f"write one of {known}, or no '$'",
+            "macro-unknown",
+            f"condor_submit would expand the '$' in '{word[:80]}'",
+            hint=f"use one of {known}, or remove the '$'",
         )
     filled = _MACRO.sub(lambda name: f"$({own[name[1].lower()]})", word)
     quoted = filled.replace('"', '""').replace("'", "''")
@@ -344,7 +356,9 @@ def checked_path(path: str) -> str:
 def _checked(allowed: re.Pattern[str], value: str, what: str) -> str:
     if not allowed.fullmatch(value):
         raise UsageError(
-            f"{value[:80]!r} is not {what}", hint="write letters, digits and . _ - / alone, without spaces"
+            "submit-value-invalid",
+            f"{value[:80]!r} is not {what}",
+            hint="use only letters, digits and . _ - /, without spaces",
         )
     return value
 
@@ -352,8 +366,9 @@ def _checked(allowed: re.Pattern[str], value: str, what: str) -> str:
 def checked_value(value: str, number: int) -> str:
     if not _VALUE.fullmatch(value):
         raise UsageError(
+            "sweep-values-invalid",
             f"run {number}: {value[:80]!r} cannot be a value of a sweep",
-            hint="write letters, digits, spaces and . , : ; / = + @ % # _ - alone",
+            hint="use only letters, digits, spaces and . , : ; / = + @ % # _ -",
         )
     return value
 
@@ -362,7 +377,8 @@ def _architecture(platform: str) -> str:
     architecture = ARCHITECTURES.get(platform)
     if architecture is None:
         raise UsageError(
-            f"which machines run images for '{platform[:40]}' is not known",
-            hint=f"known are {', '.join(ARCHITECTURES)}",
+            "platform-unsupported",
+            f"unsupported platform '{platform[:40]}'",
+            hint=f"supported platforms: {', '.join(ARCHITECTURES)}",
         )
     return architecture

@@ -21,8 +21,9 @@ def value_arrays(run: SubmitRun, rows: Sequence[Sequence[str]]) -> Iterator[str]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(run.columns) - 1:
             raise UsageError(
+                "sweep-values-invalid",
                 f"run {number} has {len(row)} values, not {len(run.columns) - 1}",
-                hint=f"write one for each of {', '.join(run.columns[1:])}",
+                hint=f"write one value for each of {', '.join(run.columns[1:])}",
             )
     for place, name in enumerate(run.columns[1:]):
         words = (shlex.quote(checked_value(row[place], number)) for number, row in enumerate(rows, start=1))
@@ -55,13 +56,18 @@ def run_word(word: str, columns: Sequence[str], index: str) -> str:
         at = found.end()
     rest = word[at:]
     if not (word.isascii() and word.isprintable()):
-        raise UsageError(f"{word[:80]!a} is no argument that a script can carry", hint="write ASCII")
+        raise UsageError(
+            "argument-not-ascii",
+            f"{word[:80]!a} cannot be an argument in a script",
+            hint="use printable ASCII",
+        )
     return "".join([*parts, shlex.quote(rest) if rest or not parts else ""])
 
 
 def no_macro(word: str, columns: Sequence[str]) -> UsageError:
     known = ", ".join(f"$({name})" for name in columns)
     return UsageError(
-        f"'{word[:80]}': there is no such value to fill in",
-        hint=f"write one of {known}" if known else "values are a sweep's: --dag N|FILE",
+        "macro-unknown",
+        f"unknown macro in '{word[:80]}'",
+        hint=f"use one of {known}" if known else "macros require a sweep: --dag N|FILE",
     )

@@ -32,5 +32,9 @@ def without_gpus(run: SubmitRun, target: str) -> SubmitRun:
     """The run on CPUs. Raises UsageError for one that asks for more than the one GPU that is usual."""
     for option, asked in (("--gpus", run.gpus > 1), ("--gpu-memory", run.gpu_memory), ("--mig", run.mig)):
         if asked:
-            raise UsageError(f"{target} is for CPUs alone, and {option} asks for GPUs", hint="leave it out")
+            raise UsageError(
+                "option-conflict",
+                f"{target} is for CPUs only, but {option} requests GPUs",
+                hint=f"remove {option}",
+            )
     return replace(run, gpus=0)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import replace_all
 from imagefactory.pools.model import ImageKind
 from imagefactory.progress import Progress
@@ -25,7 +25,11 @@ def check_files(made: SubmitMade, progress: Progress) -> None:
             _check_program(option, Path(program), runs_here=made.request is not None)
     for path in made.run.inputs:
         if "://" not in path and not Path(path).exists():
-            raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
+            raise UsageError(
+                "input-not-found",
+                f"input file {path} does not exist",
+                hint="pass its path relative to this directory: --input PATH",
+            )
     image = made.taken.form.image
     if image.kind is ImageKind.SIF:
         _check_sif(Path(image.address), made, progress)
@@ -38,16 +42,24 @@ def read_files(run: SubmitRun) -> Mapping[str, bytes]:
     for option, path in [*paths, *(("--input", one) for one in run.inputs)]:
         name = Path(path).name
         if "://" in path:
-            raise UsageError(f"{option} {path}: Kubernetes fetches no files", hint="let the program fetch it")
+            raise UsageError(
+                "option-conflict",
+                f"{option} {path} does not work on Kubernetes, which does not download files",
+                hint="download it in the program",
+            )
         if name in files:
-            raise UsageError(f"two files are called {name}", hint="they lie in one folder: rename one")
+            raise UsageError(
+                "file-name-duplicate",
+                f"two input files have the name {name}",
+                hint="rename one: the job has one directory",
+            )
         try:
             with Path(path).open("rb") as file:
                 files[name] = file.read(FILES_MOST + 1)
         except OSError as error:
             raise UsageError(
-                f"{option} {path}: {error.strerror}",
-                hint="name a file; folders belong into a volume, which you add to the manifest",
+                *os_problem("read", path, error),
+                hint=f"pass a file with {option}; put directories into a volume and add it to the manifest",
             ) from error
     return files
 
@@ -57,8 +69,9 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
     name = made.run.name
     if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
         raise UsageError(
-            f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
-            hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
+            "sweep-rescue-exists",
+            f"{rescues[0]} exists: DAGMan would continue that sweep and skip its finished runs",
+            hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
         )
     texts = {made.file: made.text} | ({made.gather_file: made.gather} if made.gather else {})
     texts |= {f"{name}.dag": made.dag} if made.dag else {}
@@ -68,10 +81,11 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
         there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
         if there:
             raise UsageError(
-                f"{there[0]} is here already",
-                hint="write --force to write over it, "
+                "file-exists",
+                f"{there[0]} already exists",
+                hint="use --force to overwrite it, "
                 + (
-                    "or go to another folder"
+                    "or change to another directory"
                     if there[0] in folders
                     else "or another name: -o NAME" + Path(made.file).suffix
                 ),
@@ -93,20 +107,24 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
             line = file.readline(256)
     except OSError as error:
         raise UsageError(
-            f"{option} {path}: {error.strerror}", hint="name a program of this folder, such as train.sh"
+            *os_problem("read", path, error), hint=f"pass a program in this directory: {option} train.sh"
         ) from error
     if line.startswith(b"#!") and line.rstrip(b"\n").endswith(b"\r"):
         raise UsageError(
-            f"{path} has lines that end as on Windows: no machine finds its interpreter",
+            "program-line-endings",
+            f"{path} has Windows line endings, so its interpreter is not found",
             hint=f"sed -i 's/\\r$//' {path}",
         )
     if not line.startswith((b"#!", b"\x7fELF")):
         raise UsageError(
-            f"{path} says not what runs it",
-            hint="begin it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
+            "program-no-interpreter",
+            f"{path} does not name its interpreter",
+            hint="start it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
         )
     if runs_here and not os.access(path, os.X_OK):
-        raise UsageError(f"{option} {path} may not be run", hint=f"chmod +x {path}")
+        raise UsageError(
+            "program-not-executable", f"{option} {path} is not executable", hint=f"chmod +x {path}"
+        )
 
 
 def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
@@ -116,11 +134,11 @@ def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
         return
     if not path.is_file():
         into = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError(f"{path} is not there", hint=f"{made.fetch}{into}")
+        raise UsageError("sif-missing", f"{path} does not exist", hint=f"{made.fetch}{into}")
     sha256 = hashlib.sha256()
     with path.open("rb") as file, progress.task(f"checking {name}", total=path.stat().st_size) as task:
         while data := file.read(_CHUNK):
             sha256.update(data)
             task.advance(len(data))
     if sha256.hexdigest() != image.sha256.removeprefix("sha256:"):
-        raise UsageError(f"{path} is another file than the one offered", hint=f"rm {path}; {made.fetch}")
+        raise UsageError("sif-mismatch", f"{path} is not the offered file", hint=f"rm {path}; {made.fetch}")

@@ -462,14 +462,22 @@ def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     """The rules to allow: those of plans, and the ones of sweeps. Raises UsageError for another word."""
     own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED, BAD_MACHINE, BUDGET)
     if NO_GPU in rules:
-        raise UsageError("--allow no-gpu: an image for CPUs has nothing to verify", hint="leave it out")
+        raise UsageError(
+            "rule-not-allowed",
+            "--allow no-gpu: an image for CPUs has no GPU test to run",
+            hint="remove --allow no-gpu",
+        )
     if NO_MATCH in rules:
         raise UsageError(
-            "--allow no-match: such a job would wait in vain", hint="leave it out: its GPU is not there"
+            "rule-not-allowed",
+            "--allow no-match: no GPU in this pool can run such a job",
+            hint="remove --allow no-match",
         )
-    for rule, hint in ((MIG, "say --mig"), (AVOIDED, "say --machine, or change the setting sweep-machines")):
+    for rule, hint in ((MIG, "use --mig"), (AVOIDED, "use --machine, or change the setting sweep-machines")):
         if rule in rules:
-            raise UsageError(f"--allow {rule}: it has an option of its own", hint=hint)
+            raise UsageError(
+                "rule-has-option", f"--allow {rule} is not supported: {rule} has its own option", hint=hint
+            )
     return check_rules([rule for rule in rules if rule not in own]) | (frozenset(rules) & frozenset(own))
 
 

@@ -164,11 +164,11 @@ def open_claims(data: bytes, store: str, trust: Trust, now: datetime) -> tuple[O
     if late:
         raise fault(where, f"{late[0]}, {late[1]}")
     if claims.store != store:
-        raise fault(where, f"they are those of store {claims.store}")
+        raise fault(where, f"it has the claims of store {claims.store}")
     if claims.issued - now > SKEW or any(one.made - now > SKEW for one in claims.sweeps):
-        raise fault(where, "they are of a time that is still to come")
+        raise fault(where, "its claims are dated in the future")
     if any(one.until - one.made > LIFETIME for one in claims.sweeps):
-        raise fault(where, f"one lasts longer than {LIFETIME.days} days")
+        raise fault(where, f"a claim is valid for longer than {LIFETIME.days} days")
     name = opened.key.name
     return tuple(
         OtherClaim(by=name, store=store, claim=one) for one in claims.sweeps if one.made < one.until > now
@@ -208,7 +208,7 @@ def parse_own(data: bytes, where: str) -> OwnClaims:
     """What `format_own` wrote. Raises StatementError."""
     claims = parse_document(parse_json(data, where, LARGEST), OwnClaims, FORMAT, where)
     if not isinstance(claims, OwnClaims):
-        raise StatementError(f"{where} has no claims", hint="remove it")
+        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete it")
     return claims
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from imagefactory.documents import Most, format_value, parse_value
-from imagefactory.errors import StatementError, UsageError
+from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.files import explain_full_disk, replace_text
 from imagefactory.pools.model import MOST_NODES, NodeResult, Sweep
 from imagefactory.settings.choices import HTCONDOR
@@ -70,7 +70,11 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
     """
     data = _read(folder / SWEEP)
     if data is None:
-        raise UsageError(f"{folder} is no sweep", hint="imagefactory status lists those of this store")
+        raise UsageError(
+            "sweep-not-found",
+            f"{folder} is not a sweep",
+            hint="run imagefactory status to list the sweeps of this store",
+        )
 
     def narrow(value: object) -> object:
         if not isinstance(value, dict):
@@ -155,9 +159,13 @@ def _read(path: Path) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="look at its rights") from error
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
     if len(data) > LARGEST:
-        raise UsageError(f"{path} has more than {LARGEST >> 20} MB", hint="that is none of a sweep's files")
+        raise UsageError(
+            "sweep-file-too-large",
+            f"{path} is larger than {LARGEST >> 20} MB",
+            hint="pass the directory of a sweep",
+        )
     return data
 
 
@@ -175,20 +183,21 @@ def _narrowed(rows: object, wanted: Wanted) -> object:
 def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[object], object]) -> object:
     """`told` is the one field beside the format, and the kind of its value."""
     name, kind = told
-    again = "make a new sweep" if path.name == SWEEP else "remove it: imagefactory collect writes it anew"
+    again = "create a new sweep" if path.name == SWEEP else "delete it and run imagefactory collect"
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise StatementError(f"{path}: it has another format than {FORMAT}")
+            raise StatementError("sweep-format-unknown", f"its format is not {FORMAT}")
         if set(document) != {"format", name}:
-            raise StatementError(f"{path}: it has not the fields 'format' and '{name}'")
+            raise StatementError("sweep-format-unknown", f"its fields are not 'format' and '{name}'")
         return parse_value(narrow(document[name]), kind, name)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON", hint=f"it was cut or changed: {again}") from error
+        raise UsageError("sweep-file-not-json", f"{path} is not valid JSON", hint=again) from error
     except StatementError as error:
         raise UsageError(
-            f"{path}: {error.message}",
-            hint=f"it was changed, or another version of imagefactory wrote it: {again}",
+            "sweep-file-invalid",
+            f"{path} was changed or is from another version of imagefactory: {error.message}",
+            hint=again,
         ) from error
 
 
@@ -204,8 +213,8 @@ def write_file(path: Path, data: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, data)
     except OSError as error:
-        again = "name another folder: --folder DIR" if path.name == SWEEP else "mend that, and run it again"
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=again) from error
+        again = "use another directory: --folder DIR" if path.name == SWEEP else "check its permissions"
+        raise UsageError(*os_problem("write", path, error), hint=again) from error
 
 
 def _printable(value: Any) -> Any:

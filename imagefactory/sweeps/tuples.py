@@ -28,13 +28,17 @@ class Tuple:
 def parse_tuple(words: Sequence[str]) -> Tuple:
     """`pytorch 2.3 12.1 8.0`. Raises UsageError naming the word that cannot be."""
     framework, version, cuda, capability = words
-    for word, text, example in ((version, "version", "2.3"), (cuda, "CUDA", "12.1, or 12")):
+    for word, text, example in ((version, "version", "2.3"), (cuda, "CUDA version", "12.1, or 12")):
         if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", word, re.ASCII):
-            raise UsageError(f"--tuple: '{word[:40]}' is no {text}", hint=f"write {example}")
+            raise UsageError(
+                "option-invalid", f"--tuple: '{word[:40]}' is not a {text}", hint=f"write {example}"
+            )
     try:
         wanted = parse_capability(capability)
     except ValueError as error:
-        raise UsageError(f"--tuple: {error}", hint="write --tuple pytorch 2.3 12.1 8.0") from error
+        raise UsageError(
+            "option-invalid", f"--tuple: {error}", hint="write --tuple pytorch 2.3 12.1 8.0"
+        ) from error
     name = framework.lower()
     return Tuple(framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=wanted)
 
@@ -45,8 +49,9 @@ def choose_tuple(targets: Sequence[Target], asked: Tuple) -> Target:
     if asked.framework not in known:
         near = nearest(asked.framework, known)
         raise NothingSelectedError(
+            "target-unknown",
             f"no recipe has the framework '{asked.framework[:40]}'",
-            hint=f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(known))}",
+            hint=f"did you mean '{near}'?" if near else f"frameworks: {', '.join(sorted(known))}",
         )
     distribution = families().get(asked.framework, asked.framework)
     ranks = [target for target in targets if target.family == asked.framework] or [
@@ -63,13 +68,15 @@ def choose_tuple(targets: Sequence[Target], asked: Tuple) -> Target:
     if not plain:
         offered = ", ".join(f"{target.version} cu{target.cuda}" for target in ranks)
         raise NothingSelectedError(
+            "target-unknown",
             f"no recipe has {asked.framework} {asked.version} with CUDA {asked.cuda}",
-            hint=f"there are {offered}",
+            hint=f"versions: {offered}",
         )
     if len(plain) > 1:
         raise UsageError(
-            f"{asked.framework} {asked.version} with CUDA {asked.cuda} fits {len(plain)} targets",
-            hint=f"name one: {', '.join(target.name for target in plain)}",
+            "target-ambiguous",
+            f"{asked.framework} {asked.version} with CUDA {asked.cuda} matches {len(plain)} targets",
+            hint=f"pass one of them: {', '.join(target.name for target in plain)}",
         )
     return plain[0]
 

@@ -104,7 +104,7 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
     own = {"XDG_CONFIG_HOME": "/nowhere"}  # whatever catalogue another test's researcher has set
     done = pool.imagefactory("submit", "--check", "old.sub", folder=folder, code=9, **own)
     assert "old.sub:3: advice: '1.9' is a tag" in done.stdout
-    assert "old.sub:4: wrong: CUDACapability is of old machines" in done.stdout
+    assert "old.sub:4: wrong: CUDACapability is only on old machines" in done.stdout
     assert f"each can get 0 of {len(EVERY)} GPUs of this pool" in done.stdout
     right = folder / "right.sub"
     right.write_text(

@@ -139,7 +139,7 @@ def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(grou
     ground.run(*go_on)
     sweep.job(node(ground, "hang"))
     said = ground.run(*go_on, code=2)
-    assert "are in the queue already" in said
+    assert "already in the queue" in said
     ground.run("cancel", sweep.id)
     wait_for("an empty queue", sweep.is_left_alone)
     (found,) = sweep.nodes().values()

@@ -168,9 +168,7 @@ def test_what_is_found_is_verified_on_this_pool(desk: Desk) -> None:
         for one in told["images"]
     }
     assert counts == {target: len(MATCHED.get(target, ())) for target in PROVEN}
-    assert desk.pool.imagefactory("find", "zebra", folder=folder, code=3).stderr.startswith(
-        "error: there is no"
-    )
+    assert "zebra" in desk.pool.imagefactory("find", "zebra", folder=folder, code=3).stderr
 
 
 @pytest.mark.parametrize("target", MATCHED)
@@ -295,7 +293,7 @@ def test_slurm_job_stops_on_a_gpu_that_is_not_proven(slurm_desk: Desk) -> None:
 def test_slurm_tells_what_the_cluster_lacks(slurm_desk: Desk) -> None:
     folder = slurm_desk.folder("slurm-lacks")
     told = sbatch(slurm_desk, folder, "tiny-1.3-cu121", "--gpus", "3", code=9)
-    assert "and this cluster has a100 (8.0), h100 (9.0), old (?), v100 (7.0)" in told
+    assert "this cluster has a100 (8.0), h100 (9.0), old (?), v100 (7.0)" in told
     assert [path.name for path in folder.iterdir()] == ["train.sh"]
 
 
@@ -320,7 +318,7 @@ def test_slurm_script_stands_its_own_check(slurm_desk: Desk) -> None:
     told = " ".join(told.split())
     assert "why not the other 4: the script stops there (2); its node has not the features" in told
     (folder / "old.sbatch").write_text(script.replace("--constraint=h100|v100", "--constraint=none"))
-    assert "no GPU of 5 matches" in check_script(slurm_desk, folder, "old.sbatch", code=9)
+    assert "[no-match]" in check_script(slurm_desk, folder, "old.sbatch", code=9)
 
 
 DIRECTIVES = (

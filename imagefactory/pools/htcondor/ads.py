@@ -73,23 +73,31 @@ def parse_status(text: str) -> Iterator[Ad]:
     decoder, at = json.JSONDecoder(), _blanks(text, 0)
     if at == len(text):
         return
-    hint = "run condor_status -json by hand and look at what it prints"
+    hint = "run condor_status -json and check its output"
     if text[at] != "[":
-        raise ToolError("condor_status printed no JSON list", hint=hint)
+        raise ToolError("condor-output-invalid", "condor_status did not print a JSON list", hint=hint)
     at, more = _blanks(text, at + 1), True
     while more and text[at : at + 1] != "]":
         try:
             ad, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise ToolError(f"condor_status printed no JSON at character {at}", hint=hint) from error
+            raise ToolError(
+                "condor-output-invalid",
+                f"the output of condor_status is not JSON at character {at}",
+                hint=hint,
+            ) from error
         if not isinstance(ad, dict):
-            raise ToolError(f"condor_status printed something that is no ad before character {at}", hint=hint)
+            raise ToolError(
+                "condor-output-invalid",
+                f"the output of condor_status before character {at} is not an ad",
+                hint=hint,
+            )
         yield ad
         at = _blanks(text, at)
         more = text[at : at + 1] == ","
         at = _blanks(text, at + 1) if more else at
     if text[at : at + 1] != "]":
-        raise ToolError("the output of condor_status ends in the middle", hint=hint)
+        raise ToolError("condor-output-invalid", "the output of condor_status is incomplete", hint=hint)
 
 
 def _blanks(text: str, at: int) -> int:
@@ -105,7 +113,11 @@ def parse_ads(rows: Iterable[Ad], taken: datetime) -> Inventory:
     pools = set()
     for number, row in enumerate(rows):
         if number >= MAX_ADS:
-            raise ToolError(f"the pool has more than {MAX_ADS:,} slots", hint="save its inventory in parts")
+            raise ToolError(
+                "pool-too-large",
+                f"the pool has more than {MAX_ADS:,} slots",
+                hint="save its inventory in parts",
+            )
         ad = {str(key).lower(): value for key, value in row.items()}
         pools.add(_text(ad.get("collector_host_string"), NAME))
         if ad.get("dynamicslot") is True:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
 from imagefactory.pools.htcondor.ads import WHOLE_GPUS
 from imagefactory.pools.htcondor.node.post import (
@@ -101,7 +101,9 @@ def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
     """
     wrong = next((line for line in lines if not _LINE.fullmatch(line)), None)
     if wrong is not None:
-        raise UsageError(f"{wrong!r} is no line of a submit file", hint="write NAME = VALUE")
+        raise UsageError(
+            "submit-command-invalid", f"{wrong!r} is not a submit file line", hint="write NAME = VALUE"
+        )
     return "".join(f"{line}\n" for line in (*_description(limits), *lines))
 
 
@@ -109,7 +111,9 @@ def format_dag(sweep: Sweep) -> str:
     """The text of sweep.dag. Raises UsageError for a value that could mean something else there."""
     names = [node.name for node in sweep.nodes]
     if len(set(names)) != len(names):
-        raise UsageError("two nodes of one sweep have the same name", hint="name each of them differently")
+        raise UsageError(
+            "node-name-duplicate", "two nodes of one sweep have the same name", hint="rename one"
+        )
     arch = _several_processors(sweep)
     text = "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
     if not sweep.at_once:
@@ -214,7 +218,9 @@ def _format_node(node: SweepNode, limits: JobLimits, *, arch: bool) -> str:
 def _checked(value: str, allowed: re.Pattern[str], what: str) -> str:
     if not allowed.fullmatch(value):
         raise UsageError(
-            f"{value!r} is no {what} that a DAG may hold", hint=f"it must match {allowed.pattern}"
+            "dag-value-invalid",
+            f"{value!r} cannot be the {what} in a DAG",
+            hint=f"use a value that matches {allowed.pattern}",
         )
     return value
 
@@ -257,8 +263,9 @@ def check_folder(folder: Path) -> None:
     """Raises UsageError for a folder that a DAG could not name, before anything is made for it."""
     if not re.fullmatch(_PATH, str(folder.resolve())):
         raise UsageError(
-            f"{str(folder)[:200]!r} cannot be a sweep's folder",
-            hint="HTCondor takes letters, digits, '-', '_', '.', '+' and '@': name another, --folder DIR",
+            "sweep-folder-invalid",
+            f"{str(folder)[:200]!r} cannot be the directory of a sweep in HTCondor",
+            hint="use another --folder DIR with only letters, digits, '-', '_', '.', '+' and '@'",
         )
 
 
@@ -309,6 +316,5 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
         beside.replace(folder / DAG)
     except OSError as error:
         raise UsageError(
-            f"{error.filename or folder} cannot be written: {error.strerror}",
-            hint="name another folder: --folder DIR",
+            *os_problem("write", error.filename or folder, error), hint="use another directory: --folder DIR"
         ) from error

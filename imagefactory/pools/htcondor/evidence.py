@@ -71,7 +71,11 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
     try:
         document = parse_json(data)
     except ValueError as error:
-        raise StatementError(f"{where} is not JSON", hint="the job's file is garbage") from error
+        raise StatementError(
+            "job-run-not-json",
+            f"{where} is not JSON",
+            hint="submit the sweep again: the job wrote an invalid file",
+        ) from error
     row = _RUN.parse(document, where)
     seen = row["hardware"]
     if seen is not None:
@@ -170,7 +174,9 @@ def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnsw
     run, attempt = answer.run, answer.attempt
     if run.nonce != kit["nonce"] or run.suite != kit["suite"]:
         raise StatementError(
-            "run.json is of another node or suite", hint="its files were changed: submit the sweep again"
+            "job-run-mismatch",
+            "run.json belongs to another node or suite",
+            hint="submit the sweep again: its files were changed",
         )
     met = _met(answer, asked)
     judged = GpuRun(

@@ -44,8 +44,8 @@ TIMEOUT = 120.0
 """Seconds for one command. A schedd that is busy answers within its own timeouts, which are shorter."""
 TAIL = 6
 AWAY = (
-    "work on an access point of the pool, or by a saved inventory: --inventory FILE (written there by "
-    "imagefactory pool -o FILE)"
+    "run this on an access point of the pool, or use an inventory that was saved there: imagefactory pool "
+    "-o FILE, then --inventory FILE"
 )
 
 
@@ -89,7 +89,9 @@ class HTCondor(SweepFolder):
         found = re.search(r"CondorVersion: ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\b", said)
         if not found:
             raise ToolError(
-                f"condor_version said '{clean(said)[:60]}'", hint="is another condor_version first on PATH?"
+                "condor-output-invalid",
+                f"condor_version printed no version: '{clean(said)[:60]}'",
+                hint="check which condor_version is first on PATH",
             )
         return found[1]
 
@@ -106,8 +108,9 @@ class HTCondor(SweepFolder):
         folder = _checked(folder)
         if at_work := self.jobs(folder):
             raise UsageError(
-                f"{folder}: job {at_work[0]} drives this sweep already",
-                hint="imagefactory status shows how far it is, imagefactory cancel ends it",
+                "sweep-running",
+                f"job {at_work[0]} already runs the sweep {folder}",
+                hint="see imagefactory status, or stop it with imagefactory cancel",
             )
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
         argv = ["condor_submit_dag", *name, *_going_on(folder), DAG]
@@ -115,8 +118,9 @@ class HTCondor(SweepFolder):
         match = re.search(r"submitted to cluster ([0-9]{1,10})", said)
         if not match:
             raise ToolError(
-                f"condor_submit_dag names no job: {clean(said)[-200:]}",
-                hint=f"look into {folder}/{DAG}.dagman.out",
+                "condor-output-invalid",
+                f"condor_submit_dag printed no job number: {clean(said)[-200:]}",
+                hint=f"see {folder}/{DAG}.dagman.out",
             )
         return f"{match[1]}.0"
 
@@ -185,21 +189,28 @@ class HTCondor(SweepFolder):
         except FileNotFoundError as error:
             if folder is not None and not folder.is_dir():
                 raise UsageError(
-                    f"{folder}: there is no such folder", hint="name a sweep's folder"
+                    "sweep-not-found",
+                    f"{folder} does not exist",
+                    hint="pass the directory of a sweep; see imagefactory status",
                 ) from error
-            raise ToolError(f"{argv[0]} is not installed here", hint=AWAY) from error
+            raise ToolError(
+                "tool-missing", f"{argv[0]} is not installed on this machine", hint=AWAY
+            ) from error
         except subprocess.TimeoutExpired as error:
             raise ToolError(
-                f"{argv[0]} did not answer in {self.timeout:.0f} s",
-                hint="the pool's daemons may be busy or out of reach: try condor_status by hand",
+                "condor-timeout",
+                f"{argv[0]} did not answer within {self.timeout:.0f} s",
+                hint="run condor_status to check whether the daemons of the pool answer",
             ) from error
         except OSError as error:
-            raise ToolError(f"{argv[0]} cannot be started: {error.strerror}", hint=AWAY) from error
+            raise ToolError("tool-missing", f"cannot start {argv[0]}: {error.strerror}", hint=AWAY) from error
         said = done.stdout.decode("utf-8", "replace")
         if done.returncode:
             words = done.stderr.decode("utf-8", "replace") or said
             raise ToolError(
-                f"{argv[0]} failed (exit code {done.returncode}): {_tail(words)}", hint=_hint(argv[0], words)
+                "condor-command-failed",
+                f"{argv[0]} failed (exit code {done.returncode}): {_tail(words)}",
+                hint=_hint(argv[0], words),
             )
         return said
 
@@ -214,8 +225,9 @@ def _checked(folder: Path) -> Path:
     path = folder.resolve()
     if not re.fullmatch(FOLDER, str(path), re.ASCII):
         raise UsageError(
-            f"{clean(str(path))}: HTCondor takes no folder of that name",
-            hint="use letters, digits, '-', '_' and '.' in --folder",
+            "sweep-folder-invalid",
+            f"{clean(str(path))} cannot be the directory of a sweep in HTCondor",
+            hint="use only letters, digits, '-', '_' and '.' in --folder",
         )
     return path
 
@@ -233,12 +245,12 @@ def _going_on(folder: Path) -> list[str]:
 
 def _tail(words: str) -> str:
     lines = [clean(line) for line in words.splitlines() if line.strip()]
-    return " / ".join(lines[-TAIL:])[:600] or "it said nothing"
+    return " / ".join(lines[-TAIL:])[:600] or "it printed nothing"
 
 
 def _hint(program: str, words: str) -> str:
     if "Cannot allocate a cluster id" in words:
-        return "the access point takes no jobs of this user: root may have none, others may lack the right"
+        return "submit as another user than root, or ask for permission to submit on this access point"
     if re.search(r"[Ff]ailed to connect|[Cc]an't (find|connect)|communication|unreachable", words):
-        return f"the pool cannot be reached from here; {AWAY}"
-    return f"run {program} by hand and look at what it says"
+        return f"the pool does not answer; {AWAY}"
+    return f"run {program} and check its output"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from imagefactory.documents import Most, format_document, parse_document
-from imagefactory.errors import StatementError, UsageError
+from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.gpu.model import row_of
 from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
@@ -311,8 +311,7 @@ def write_folder(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, by
         write_row(folder / JOBS, jobs_of(sweep))
     except OSError as error:
         raise UsageError(
-            f"{error.filename or folder} cannot be written: {error.strerror}",
-            hint="name another folder: --folder DIR",
+            *os_problem("write", error.filename or folder, error), hint="use another directory: --folder DIR"
         ) from error
 
 
@@ -327,9 +326,17 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
         return parse_document(upgraded(json.loads(path.read_bytes())), kind, FORMAT, str(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError, StatementError) as error:
-        told = error.message if isinstance(error, StatementError) else f"{path} cannot be read"
-        raise UsageError(told, hint="it was changed: make a new sweep") from error
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
+    except (ValueError, RecursionError, StatementError) as error:
+        problem = (
+            error.message
+            if isinstance(error, StatementError)
+            else f"cannot read {path}: it is not valid JSON"
+        )
+        raise UsageError(
+            "sweep-file-invalid", problem, hint="create a new sweep: this file was changed"
+        ) from error
 
 
 def read_jobs(folder: Path) -> Jobs:

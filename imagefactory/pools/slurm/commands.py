@@ -10,7 +10,7 @@ from imagefactory.errors import ToolError
 from imagefactory.verify.suite_report import clean
 
 TIMEOUT = 60.0
-AWAY = "work on a login node of the cluster, or by --inventory FILE"
+AWAY = "run this on a login node of the cluster, or use --inventory FILE"
 
 
 def run(
@@ -28,12 +28,18 @@ def run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise ToolError(f"{argv[0]} is not here", hint=AWAY) from error
+        raise ToolError("tool-missing", f"{argv[0]} is not installed on this machine", hint=AWAY) from error
     except subprocess.TimeoutExpired as error:
-        raise ToolError(f"{argv[0]} does not answer within {timeout:.0f} s", hint="try again") from error
+        raise ToolError(
+            "slurm-timeout", f"{argv[0]} did not answer within {timeout:.0f} s", hint="try again"
+        ) from error
     said = done.stdout.decode("utf-8", "replace")
     if done.returncode:
         words = (done.stderr.decode("utf-8", "replace") or said).strip().splitlines()
-        why = clean(words[-1]) if words else f"it ended with {done.returncode}"
-        raise ToolError(f"{argv[0]} cannot do it: {why}", hint="does `sinfo` answer here? Else " + AWAY)
+        why = clean(words[-1]) if words else f"exit code {done.returncode}"
+        raise ToolError(
+            "slurm-command-failed",
+            f"{argv[0]} failed: {why}",
+            hint="check that sinfo works here; if not, " + AWAY,
+        )
     return said

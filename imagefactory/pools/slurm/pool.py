@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError, UsageError, os_problem
 from imagefactory.model import Outcome
 from imagefactory.pools.folder import judged
 from imagefactory.pools.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
@@ -71,7 +71,11 @@ class SweepFolder:
 
     def check_folder(self, folder: Path) -> None:
         if not str(folder.resolve()).isprintable():
-            raise UsageError(f"{folder!r} is no folder that squeue could show", hint="name another: --folder")
+            raise UsageError(
+                "sweep-folder-invalid",
+                f"squeue cannot print the directory {str(folder)!r}",
+                hint="use another directory: --folder DIR",
+            )
 
     def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         write_folder(folder, sweep, texts)
@@ -100,7 +104,11 @@ class Slurm(SweepFolder):
         said = run(["sbatch", "--version"], self.environ)
         found = _VERSION.match(said)
         if not found:
-            raise ToolError(f"sbatch said '{clean(said)[:60]}'", hint="is another sbatch first on PATH?")
+            raise ToolError(
+                "slurm-output-invalid",
+                f"sbatch printed no version: '{clean(said)[:60]}'",
+                hint="check which sbatch is first on PATH",
+            )
         return found[1]
 
     def inventory(self, now: datetime) -> Inventory:
@@ -120,8 +128,9 @@ class Slurm(SweepFolder):
         left = [job for job in jobs.jobs if _left(read_node(folder, job.node, limits))]
         if not left:
             raise UsageError(
-                f"{folder}: the jobs of this sweep are in the queue already",
-                hint="imagefactory status shows how far it is, imagefactory cancel ends it",
+                "sweep-running",
+                f"the jobs of the sweep {folder} are already in the queue",
+                hint="see imagefactory status, or stop it with imagefactory cancel",
             )
         taken, fault = "", None
         faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
@@ -138,8 +147,9 @@ class Slurm(SweepFolder):
                 fault = fault or error
         if not taken:
             raise fault or ToolError(
-                "this cluster tells of no GPU of the capabilities that are asked for",
-                hint="imagefactory pool --probe 5m asks the GPUs themselves; then make a new sweep",
+                "cluster-gpu-unknown",
+                "no GPU of this cluster is known to have a requested capability",
+                hint="query the GPUs with imagefactory pool --probe 5m, then create a new sweep",
             )
         return taken
 
@@ -159,7 +169,11 @@ class Slurm(SweepFolder):
         try:
             said = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
             if not (found := _JOB.fullmatch(said)):
-                raise ToolError(f"sbatch names no job: {clean(said)[-200:]}", hint=f"look into {folder}")
+                raise ToolError(
+                    "slurm-output-invalid",
+                    f"sbatch printed no job number: {clean(said)[-200:]}",
+                    hint=f"see {folder}",
+                )
         except ToolError as error:
             write_row(row, Submitted(job="", at=now, until=until, refused=clean(error.message)))
             raise
@@ -182,7 +196,8 @@ class Slurm(SweepFolder):
             write_row(folder / QUEUE, remember(read_row(folder / QUEUE, Queue), told, asked))
         except OSError as error:
             raise UsageError(
-                f"{folder / QUEUE} cannot be written: {error.strerror}", hint="name a sweep's folder of yours"
+                *os_problem("write", folder / QUEUE, error),
+                hint="pass the directory of a sweep that you can write to",
             ) from error
 
     def cancel(self, folder: Path) -> None:

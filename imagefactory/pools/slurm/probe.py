@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 from imagefactory.documents import Most, format_document, parse_document
-from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError
+from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.sizes import MB
@@ -104,7 +104,9 @@ def parse_answer(text: str, kind: Kind) -> Known:
     told = _TOLD.fullmatch(lines[1].strip()) if len(lines) == 2 else None
     if told is None:
         raise ToolError(
-            f"nvidia-smi said '{clean(' / '.join(lines))[:100]}'", hint="look at it by hand: srun"
+            "probe-output-invalid",
+            f"nvidia-smi printed no GPU: '{clean(' / '.join(lines))[:100]}'",
+            hint="run nvidia-smi on that node with srun",
         )
     memory = int(told[2]) * MB if told[2].isdigit() else 0  # [N/A]: it has none of its own, as GB10
     return Known(node=clean(lines[0]), type=kind.type, capability=told[1], memory=memory, driver=told[3])
@@ -148,8 +150,14 @@ def recall(environ: Mapping[str, str]) -> tuple[Known, ...]:
         memory: Memory = parse_document(json.loads(path.read_bytes()), Memory, FORMAT, str(path))
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, RecursionError, StatementError) as error:
-        raise UsageError(f"{path} cannot be read", hint="remove it: imagefactory pool --probe 5m") from error
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
+    except (ValueError, RecursionError, StatementError) as error:
+        raise UsageError(
+            "probe-file-invalid",
+            f"{path} is not valid",
+            hint="delete it, then run imagefactory pool --probe 5m",
+        ) from error
     return memory.known
 
 
@@ -164,4 +172,4 @@ def remember(environ: Mapping[str, str], found: Sequence[Known]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, f"{text}\n")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend that") from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error

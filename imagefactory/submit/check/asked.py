@@ -111,7 +111,7 @@ class _AskReader:
         text = self.value(key)
         found = _at_first(text) if text else 0
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 1e6:
-            self.faults.append((key, f"'{text[:40]}' is no number that can be read here"))
+            self.faults.append((key, f"'{text[:40]}' is not a number"))
             return 1
         return int(found)
 
@@ -125,7 +125,7 @@ class _AskReader:
         found = _at_first(text)
         if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1e15:
             return int(found * unit)
-        self.faults.append((key, f"'{text[:40]}' is no size that can be read here"))
+        self.faults.append((key, f"'{text[:40]}' is not a size"))
         return 0
 
     def expression(self, key: str, more: str = "") -> Expression | None:
@@ -147,10 +147,12 @@ class _AskReader:
                 continue
             number = _bound(key, text, self.own())
             if number is None:
-                self.faults.append((key, f"'{text[:40]}' is no {'size' if 'memory' in key else 'version'}"))
+                self.faults.append(
+                    (key, f"'{text[:40]}' is not a {'size' if 'memory' in key else 'version'}")
+                )
             elif key == "gpus_minimum_runtime" and number < _LEAST_VERSION:
-                what = f"'{text[:40]}' is compared as it is, and every GPU takes more"
-                self.faults.append((key, f"{what}: write the version alone, such as 12.4"))
+                what = f"'{text[:40]}' is compared as a plain number, which every GPU exceeds"
+                self.faults.append((key, f"{what}: write only the version, such as 12.4"))
             else:
                 parts.append(f"{name} {how} {number}")
         return parse_expression(" && ".join(parts)) if parts else None

@@ -45,13 +45,17 @@ def check_submit_file(file: SubmitFile, around: Surroundings) -> Checked:
     """All that can be said of a file. Raises UsageError, with its line, where a value cannot be expanded."""
     findings = [advice(line, "note", text) for line, text in file.notes]
     if not file.jobs:
-        findings.append(wrong(1, "no-queue", "it has no queue line, so nothing is submitted", "write queue"))
+        findings.append(
+            wrong(1, "no-queue", "the file has no queue line, so it submits no jobs", "add a line queue")
+        )
     jobs = []
     for one in file.jobs:
         try:
             jobs.append(_check(one, around))
         except UsageError as error:
-            raise UsageError(f"{file.name}:{one.line}: {error.message}", hint=error.hint) from error
+            raise UsageError(
+                "submit-value-invalid", f"{file.name}:{one.line}: {error.message}", hint=error.hint
+            ) from error
     return Checked(name=file.name, jobs=tuple(jobs), findings=tuple(findings))
 
 
@@ -136,9 +140,14 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
         needed = image_disk(image.kind or ImageKind.SIF, size, case.known.image.unpacked)
         if image.kind in (ImageKind.SIF, ImageKind.OSDF, ImageKind.ORAS) and case.asked.disk < needed:
             asked = format_size(case.asked.disk)
-            text = f"request_disk is {asked}, and the image alone takes {format_size(needed)}"
+            text = f"request_disk is {asked}, but the image needs {format_size(needed)}"
             where = jobs.settings["request_disk"].line
-            yield wrong(where, "disk", text, "the job would be held; ask for that and what it writes")
+            yield wrong(
+                where,
+                "disk",
+                text,
+                "request that much plus what the job writes; otherwise HTCondor holds the job",
+            )
 
 
 # --- where it gets -------------------------------------------------------------------------------
@@ -150,11 +159,11 @@ def _reach_findings(case: _Case) -> Iterator[SubmitFinding]:
         return
     yield from _unheard(case, inventory)
     if not reach.places:
-        yield advice(case.jobs.line, "no-match", "the inventory has no GPU at all")
+        yield advice(case.jobs.line, "no-match", "the inventory has no GPU")
     elif not reach.reached:
         why = told_causes(reach.causes.items())
-        text = f"no GPU of {len(reach.places)} matches, and the jobs wait for ever: {why}"
-        yield wrong(case.jobs.line, "no-match", text, "see imagefactory pool for what there is")
+        text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
+        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory pool")
 
 
 def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
@@ -169,9 +178,11 @@ def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
     names = [name for name in expression.names if name.lower() not in own]
     names = [name for name in names if not own_name(name)]  # these have a finding of their own
     if names and "requirements" in case.jobs.settings:
-        text = f"no machine with GPUs tells {', '.join(names[:_FEW])}: it is undefined there"
+        text = (
+            f"no machine with GPUs has the attribute {', '.join(names[:_FEW])}, so requirements is undefined"
+        )
         line = case.jobs.settings["requirements"].line
-        yield wrong(line, "unheard", text, "take it out of requirements, or ask the site for its name")
+        yield wrong(line, "unheard", text, "remove it from requirements, or ask the site for the right name")
 
 
 def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFinding]:

@@ -77,16 +77,22 @@ def parse_expression(text: str) -> Expression:
     shown = f"'{text[:60]}{'...' if len(text) > 60 else ''}'"
     if len(text) > MAX_EXPRESSION or not text.isprintable():
         raise UsageError(
-            f"{shown} is no expression that is read here", hint="write a shorter one, in one line"
+            "expression-too-long",
+            f"{shown} is longer than {MAX_EXPRESSION} characters or not one printable line",
+            hint="write a shorter expression on one line",
         )
     names = _scan(text)
     if names is None:
-        raise UsageError(f"{shown} is no ClassAd expression", hint="check its brackets and quotes")
+        raise UsageError(
+            "expression-invalid", f"{shown} is not a ClassAd expression", hint="check its brackets and quotes"
+        )
     try:
         tree = classad2.ExprTree(text)
     except (classad2.ClassAdException, ValueError) as error:
         raise UsageError(
-            f"{shown} is no ClassAd expression", hint="compare with ==, join with && and ||"
+            "expression-invalid",
+            f"{shown} is not a ClassAd expression",
+            hint="compare with ==, join with && and ||",
         ) from error
     return Expression(text, names, tree)
 

@@ -33,15 +33,17 @@ def image_findings(jobs: Jobs, image: JobImage | None, around: Moving) -> Iterat
     keys = ("container_image", "docker_image", SINGULARITY)
     if image is None:
         if jobs.asks_gpus and not any(jobs.unknown(key) for key in keys):
-            text = "the job runs in no image, so nothing is known of it on any GPU"
-            yield advice(jobs.line, "no-image", text, "imagefactory submit TARGET writes a file with one")
+            text = "the job uses no image, so no verdict applies to it"
+            yield advice(
+                jobs.line, "no-image", text, "write a file with an image: imagefactory submit TARGET"
+            )
         return
     setting = jobs.settings[image.key]
     if image.key == SINGULARITY:
         yield _attribute(setting, image, around.site)
     yield from _named(image, setting)
     if jobs.value("universe").lower() == "docker" and jobs.value("container_image"):
-        text = "the docker universe takes no container_image, and condor_submit refuses it"
+        text = "container_image does not work in the docker universe, so condor_submit rejects the file"
         yield wrong(jobs.settings["container_image"].line, "universe", text, "write universe = container")
     if not image.pinned:
         yield from moving(image, Spot(setting.line), around)
@@ -50,9 +52,9 @@ def image_findings(jobs: Jobs, image: JobImage | None, around: Moving) -> Iterat
 def _attribute(setting: SubmitSetting, image: JobImage, site: Site) -> SubmitFinding:
     line = f"container_image = {image.address}"
     if site.migrated:
-        text = f"{site.title} has container_image in the place of +SingularityImage, without quotes"
+        text = f"{site.title} uses container_image, without quotes, instead of +SingularityImage"
         return advice(setting.line, "singularity", text, f"write {line}", edits=_instead(setting, line))
-    text = "+SingularityImage counts where a pool reads it; HTCondor's own command is container_image"
+    text = "+SingularityImage works only in pools that read it; the HTCondor command is container_image"
     return advice(setting.line, "singularity", text, f"write {line}, without quotes")
 
 
@@ -61,26 +63,28 @@ def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
     address, line = image.address, setting.line
     if address[:1] in "\"'":
         own = address.strip("\"'")
-        text = f"{image.key} has quotes, which become part of the name"
+        text = f"{image.key} has quotes, which HTCondor takes as part of the name"
         edits = _instead(setting, f"{setting.written} = {own}") if setting.value == address else ()
         yield wrong(line, "quoted", text, f"write {image.key} = {own}", edits=edits)
     elif image.kind is None and (address.startswith("osdf:") or address.lower().endswith(".sif")):
-        text = "the name does not end in .sif, so it is taken for an unpacked sandbox"
-        yield wrong(line, "sandbox", text, "name the file *.sif")
+        text = "the name does not end in .sif, so HTCondor expects an unpacked sandbox directory"
+        yield wrong(line, "sandbox", text, "rename the file to *.sif")
     elif image.kind is None and _REFERENCE.fullmatch(address):
-        text = f"'{address[:60]}' is taken for a folder with an unpacked image"
+        text = f"HTCondor takes '{address[:60]}' as a directory with an unpacked image"
         yield wrong(line, "sandbox", text, f"write docker://{address[:60]}")
     elif image.kind is None:
-        text = f"'{address[:60]}' is taken for a folder with an unpacked image, which nobody can pin"
-        yield advice(line, "sandbox", text, "a .sif with digits of its sha256 in its name stays what it is")
+        text = (
+            f"HTCondor takes '{address[:60]}' as a directory with an unpacked image, which cannot be pinned"
+        )
+        yield advice(line, "sandbox", text, "use a .sif with digits of its sha256 in its name")
     elif image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and not image.repository:
         yield wrong(
-            line, "reference", f"'{address[:60]}' is no image reference", "write HOST/NAME@sha256:..."
+            line, "reference", f"'{address[:60]}' is not an image reference", "write HOST/NAME@sha256:..."
         )
     elif image.key == "docker_image" and address.startswith("docker:") and image.needs == "HasDocker":
         bare = address.partition("//")[2]
         edits = _instead(setting, f"{setting.written} = {bare}") if setting.value == address else ()
-        text = "docker_image of the docker universe takes a bare name"
+        text = "docker_image of the docker universe requires a name without docker://"
         yield wrong(line, "reference", text, f"write docker_image = {bare}", edits=edits)
 
 
@@ -93,7 +97,7 @@ def moving(
     """
     said = written or (lambda name: f"{image.kind}://{name}" if image.needs != "HasDocker" else name)
     if image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and image.repository:
-        text = f"'{image.tag}' is a tag: what it points to may be another image tomorrow"
+        text = f"'{image.tag}' is a tag, which may point to another image tomorrow"
         if found := instead(image, around.images):
             yield wrong(at.line, "tag", text, f"write {said(found[0].reference)}", column=at.column)
             return
@@ -101,10 +105,10 @@ def moving(
         hint = "write " + said(f"{image.repository}@{digest or 'sha256:...'}")
         yield advice(at.line, "tag", text, hint, column=at.column)
     elif image.kind in (ImageKind.SIF, ImageKind.OSDF):
-        cached = "; the OSDF caches by name, so a new file may never arrive"
-        text = f"'{image.address.rpartition('/')[2][:60]}' says not which file it is"
+        cached = "; the OSDF caches by name, so jobs may get an old file"
+        text = f"'{image.address.rpartition('/')[2][:60]}' does not identify one version of the file"
         text += cached if image.kind is ImageKind.OSDF else ""
-        hint = "put 12 digits of its sha256 into the name: torch-0123456789ab.sif"
+        hint = "add 12 digits of its sha256 to the name: torch-0123456789ab.sif"
         yield advice(at.line, "name", text, hint, column=at.column)
 
 

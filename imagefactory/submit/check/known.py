@@ -62,20 +62,20 @@ def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     if grounds is None:
         return "", ""
     if not gpu.capability:
-        return UNTESTED, f"which GPU is called '{gpu.name[:40]}' there is not known"
+        return UNTESTED, f"no GPU is known by the name '{gpu.name[:40]}'"
     capability = parse_capability(gpu.capability)
     refused = next((why for one, why in grounds.refused if one == capability), "")
     gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
     if gpu_class is None:
         if revoked := grounds.revoked_on(capability):
             return REVOKED, revoked.said
-        return (REFUSED, refused) if refused else (UNTESTED, "nobody has tested it there")
+        return (REFUSED, refused) if refused else (UNTESTED, "the image has no verdict for it")
     if gpu.mig:
         return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
     if gpu_class.cuda and not gpu.cuda:
-        return UNTESTED, f"its driver is not told; it holds from CUDA {gpu_class.cuda} on"
+        return UNTESTED, f"its driver is not known; the verdict applies from CUDA {gpu_class.cuda} on"
     if gpu_class.cuda and numbers(gpu.cuda) < numbers(gpu_class.cuda):
-        return UNTESTED, f"its driver takes CUDA {gpu.cuda}; it holds from {gpu_class.cuda} on"
+        return UNTESTED, f"its driver supports CUDA {gpu.cuda}; the verdict applies from {gpu_class.cuda} on"
     return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
 
 
@@ -84,7 +84,7 @@ def catalogue_findings(
 ) -> Iterator[SubmitFinding]:
     """Of an image that is pinned: whether there is a catalogue, it has that image, what was revoked of it."""
     if catalogue is None:
-        text = "there is no catalogue here, so nothing is known of this image on any GPU"
+        text = "this machine has no catalog, so no verdict of this image is known"
         hint = "join your center: imagefactory join ADDRESS|FILE"
         yield advice(at.line, "no-catalogue", text, hint, column=at.column)
         return
@@ -92,33 +92,33 @@ def catalogue_findings(
     if revoked and known is None:
         for row in revoked[:_FEW]:
             text = f"the verdicts of this image of {target} {row.where} were {row.said}"
-            hint = f"take another: imagefactory submit {target}{site}"
+            hint = f"use another image: imagefactory submit {target}{site}"
             yield wrong(at.line, REVOKED, text, hint, column=at.column)
     elif known is None:
-        text = "the catalogue does not have this image: nothing is known of it on any GPU"
-        hint = f"take one that `imagefactory submit TARGET{site}` writes"
+        text = "the image is not in the catalog, so no verdict of it is known"
+        hint = f"use an image of the catalog: imagefactory submit TARGET{site}"
         yield wrong(at.line, "unknown-image", text, hint, column=at.column)
 
 
 def no_use(known: KnownImage, at: Spot, asks: str) -> SubmitFinding:
     """An image for CPUs alone is proven on no GPU, and should get none."""
-    text = f"{known.image.target} is for CPUs alone, and the job takes a GPU that it does not use"
-    return wrong(at.line, "no-use", text, f"take {asks} out", column=at.column)
+    text = f"{known.image.target} is for CPUs only, so the job requests a GPU that it cannot use"
+    return wrong(at.line, "no-use", text, f"remove {asks}", column=at.column)
 
 
 def nowhere(known: KnownImage, grounds: Grounds, at: Spot) -> SubmitFinding:
-    text = f"{known.image.target} is verified on no GPU"
+    text = f"{known.image.target} is not verified on any GPU"
     if grounds.revoked:
         row = grounds.revoked[0]
         text = f"{text}: its verdicts {row.where} were {row.said}"
-        return wrong(at.line, REVOKED, text, "take another: imagefactory find", column=at.column)
-    return wrong(at.line, "unverified", text, "take one that is: imagefactory find", column=at.column)
+        return wrong(at.line, REVOKED, text, "choose another image: imagefactory find", column=at.column)
+    return wrong(at.line, "unverified", text, "choose a verified image: imagefactory find", column=at.column)
 
 
 def revoked_on(known: KnownImage, row: RevokedCell, at: Spot) -> SubmitFinding:
     """An image whose verdicts on GPUs that the jobs take were taken back."""
     text = f"{known.image.target} {row.where}, which these jobs take, was {row.said}"
-    hint = f"imagefactory submit {known.image.target} writes what matches proven GPUs only"
+    hint = f"write a file that matches only verified GPUs: imagefactory submit {known.image.target}"
     return wrong(at.line, REVOKED, text, hint, column=at.column)
 
 
@@ -143,7 +143,7 @@ def unverified(
             count = sum(one.gpus for one in found)
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
             text = f"{target} {severity} on {gpus}: {where}"
-            hint = f"imagefactory submit {target}{site} writes what matches proven GPUs only"
+            hint = f"write a file that matches only verified GPUs: imagefactory submit {target}{site}"
             rule = word if word in (REFUSED, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 
@@ -157,8 +157,8 @@ def narrow(
     if more:
         kinds = ", ".join(sorted(set(more), key=parse_capability))
         gpus = f"{len(more)} GPU{'s' * (len(more) != 1)}"
-        text = f"it is verified on {gpus} more, of {kinds}, which these jobs leave out"
-        hint = f"imagefactory submit {known.image.target}{site} writes all of them"
+        text = f"it is also verified on {gpus} ({kinds}), which these jobs exclude"
+        hint = f"write a file that includes them: imagefactory submit {known.image.target}{site}"
         yield advice(at.line, "narrow", text, hint, column=at.column)
 
 

@@ -143,7 +143,11 @@ class _Expansion:
 
     def of(self, text: str, depth: int) -> str:
         if depth > MAX_DEPTH:
-            raise UsageError("macros refer to each other without end", hint="write the value itself")
+            raise UsageError(
+                "macro-recursive",
+                f"macros refer to each other more than {MAX_DEPTH} levels deep",
+                hint="write the value itself",
+            )
         parts: list[str] = []
         size = at = 0
         for start, end, name, default in _outer_macros(text):
@@ -154,7 +158,11 @@ class _Expansion:
                 break
         parts.append(text[at:])
         if size + len(parts[-1]) > MAX_VALUE:
-            raise UsageError(f"macros grow to more than {MAX_VALUE} characters", hint="write shorter values")
+            raise UsageError(
+                "submit-value-too-long",
+                f"macros expand to more than {MAX_VALUE} characters",
+                hint="write shorter values",
+            )
         return "".join(parts)
 
     def _macro(self, name: str, default: str | None, depth: int) -> str:

@@ -46,23 +46,23 @@ def old_gpu_findings(jobs: Jobs, severity: Severity, told: frozenset[str]) -> It
             continue
         setting, what = jobs.settings[key], " and ".join(dict.fromkeys(names))
         own = " and ".join(dict.fromkeys(own_name(name) for name in names))
-        text = f"{what} {'is' if len(set(names)) == 1 else 'are'} of old machines; GPUs have {own}"
+        text = f"{what} {'is' if len(set(names)) == 1 else 'are'} only on old machines; GPUs have {own}"
         if key == "rank":
             hint = f"write rank = {renamed(jobs.value(key), lambda name: _with(name, 'GPUs_'))}"
-            text += ", and a machine whose GPUs are alike has it as GPUs_..."
+            text += ", and machines with equal GPUs have GPUs_..."
             yield _finding(setting, Severity.ADVICE, text, hint)
         elif key == "require_gpus":
             mended = renamed(jobs.value(key), lambda name: _with(name, ""))
             edits = _replaced(setting, (f"{setting.written} = {mended}",))
-            yield _finding(setting, Severity.WRONG, f"{text} there", f"write {mended}", edits)
+            yield _finding(setting, Severity.WRONG, text, f"write {mended}", edits)
         else:
             asked = _Asked.of(jobs.value(key))
-            text += ", in ads of their own"
+            text += ", for require_gpus"
             text += f"; and {asked.doubt}" if asked.doubt else ""
             yield _finding(setting, severity, text, _hint(jobs, asked), _edits(jobs, setting, asked))
     version = jobs.settings.get("cuda_version")
     if version and "cudamaxsupportedversion" not in told:
-        text = "cuda_version is compared with an attribute of old machines"
+        text = "cuda_version is compared with an attribute that only old machines have"
         line = f"gpus_minimum_runtime = {jobs.value('cuda_version')[:8]}"
         clear = re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,2})?", jobs.value("cuda_version"))
         free = clear and "gpus_minimum_runtime" not in jobs.settings
@@ -107,10 +107,10 @@ class _Asked:
                 name, how, number = found
                 if name == "Capability" and how in (">=", ">") and is_cuda_alone(number):
                     name, clause = "DriverVersion", f"DriverVersion {how} {number}"
-                    doubt = f"{number} is a version of CUDA, no capability of any GPU"
+                    doubt = f"{number} is a CUDA version, not a compute capability"
                 elif name == "DriverVersion" and how in (">=", ">") and float(number) >= _DRIVERS:
                     clause = f'versionGE(NvidiaDriver, "{number}")'
-                    doubt = f"{number} is a version of a driver, while DriverVersion is its CUDA's"
+                    doubt = f"{number} is a driver version, but DriverVersion is a CUDA version"
                 said = _commands(name, how, number)
                 plain = plain and bool(said)
                 commands += said
@@ -171,9 +171,9 @@ def _commands(name: str, how: str, number: str) -> list[str]:
 
 def _hint(jobs: Jobs, asked: _Asked) -> str:
     if asked.mixed:
-        return "ask GPUs in require_gpus, by their own names, and machines in requirements"
+        return "put conditions on GPUs into require_gpus, and those on machines into requirements"
     if "require_gpus" in jobs.settings:
-        return f"write it into require_gpus: ... && ({asked.joined})"
+        return f"add it to require_gpus: ... && ({asked.joined})"
     return f"write {' and '.join(asked.commands) or f'require_gpus = {asked.joined}'}"
 
 

@@ -59,12 +59,14 @@ def read_text(path: Path) -> str:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise UsageError(
-            f"{path}: it has more than {MAX_BYTES // 1024} KiB", hint="is it a submit file? give that"
+            "job-file-too-large", f"{path} is larger than {MAX_BYTES // 1024} KiB", hint="pass a submit file"
         )
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: it is no text in UTF-8", hint="is it a submit file? give that") from None
+        raise UsageError(
+            "job-file-not-text", f"{path} is not UTF-8 text", hint="pass a submit file"
+        ) from None
 
 
 def lists_beside(path: Path) -> Lists:
@@ -95,7 +97,9 @@ def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> Su
         write = (
             "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one"
         )
-        raise _fault(name, 1, "this is a script, and no submit file", write)
+        raise UsageError(
+            "submit-file-is-script", f"{name}:1: this is a script, not a submit file", hint=write
+        )
     reader = _SubmitReader(name, lists)
     for line, end, statement in _statements(text, name):
         reader.read(line, end, statement)
@@ -113,7 +117,9 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
     """
     lines = split_lines(text)
     if len(lines) > MAX_LINES:
-        raise UsageError(f"{name}: it has more than {MAX_LINES} lines", hint="is it a submit file? give that")
+        raise UsageError(
+            "job-file-too-large", f"{name} has more than {MAX_LINES} lines", hint="pass a submit file"
+        )
     number = 0
     while number < len(lines):
         first, line = number, lines[number].strip()
@@ -125,8 +131,12 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
             if not more.startswith("#"):
                 line = line[:-1] + more
             elif not more.endswith("\\"):
-                what = "a comment within a line that goes on: its last letter becomes part of the value"
-                raise _fault(name, number, what, "move the comment above, or end it with a \\")
+                raise UsageError(
+                    "submit-comment-misplaced",
+                    f"{name}:{number}: the last letter of a comment inside a continued line becomes part "
+                    f"of the value",
+                    hint="move the comment above the line",
+                )
         if match := _LONG.fullmatch(line):
             end = f"@{match[2]}"
             own = []
@@ -134,7 +144,11 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
                 own.append(lines[number])
                 number += 1
             if number == len(lines):
-                raise _fault(name, first + 1, f"'{match[1]} @={match[2]}' has no end", f"write a line {end}")
+                raise UsageError(
+                    "submit-block-unclosed",
+                    f"{name}:{first + 1}: '{match[1]} @={match[2]}' is not closed",
+                    hint=f"add a line {end}",
+                )
             number += 1
             told = [part for part in map(str.strip, own) if part and not part.startswith("#")]
             line = f"{match[1]} = " + " ".join(part.removesuffix("\\") for part in told)
@@ -144,7 +158,11 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
                 line += "" if row.startswith("#") else "\n" + row
                 number += 1
             if number == len(lines):
-                raise _fault(name, first + 1, "the list of queue has no end", "write a line )")
+                raise UsageError(
+                    "submit-block-unclosed",
+                    f"{name}:{first + 1}: the list of queue is not closed",
+                    hint="add a line )",
+                )
             number += 1
             line += "\n)"
         yield first + 1, number, line
@@ -159,10 +177,6 @@ def _list_of(found: re.Match[str]) -> tuple[str, str]:
     """The slice of a list, without its brackets, and the list, of a match of _FROM."""
     part = _SLICE.match(found[3])
     return (part[1] or "", found[3][part.end() :].rstrip()) if part else ("", found[3])
-
-
-def _fault(name: str, line: int, what: str, hint: str = "") -> UsageError:
-    return UsageError(f"{name}:{line}: {what}", hint=hint)
 
 
 # --- statements ----------------------------------------------------------------------------------
@@ -197,19 +211,35 @@ class _SubmitReader:
 
     def end(self) -> SubmitFile:
         if self.branches:
-            raise _fault(self.name, self.branches[-1][0], "this 'if' has no 'endif'", "write endif")
+            raise UsageError(
+                "submit-block-unclosed",
+                f"{self.name}:{self.branches[-1][0]}: this 'if' has no 'endif'",
+                hint="add a line endif",
+            )
         return SubmitFile(name=self.name, jobs=tuple(self.jobs), notes=tuple(self.notes))
 
     def _set(self, line: int, end: int, text: str) -> None:
         match = _SETTING.fullmatch(text)
         if not match:
-            raise _fault(self.name, line, f"'{text[:60]}' is no 'command = value'", "write command = value")
+            raise UsageError(
+                "submit-line-invalid",
+                f"{self.name}:{line}: '{text[:60]}' is not 'command = value'",
+                hint="write command = value",
+            )
         key = match[2].lower() if not match[1] else f"my.{match[2].lower()}"
         value = self._appended(line, key, match[3].strip())
         if len(value) > MAX_VALUE:
-            raise _fault(self.name, line, f"a value of more than {MAX_VALUE} characters", "write less")
+            raise UsageError(
+                "submit-value-too-long",
+                f"{self.name}:{line}: a value of more than {MAX_VALUE} characters",
+                hint="write a shorter value",
+            )
         if len(self.settings) >= MAX_SETTINGS:
-            raise _fault(self.name, line, f"more than {MAX_SETTINGS} different commands", "write fewer")
+            raise UsageError(
+                "job-file-too-large",
+                f"{self.name}:{line}: more than {MAX_SETTINGS} different commands",
+                hint="write fewer commands",
+            )
         before = self.settings.get(key)
         if before is not None and self.jobs and before.line < self.jobs[-1].line:
             before = None  # jobs that were queued above had it
@@ -229,21 +259,29 @@ class _SubmitReader:
         if before is None or not before.value:
             return own.sub(lambda found: found[1] or "", value)
         if len(value) + len(own.findall(value)) * len(before.value) > MAX_VALUE:
-            raise _fault(self.name, line, f"a value of more than {MAX_VALUE} characters", "write less")
+            raise UsageError(
+                "submit-value-too-long",
+                f"{self.name}:{line}: a value of more than {MAX_VALUE} characters",
+                hint="write a shorter value",
+            )
         return own.sub(lambda _: before.value, value)
 
     def _direct(self, line: int, keyword: str, rest: str) -> None:
         if keyword == "include":
-            raise _fault(
-                self.name,
-                line,
-                "includes are neither read nor run here",
-                "write the included lines into the file, or check what condor_submit -dump shows",
+            raise UsageError(
+                "submit-include-unsupported",
+                f"{self.name}:{line}: imagefactory does not read or run included files",
+                hint="copy the included lines into the file, or check the output of condor_submit -dump",
             )
         if keyword == "error":
-            raise _fault(self.name, line, f"it ends with the error '{rest.lstrip(': ')[:80]}'")
+            raise UsageError(
+                "submit-error-statement",
+                f"{self.name}:{line}: condor_submit stops here with the error '{rest.lstrip(': ')[:80]}'",
+            )
         if keyword == "use":
-            self.notes.append((line, f"'use {rest[:40]}' is set by the site's configuration: not looked at"))
+            self.notes.append(
+                (line, f"'use {rest[:40]}' depends on the configuration of the site and is not checked")
+            )
 
     # --- if
 
@@ -251,17 +289,29 @@ class _SubmitReader:
         if keyword == "if":
             outside = all(holds for _, holds, _, _ in self.branches)
             if len(self.branches) >= MAX_DEPTH:
-                raise _fault(self.name, line, f"more than {MAX_DEPTH} nested 'if'", "write it plainer")
+                raise UsageError(
+                    "submit-condition-invalid",
+                    f"{self.name}:{line}: more than {MAX_DEPTH} nested 'if'",
+                    hint="nest fewer of them",
+                )
             holds = outside and self._holds(line, rest)
             self.branches.append((line, holds, holds or not outside, False))
             return
         if not self.branches:
-            raise _fault(self.name, line, f"'{keyword}' without 'if'", f"take '{keyword}' away")
+            raise UsageError(
+                "submit-condition-invalid",
+                f"{self.name}:{line}: '{keyword}' without 'if'",
+                hint=f"remove '{keyword}'",
+            )
         first, _, done, last = self.branches.pop()
         if keyword == "endif":
             return
         if last:
-            raise _fault(self.name, line, f"'{keyword}' after 'else'", f"take '{keyword}' away")
+            raise UsageError(
+                "submit-condition-invalid",
+                f"{self.name}:{line}: '{keyword}' after 'else'",
+                hint=f"remove '{keyword}'",
+            )
         holds = not done and (keyword == "else" or self._holds(line, rest))
         self.branches.append((first, holds, done or holds, keyword == "else"))
 
@@ -277,7 +327,9 @@ class _SubmitReader:
             set_to = self.settings.get(name)
             return bool(set_to and set_to.value) or bool(re.fullmatch(r"[0-9.]+|true|false", name))
         if found := _VERSION.fullmatch(text.lower()):
-            self.notes.append((line, f"'if version' is decided as for {'.'.join(map(str, ASSUMED))}"))
+            self.notes.append(
+                (line, f"'if version' is evaluated as for HTCondor {'.'.join(map(str, ASSUMED))}")
+            )
             return _compare(found[1], tuple(int(part or 0) for part in found.groups()[1:]))
         if text.lower() in _TRUE:
             return True
@@ -286,18 +338,21 @@ class _SubmitReader:
         try:
             return float(text) != 0
         except ValueError:
-            raise _fault(
-                self.name,
-                line,
-                f"'{text[:60]}' is no condition of condor_submit",
-                "write true, false, a number, 'defined name' or 'version >= 23.9.0'",
+            raise UsageError(
+                "submit-condition-invalid",
+                f"{self.name}:{line}: '{text[:60]}' is not a condition of condor_submit",
+                hint="write true, false, a number, 'defined name' or 'version >= 23.9.0'",
             ) from None
 
     # --- queue
 
     def _queue(self, line: int, rest: str) -> None:
         if len(self.jobs) >= MAX_QUEUES:
-            raise _fault(self.name, line, f"more than {MAX_QUEUES} queue lines", "write one with a list")
+            raise UsageError(
+                "job-file-too-large",
+                f"{self.name}:{line}: more than {MAX_QUEUES} queue lines",
+                hint="write one queue line with a list",
+            )
         self.used |= macro_names(rest)
         text = expand(_UNSET.sub(self._unset, rest), self.settings).strip()
         count: int | None = 1
@@ -329,8 +384,11 @@ class _SubmitReader:
             number = literal(text[:end])
             if isinstance(number, int | float) and not isinstance(number, bool):
                 if not 0 <= number <= _MOST:
-                    what = f"'queue {text[:60]}' is no number of jobs"
-                    raise _fault(self.name, line, what, "write queue 10")
+                    raise UsageError(
+                        "submit-queue-invalid",
+                        f"{self.name}:{line}: 'queue {text[:60]}' is not a number of jobs",
+                        hint="write queue 10",
+                    )
                 return int(number), text[end:].strip()
         return 1, text
 
@@ -342,11 +400,10 @@ class _SubmitReader:
         """The variables of a list and how many items it has; None where these are not in the file."""
         match = _FROM.fullmatch(text)
         if not match or not match[3].strip():
-            raise _fault(
-                self.name,
-                line,
-                f"'queue {text[:60]}' is not understood",
-                "write queue 10, or queue x in (a b)",
+            raise UsageError(
+                "submit-queue-invalid",
+                f"{self.name}:{line}: 'queue {text[:60]}' is not valid",
+                hint="write queue 10, or queue x in (a b)",
             )
         names = tuple(name.lower() for name in re.split(r"[,\s]+", match[1]) if name) or ("item",)
         part, given = _list_of(match)

@@ -77,8 +77,8 @@ def _cancelled(jobs: Jobs) -> Iterator[SubmitFinding]:
         yield wrong(
             jobs.settings[key].line,
             "cancelled",
-            f"{key} is ignored without a word, because require_gpus (line {line}) names {name}",
-            f"write it into require_gpus, or take {name} out of there",
+            f"condor_submit silently ignores {key}, because require_gpus (line {line}) names {name}",
+            f"add it to require_gpus, or remove {name} from there",
         )
 
 
@@ -86,8 +86,8 @@ def _overwritten(jobs: Jobs) -> Iterator[SubmitFinding]:
     for key in _LOOKED_AT:
         setting = jobs.settings.get(key)
         if setting and setting.before and setting.before.value != setting.value:
-            text = f"{setting.written} is set again: line {setting.before.line} counts no more"
-            joined = "join both with && in one line" if key.startswith("require") else "take one of them away"
+            text = f"{setting.written} is set again, which overrides line {setting.before.line}"
+            joined = "join both with && in one line" if key.startswith("require") else "remove one of them"
             yield wrong(setting.line, "overwritten", text, joined)
 
 
@@ -99,7 +99,7 @@ def _without_request(jobs: Jobs) -> Iterator[SubmitFinding]:
         keys = ["my.wantgpulab"]
     for key in keys:
         setting = jobs.settings[key]
-        text = f"{setting.written} does nothing, because the job requests no GPU"
+        text = f"{setting.written} has no effect, because the job requests no GPU"
         yield wrong(setting.line, "no-request", text, "write request_gpus = 1")
 
 
@@ -107,8 +107,8 @@ def _flat(jobs: Jobs) -> Iterator[SubmitFinding]:
     for name in sorted(_names(jobs, "requirements")):
         own = next((one for one in GPU_ATTRIBUTES if name == f"gpus_{one.lower()}"), "")
         if own:
-            text = f"GPUs_{own} holds what all GPUs of a machine share: one with mixed GPUs has none"
-            yield advice(jobs.settings["requirements"].line, "flat", text, f"ask for {own} in require_gpus")
+            text = f"GPUs_{own} exists only on machines whose GPUs are all equal"
+            yield advice(jobs.settings["requirements"].line, "flat", text, f"use {own} in require_gpus")
 
 
 def _misplaced(jobs: Jobs) -> Iterator[SubmitFinding]:
@@ -117,20 +117,20 @@ def _misplaced(jobs: Jobs) -> Iterator[SubmitFinding]:
     for name in sorted(_names(jobs, "require_gpus")):
         if name.startswith("gpus_") and name.removeprefix("gpus_") in known:
             own = known[name.removeprefix("gpus_")]
-            text = f"require_gpus is asked of each GPU, and there it is called {own}"
+            text = f"require_gpus is evaluated for each GPU, where the attribute is {own}"
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {own}")
         elif own_name(name):
             continue  # which has a finding of its own
         elif (near := nearest(name, known)) and name not in known and name not in _my_names(jobs):
-            text = f"no GPU tells '{name}'; did you mean {known[near]}?"
+            text = f"GPUs have no attribute '{name}'; did you mean {known[near]}?"
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {known[near]}")
     for name in sorted(_names(jobs, "requirements") & {*known} - {"id"}):
-        text = f"{known[name]} is told of GPUs, not of machines: there it is undefined, and nothing matches"
-        yield wrong(jobs.settings["requirements"].line, "misplaced", text, "ask for it in require_gpus")
+        text = f"{known[name]} is an attribute of GPUs, so it is undefined for machines and nothing matches"
+        yield wrong(jobs.settings["requirements"].line, "misplaced", text, "use it in require_gpus")
     text = jobs.value("require_gpus")
     if re.search(r"\btarget\s*\.", text, re.IGNORECASE):
-        why = "TARGET. is undefined in require_gpus, which is asked in the GPU's own ad: nothing matches"
-        yield wrong(jobs.settings["require_gpus"].line, "misplaced", why, "write the name alone")
+        why = "TARGET. is undefined in require_gpus, which sees only the ad of a GPU, so nothing matches"
+        yield wrong(jobs.settings["require_gpus"].line, "misplaced", why, "write only the name")
 
 
 def _misspelt(jobs: Jobs) -> Iterator[SubmitFinding]:
@@ -139,11 +139,11 @@ def _misspelt(jobs: Jobs) -> Iterator[SubmitFinding]:
         if key in {*COMMANDS, *ALIASES} or key.startswith("my.") or key in jobs.used or _used(jobs, key):
             continue
         if key in _SITES_OWN:
-            text = f"{setting.written} is a macro that nothing uses: the job's attribute needs a +"
+            text = f"{setting.written} is an unused macro: a job attribute requires a +"
             line = f"+{setting.written} = {setting.value}"
             yield wrong(setting.line, "misspelt", text, f"write {line[:60]}", edits=_instead(setting, line))
         elif near := _meant(key):
-            text = f"'{setting.written}' is no command; did you mean {near}?"
+            text = f"'{setting.written}' is not a command; did you mean {near}?"
             edits = () if near in jobs.settings else _instead(setting, f"{near} = {setting.value}")
             yield wrong(setting.line, "misspelt", text, f"write {near}", edits=edits)
 
@@ -157,9 +157,9 @@ def _unquoted(jobs: Jobs) -> Iterator[SubmitFinding]:
         if _WHOLE_WORDS.fullmatch(value):
             if value.lower() in _LITERALS or value.lower() in _my_names(jobs):
                 continue
-            text = f"{setting.written} is the attribute '{value[:40]}', not a text"
+            text = f"{setting.written} is the attribute '{value[:40]}', not a string"
         elif value and len(value) <= MAX_EXPRESSION and not _is_expression(value):
-            text = f"{setting.written}: '{value[:40]}' is no value of an attribute, and a text needs quotes"
+            text = f"{setting.written}: '{value[:40]}' is not a value of an attribute; strings require quotes"
         else:
             continue
         line = f'{setting.written} = "{value}"'
@@ -172,20 +172,20 @@ def _comments(jobs: Jobs) -> Iterator[SubmitFinding]:
     for key in _COMMENTED:
         if comment := _comment_in(jobs, key):
             setting = jobs.settings[key]
-            part = "the file's name" if key in _NAMES_OF_FILES else "the value"
-            text = f"'{comment[:30]}' is no comment here, but part of {part}"
+            part = "the file name" if key in _NAMES_OF_FILES else "the value"
+            text = f"'{comment[:30]}' is not a comment here, but part of {part}"
             value = setting.value.removesuffix(comment).rstrip()
             edits = (
                 Edit(first=setting.line, last=setting.end, text=(comment, f"{setting.written} = {value}")),
             )
-            hint = "write comments into lines of their own"
+            hint = "write the comment on its own line"
             yield wrong(setting.line, "comment", text, hint, edits=edits if value else ())
 
 
 def _pinned(jobs: Jobs) -> Iterator[SubmitFinding]:
     if machine := _one_machine(jobs):
-        text = f"jobs run on {machine[:60]} alone, and wait while it is busy or down"
-        hint = "ask for what that machine has: gpus_minimum_capability, gpus_minimum_memory"
+        text = f"jobs run only on {machine[:60]}, and wait while it is busy or down"
+        hint = "request what that machine has: gpus_minimum_capability, gpus_minimum_memory"
         yield advice(jobs.settings["requirements"].line, "pinned", text, hint)
 
 
@@ -201,19 +201,19 @@ def _cuda_as_capability(jobs: Jobs) -> Iterator[SubmitFinding]:
     for key in ("gpus_minimum_capability", "gpus_maximum_capability"):
         value = jobs.value(key)
         if is_cuda_alone(value):
-            text = f"{value} is a version of CUDA, no capability of any GPU"
+            text = f"{value} is a CUDA version, not a compute capability"
             yield advice(jobs.settings[key].line, "capability", text, f"write gpus_minimum_runtime = {value}")
 
 
 def _undefined(jobs: Jobs) -> Iterator[SubmitFinding]:
     for key in _LOOKED_AT:
         for name in jobs.undefined(key):
-            text = f"$({name}) is not set in this file, and empty unless a DAG or the site sets it"
+            text = f"$({name}) is not set in this file, so it is empty unless a DAG or the site sets it"
             yield advice(
                 jobs.settings[key].line, "undefined", text, f"set {name}, or write $({name}:default)"
             )
         if unknown := jobs.unknown(key):
-            text = f"{key} is not judged: what {unknown} comes to is known when jobs are submitted"
+            text = f"{key} is not checked: the value of {unknown} is known only when jobs are submitted"
             yield advice(jobs.settings[key].line, "unknown", text)
 
 
@@ -239,10 +239,10 @@ def _retries(jobs: Jobs) -> Iterator[SubmitFinding]:
             if one.isascii() and one.isdigit():
                 yield advice(line, "unit", f"{one} in {key} is {one} {unit}", f"write the unit: {one}{unit}")
             elif re.fullmatch(r"[0-9.]+ ?[KMGT]", one, re.IGNORECASE):
-                why = f"{one} in {key}: pools before HTCondor 25.6.1 ignore it without a word"
+                why = f"{one} in {key}: pools before HTCondor 25.6.1 silently ignore it"
                 yield advice(line, "unit", why, f"write {one}B")
             elif not re.fullmatch(r"[0-9.]+ ?[KMGT]B", one, re.IGNORECASE) and not _is_expression(one):
-                what = f"{key}: '{one[:40]}' is no size and no expression"
+                what = f"{key}: '{one[:40]}' is not a size or expression"
                 yield wrong(line, "unreadable", what, "write 16GB, or RequestMemory * 2")
 
 
@@ -251,7 +251,7 @@ def _backwards(jobs: Jobs) -> Iterator[SubmitFinding]:
     numbers = isinstance(low, int | float) and isinstance(high, int | float)
     if numbers and high and low > high:  # type: ignore[operator]
         setting = jobs.settings["gpus_maximum_capability"]
-        text = f"the highest capability, {high}, is below the lowest, {low}: nothing matches"
+        text = f"the highest capability, {high}, is below the lowest, {low}, so nothing matches"
         yield wrong(setting.line, "backwards", text, "write the lower one as gpus_minimum_capability")
 
 

@@ -19,15 +19,15 @@ _NAMED = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _FORMS = {
-    "a token of Hugging Face": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
-    "a token of GitHub": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})"),
-    "a key of AWS": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a key of OpenAI": re.compile(r"\bsk-(?:proj-)?[A-Za-z0-9_-]{32,}"),
-    "a key of Weights & Biases": re.compile(r"\bwandb\s+login\s+(?:-\S+\s+)*[0-9a-f]{40}\b"),
+    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
+    "a GitHub token": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})"),
+    "an AWS key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "an OpenAI key": re.compile(r"\bsk-(?:proj-)?[A-Za-z0-9_-]{32,}"),
+    "a Weights & Biases key": re.compile(r"\bwandb\s+login\s+(?:-\S+\s+)*[0-9a-f]{40}\b"),
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
 }
 _PLACE = re.compile(r"[~./]")
-HINT = "take a new one, keep it in a file that you alone can read, and let the program read it there"
+HINT = "create a new one, keep it in a file that only you can read, and read it in the program"
 
 
 def secret_findings(text: str) -> Iterator[SubmitFinding]:
@@ -36,7 +36,7 @@ def secret_findings(text: str) -> Iterator[SubmitFinding]:
         named = [(one[1], one) for one in _NAMED.finditer(line) if not _PLACE.match(one["value"])]
         formed = [(name, one) for name, form in _FORMS.items() if (one := form.search(line))]
         for name, found in (named or formed)[:1]:
-            told = f"{name} stands here, for everybody who sees this file"
+            told = f"{name} is visible to everyone who can read this file"
             yield wrong(number, "secret", told, HINT, column=found.start() + 1)
 
 

@@ -35,11 +35,11 @@ def _commanded(jobs: Jobs, site: Site, command: SiteCommand) -> Iterator[SubmitF
     what = f"is {jobs.value(mine)[:40]}" if setting else "is missing"
     where = setting.line if setting else jobs.line
     if command.agreed:
-        text = f"{key} {what}: without it the GPUs that {site.title} shares never match"
+        text = f"{key} {what}: without it, the shared GPUs of {site.title} never match"
         yield wrong(where, "site", text, f"write {command.line}")
     else:
-        text = f"{key} {what}, and it may be needed: {command.why}"
-        yield advice(where, "site", text, f"write {command.line}: it does no harm")
+        text = f"{key} {what}, and it may be required: {command.why}"
+        yield advice(where, "site", text, f"write {command.line}, which does no harm")
 
 
 def _length(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
@@ -50,10 +50,10 @@ def _length(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
     mine = f"my.{key.removeprefix('+').lower()}"
     values = [line.partition("=")[2].strip() for line in lengths]
     if mine not in jobs.settings:
-        text = f"{key} is missing: {site.title} takes its usual length for this job"
+        text = f"{key} is missing: {site.title} assumes its usual length for this job"
         yield advice(jobs.line, "site", text, f"write one of {', '.join(lengths)}")
     elif not jobs.unknown(mine) and jobs.value(mine).lower() not in (value.lower() for value in values):
-        text = f"{key} is {jobs.value(mine)[:40]}, which {site.title} does not know"
+        text = f"{key} is {jobs.value(mine)[:40]}, which is not a job length of {site.title}"
         yield wrong(jobs.settings[mine].line, "site", text, f"write one of {', '.join(lengths)}")
 
 
@@ -69,14 +69,12 @@ def _environment(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
     if jobs.value("getenv").lower() not in _TRUE:
         return
     setting = jobs.settings["getenv"]
-    hint = "name what the job needs: getenv = ONE, OTHER"
+    hint = "list only the variables that the job needs: getenv = ONE, OTHER"
     if site.getenv:
         yield wrong(setting.line, "getenv", f"getenv = true: {site.getenv}", hint)
     else:
-        text = (
-            "getenv = true takes all of your shell's variables along, paths of this machine too; some pools"
-        )
-        yield advice(setting.line, "getenv", f"{text} refuse it", hint)
+        text = "getenv = true copies all variables of your shell, with paths of this machine; some pools"
+        yield advice(setting.line, "getenv", f"{text} reject it", hint)
 
 
 def _retired(jobs: Jobs) -> Iterator[SubmitFinding]:

@@ -41,7 +41,7 @@ def test_what_is_proven_in_the_store_stands_on_its_pages(bench: Bench, tmp_path:
     assert manifest in page
     assert "A GPU of the tests" in page
     assert f"imagefactory run {TARGET} -- python" in page
-    assert "the image is where no job can get it" in page  # it is in the store alone
+    assert "the image is not in a registry or file" in page  # it is in the store alone
     assert ": verified on sm_80</title>" in (out / "images" / f"{TARGET}.svg").read_text()
     assert TARGET in (out / "gpus" / "8.0.html").read_text()
 

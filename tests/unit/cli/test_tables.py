@@ -149,7 +149,7 @@ def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> 
     folder = tmp_path / "elsewhere"
     collected(folder, other, Outcome.NO_KERNEL)
     assert tables(bench, "--sweep", str(folder))["9.0"]["state"] == "not-tested"
-    assert "is no sweep" in bench.call("tables", "--sweep", str(tmp_path), code=2).err
+    assert bench.call("tables", "--sweep", str(tmp_path), code=2).error_codes == ("sweep-not-found",)
 
 
 @pytest.mark.parametrize(("file", "text"), [("sweep.json", "{"), ("collected.json", '{"format": 9}')])

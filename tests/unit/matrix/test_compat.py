@@ -76,16 +76,17 @@ def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
 
 
 @pytest.mark.parametrize(
-    ("text", "cuda", "said"),
+    ("text", "cuda", "code"),
     [
-        ("torch==", "", "names no version"),
-        ("torch==2.*", "", "names no version"),
-        ("torch==2.6+cu124", "12.6", "is a build for CUDA 12.4, not for 12.6"),
+        ("torch==", "", "release-invalid"),
+        ("torch==2.*", "", "release-invalid"),
+        ("torch==2.6+cu124", "12.6", "option-conflict"),
     ],
 )
-def test_what_names_no_release_is_refused(text: str, cuda: str, said: str) -> None:
-    with pytest.raises(errors.UsageError, match=said):
+def test_what_names_no_release_is_refused(text: str, cuda: str, code: str) -> None:
+    with pytest.raises(errors.UsageError) as caught:
         exact_releases(text, cuda)
+    assert caught.value.code == code
 
 
 def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
@@ -563,8 +564,8 @@ def test_a_gpu_that_no_image_serves(call: Call, tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("--gpu", "V100", "--capability", "7.0"), errors.EXIT_USAGE, "different tables"),
-        (("--driver", "535"), errors.EXIT_USAGE, "--driver says nothing here"),
-        (("--family", "pytorch"), errors.EXIT_USAGE, "--family says nothing here"),
+        (("--driver", "535"), errors.EXIT_USAGE, "--driver"),
+        (("--family", "pytorch"), errors.EXIT_USAGE, "--family"),
         (("--gpu", "V100", "--driver", "new"), errors.EXIT_USAGE, "write 535 or 535.54.03"),
         (("--capability", "8"), errors.EXIT_USAGE, "not a compute capability"),
         (("--gpu", "RTX 5O90"), errors.EXIT_USAGE, "RTX 5090"),

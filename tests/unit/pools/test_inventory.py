@@ -62,10 +62,13 @@ def test_a_newer_one_takes_the_place_of_an_older_and_of_nothing_else(tmp_path: P
     other = tmp_path / "thesis.txt"
     other.write_text("years of work")
     for place in (other, tmp_path):
-        with pytest.raises(UsageError, match="is no inventory"):
+        with pytest.raises(UsageError) as caught:
             write_inventory(place, a_pool())
-    with pytest.raises(UsageError, match="No such file"):
+        assert caught.value.code == "file-exists"
+        assert str(place) in caught.value.message
+    with pytest.raises(UsageError) as caught:
         write_inventory(tmp_path / "none" / "inventory.json", a_pool())
+    assert caught.value.code == "cannot-write-file"
     assert other.read_text() == "years of work"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["inventory.json", "thesis.txt"]
 
@@ -122,42 +125,54 @@ def test_a_fault_is_told_by_its_place_and_what_to_write(
 ) -> None:
     with pytest.raises(UsageError) as fault:
         parse_inventory(changed(path, value), "pool.json", NOW)
+    assert fault.value.code == (
+        "inventory-key-unknown" if "unknown key" in said else "inventory-value-invalid"
+    )
     assert fault.value.message.startswith("pool.json: ")
     assert said in fault.value.message
     assert hint in fault.value.hint
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code", "said"),
     [
-        ("", "f.json:1:1: no JSON"),
-        ("{\n]", "f.json:2:1: no JSON"),
-        ("[]", "f.json cannot be []"),
-        ('{"format": "imagefactory.inventory/1"}', "f.json: there is no 'machines'"),
-        ('{"machines": [], "machines": []}', "'machines' stands there twice"),
-        ('{"machines": NaN}', "NaN is no number"),
-        ('{"format": "imagefactory.inventory/1", "machines": [{"name": "a"}]}', "there is no 'gpus'"),
-        ("[" * 100_000, "f.json: no JSON"),
+        ("", "inventory-not-json", "f.json:1:1: "),
+        ("{\n]", "inventory-not-json", "f.json:2:1: "),
+        ("[]", "inventory-value-invalid", "f.json cannot be []"),
+        ('{"format": "imagefactory.inventory/1"}', "inventory-key-missing", "'machines'"),
+        ('{"machines": [], "machines": []}', "inventory-not-json", "'machines'"),
+        ('{"machines": NaN}', "inventory-not-json", "NaN"),
+        (
+            '{"format": "imagefactory.inventory/1", "machines": [{"name": "a"}]}',
+            "inventory-key-missing",
+            "'gpus'",
+        ),
+        ("[" * 100_000, "inventory-not-json", "f.json: "),
     ],
 )
-def test_what_is_no_inventory_is_refused(text: str, said: str) -> None:
+def test_what_is_no_inventory_is_refused(text: str, code: str, said: str) -> None:
     with pytest.raises(UsageError) as fault:
         parse_inventory(text, "f.json", NOW)
+    assert fault.value.code == code
     assert said in fault.value.message
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(UsageError, match="there is no such file"):
+        with pytest.raises(UsageError) as caught:
             read_inventory(place)
+        assert caught.value.code == "inventory-not-found"
+        assert str(place) in caught.value.message
     file = tmp_path / "inventory.json"
     file.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="not UTF-8"):
+    with pytest.raises(UsageError) as caught:
         read_inventory(file)
+    assert caught.value.code == "inventory-not-text"
     monkeypatch.setattr(inventory, "MAX_BYTES", 100)
     file.write_text(json.dumps(SMALL))
-    with pytest.raises(UsageError, match="larger than"):
+    with pytest.raises(UsageError) as caught:
         read_inventory(file)
+    assert caught.value.code == "inventory-too-large"
 
 
 anything = st.recursive(

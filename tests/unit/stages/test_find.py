@@ -157,14 +157,15 @@ def test_words(joined: Call, words: tuple[str, ...], found: list[str]) -> None:
     ("words", "hint"),
     [
         (("pytroch",), "did you mean 'pytorch'? pytorch has "),
-        (("pytorch", "2.4"), "of pytorch there is pytorch-2.3-cu121, pytorch-2.5-cu124, pytorch-2.1-cu121"),
-        (("pytorch", "2.50"), "of pytorch there is"),
+        (("pytorch", "2.4"), "of pytorch: pytorch-2.3-cu121, pytorch-2.5-cu124, pytorch-2.1-cu121"),
+        (("pytorch", "2.50"), "of pytorch: "),
         (("zebra",), "there is pytorch-2.3-cu121, "),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, ...], hint: str) -> None:
     said = joined("find", *words, code=3)
-    assert f"error: there is no {' '.join((*words[:-1], repr(words[-1])))}" in said.err
+    assert said.error_codes == ("target-unknown",)
+    assert " ".join((*words[:-1], repr(words[-1]))) in said.err
     assert hint in said.err
 
 
@@ -186,7 +187,7 @@ def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> Non
 
 
 def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:
-    assert "there is no such file" in joined("find", "--inventory", "none.json", code=2).err
+    assert joined("find", "--inventory", "none.json", code=2).error_codes == ("inventory-not-found",)
 
 
 def test_what_needs_no_gpu_is_found_by_that_word(person: Call, pool: str, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def test_it_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "it is not JSON"),
-        ("{}", "'format' is missing"),
+        ("{", "JSON"),
+        ("{}", "format"),
         (json.dumps({**TOLD, "format": 2}), "format"),
         (json.dumps({**TOLD, "steps": -1}), "steps"),
         (json.dumps({**TOLD, "basis": "verified"}), "basis"),

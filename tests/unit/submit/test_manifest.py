@@ -227,27 +227,28 @@ def test_on_amd_a_processor_that_is_not_proven_stops_the_job(tmp_path: Path, ver
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "files", "said"),
+    ("changes", "rows", "files", "code", "said"),
     [
-        ({"outputs": ("model.pt",)}, (), FILES, "--result: Kubernetes brings no files back"),
-        ({"checkpoint": "last.pt"}, (), FILES, "--checkpoint: Kubernetes brings no files back"),
-        ({"gather": "gather.py"}, (), FILES, "--gather: Kubernetes brings no files back"),
-        ({"name": "a" * 60}, (), FILES, "a Job's name has 1 to 52 letters"),
-        ({"name": "a b"}, (), FILES, "is not a name for files"),
-        ({"executable": "a;b"}, (), FILES, "is not the path of a program"),
-        ({"arguments": ("$(lr)",)}, (), FILES, "there is no such value to fill in"),
-        ({"arguments": ("a\nb",)}, (), FILES, "is no argument that a manifest can carry"),
-        ({"columns": ("run", "lr")}, (("1", "2"),), FILES, "run 1 has 2 values, not 1"),
-        ({"columns": ("run", "lr")}, (("`id`",),), FILES, "cannot be a value of a sweep"),
-        ({}, (), {"a b": b""}, "cannot be the name of a file of a ConfigMap"),
-        ({}, (), {"a": b"x" * FILES_MOST}, "a ConfigMap holds 1,000,000"),
+        ({"outputs": ("model.pt",)}, (), FILES, "option-conflict", "--result"),
+        ({"checkpoint": "last.pt"}, (), FILES, "option-conflict", "--checkpoint"),
+        ({"gather": "gather.py"}, (), FILES, "option-conflict", "--gather"),
+        ({"name": "a" * 60}, (), FILES, "job-name-invalid", "1 to 52 letters"),
+        ({"name": "a b"}, (), FILES, "submit-value-invalid", "'a b'"),
+        ({"executable": "a;b"}, (), FILES, "submit-value-invalid", "'a;b'"),
+        ({"arguments": ("$(lr)",)}, (), FILES, "macro-unknown", "'$(lr)'"),
+        ({"arguments": ("a\nb",)}, (), FILES, "argument-not-ascii", r"'a\nb'"),
+        ({"columns": ("run", "lr")}, (("1", "2"),), FILES, "sweep-values-invalid", "run 1 has 2 values"),
+        ({"columns": ("run", "lr")}, (("`id`",),), FILES, "sweep-values-invalid", "'`id`'"),
+        ({}, (), {"a b": b""}, "file-name-invalid", "'a b'"),
+        ({}, (), {"a": b"x" * FILES_MOST}, "job-files-too-large", "1,000,000"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(
-    changes: dict[str, Any], rows: Any, files: Mapping[str, bytes], said: str
+    changes: dict[str, Any], rows: Any, files: Mapping[str, bytes], code: str, said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         format_manifest(taken(), replace(RUN, **changes), rows, files)
+    assert caught.value.code == code
     assert said in caught.value.message
     assert caught.value.hint
 
@@ -258,14 +259,16 @@ def test_files_are_read_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "code/train.sh").write_bytes(b"a")
     (tmp_path / "train.sh").write_bytes(b"b")
     assert read_files(RUN) == {"train.sh": b"a"}
-    for inputs, said in (
-        (("train.sh",), "two files are called train.sh"),
-        (("code",), "Is a directory"),
-        (("no.csv",), "No such file"),
-        (("https://example.org/x",), "Kubernetes fetches no files"),
+    for inputs, code, said in (
+        (("train.sh",), "file-name-duplicate", "train.sh"),
+        (("code",), "cannot-read-file", "code: is a directory"),
+        (("no.csv",), "cannot-read-file", "no.csv: no such file"),
+        (("https://example.org/x",), "option-conflict", "https://example.org/x"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError) as caught:
             read_files(replace(RUN, inputs=inputs))
+        assert caught.value.code == code
+        assert said in caught.value.message
 
 
 NASTY = [*"aB1 \n\r\\$(){}\"',;=#+-*/.~|&<>%@\t:!?[]", "---", "null", "image: x"]

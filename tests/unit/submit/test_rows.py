@@ -22,8 +22,8 @@ def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "v.csv: no values"),
-        ("lr\n", "v.csv: no values"),
+        ("", "v.csv"),
+        ("lr\n", "v.csv"),
         ("lr,seed\n1,2\n3\n", "v.csv:3: 1 values for 2 columns"),
         ('lr\n"1\n', "v.csv:2: "),
     ],
@@ -31,12 +31,20 @@ def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
 def test_files_of_values_that_are_none(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_rows(text, "v.csv")
+    assert caught.value.code == "sweep-values-invalid"
     assert message in caught.value.message
 
 
 def test_what_cannot_be_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"lr\n" + b"1\n" * LARGEST_ROWS)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for text in ("0", "10001", str(tmp_path / "none"), str(tmp_path / "big"), str(tmp_path / "binary")):
-        with pytest.raises(UsageError):
+    for text, code in (
+        ("0", "sweep-size-invalid"),
+        ("10001", "sweep-size-invalid"),
+        (str(tmp_path / "none"), "cannot-read-file"),
+        (str(tmp_path / "big"), "sweep-size-invalid"),
+        (str(tmp_path / "binary"), "sweep-values-invalid"),
+    ):
+        with pytest.raises(UsageError) as caught:
             read_rows(text)
+        assert caught.value.code == code

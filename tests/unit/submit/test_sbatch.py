@@ -76,14 +76,16 @@ def test_what_is_asked_for_reaches_the_proven_gpus_alone(
 def test_what_a_cluster_cannot_give_is_refused_with_what_it_has() -> None:
     with pytest.raises(CheckFailedError) as lacking:
         request_gpus(taken("9.0"), RUNS, cluster(A, V, OLD))
-    assert lacking.value.message == (
-        "the image is proven on 9.0, and this cluster has a100 (8.0), of no type (?), v100 (7.0)"
-    )
-    with pytest.raises(CheckFailedError):  # a slice is no GPU that was verified
+    assert lacking.value.code == "no-matching-gpu"
+    for words in (" 9.0,", "a100 (8.0)", "of no type (?)", "v100 (7.0)"):
+        assert words in lacking.value.message
+    with pytest.raises(CheckFailedError) as caught:  # a slice is no GPU that was verified
         request_gpus(taken("8.0"), RUNS, cluster("a1 gpu:a100_1g.5gb:7"))
+    assert caught.value.code == "no-matching-gpu"
     assert request_gpus(taken("8.0"), replace(RUNS, mig=True), cluster("a1 gpu:a100_1g.5gb:7")).gpus
-    with pytest.raises(UsageError, match="has other GPUs too"):
+    with pytest.raises(UsageError) as caught:
         request_gpus(taken("7.0", "8.0"), RUNS, cluster("m1 gpu:a100:2,gpu:v100:2,gpu:ours:1"))
+    assert caught.value.code == "gpu-type-ambiguous"
 
 
 def test_where_no_cluster_is_at_hand_the_script_says_so() -> None:
@@ -263,28 +265,31 @@ def test_amounts_are_as_sbatch_takes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "said"),
+    ("changes", "rows", "code", "said"),
     [
-        ({"inputs": ("data.csv",)}, (), "--input is for pools that send files"),
-        ({"outputs": ("model.pt",)}, (), "--result is for pools that send files"),
-        ({"disk": GB}, (), "--disk is for pools that send files"),
-        ({"name": "a b"}, (), "is not a name for files"),
-        ({"executable": "a;b"}, (), "is not the path of a program"),
-        ({"arguments": ("$(lr)",)}, (), "there is no such value to fill in"),
-        ({"arguments": ("a\nb",)}, (), "is no argument that a script can carry"),
-        ({"columns": ("run", "a-b")}, (("1",),), "cannot be the name of a column"),
-        ({"columns": ("run", "lr")}, (("1", "2"),), "run 1 has 2 values, not 1"),
-        ({"columns": ("run", "lr")}, (("`id`",),), "cannot be a value of a sweep"),
+        ({"inputs": ("data.csv",)}, (), "option-conflict", "--input"),
+        ({"outputs": ("model.pt",)}, (), "option-conflict", "--result"),
+        ({"disk": GB}, (), "option-conflict", "--disk"),
+        ({"name": "a b"}, (), "submit-value-invalid", "'a b'"),
+        ({"executable": "a;b"}, (), "submit-value-invalid", "'a;b'"),
+        ({"arguments": ("$(lr)",)}, (), "macro-unknown", "'$(lr)'"),
+        ({"arguments": ("a\nb",)}, (), "argument-not-ascii", r"'a\nb'"),
+        ({"columns": ("run", "a-b")}, (("1",),), "column-name-invalid", "'a-b'"),
+        ({"columns": ("run", "lr")}, (("1", "2"),), "sweep-values-invalid", "run 1 has 2 values, not 1"),
+        ({"columns": ("run", "lr")}, (("`id`",),), "sweep-values-invalid", "'`id`'"),
     ],
 )
 def test_what_cannot_stand_in_a_script_is_refused(
-    changes: dict[str, object], rows: tuple[tuple[str, ...], ...], said: str
+    changes: dict[str, object], rows: tuple[tuple[str, ...], ...], code: str, said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         format_sbatch(taken(), replace(RUNS, **changes), ANY, rows)  # type: ignore[arg-type]
+    assert caught.value.code == code
     assert said in caught.value.message
 
 
 def test_the_memory_of_a_gpu_cannot_be_asked_for() -> None:
-    with pytest.raises(UsageError, match="memory of a GPU"):
+    with pytest.raises(UsageError) as caught:
         request_gpus(taken(), replace(RUNS, gpu_memory=GB), cluster(A))
+    assert caught.value.code == "option-conflict"
+    assert "--gpu-memory" in caught.value.message

@@ -65,8 +65,10 @@ def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
     made = plan(STAGE, cpu)
     assert {name for name, _, _ in queued(made)} == {TARGET.name}
     assert [(one.target, one.rule) for one in made.left_out] == [("jax-0.10.2-cpu", "no-gpu")]
-    with pytest.raises(UsageError, match="an image for CPUs has nothing to verify"):
+    with pytest.raises(UsageError) as caught:
         check_allowed(["no-gpu"])
+    assert caught.value.code == "rule-not-allowed"
+    assert "no-gpu" in caught.value.message
 
 
 def test_an_image_for_amd_is_left_out_of_a_sweep() -> None:
@@ -163,8 +165,10 @@ def test_cells_whose_machines_are_avoided_are_left_out_with_their_names() -> Non
     assert "gpu1.pool.test" in made.left_out[0].reason
     assert plan(machines=("!gpu9",)).notes == ("no machine with a GPU is called !gpu9",)
     for rule in ("avoided", "mig"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as caught:
             check_allowed([rule])
+        assert caught.value.code == "rule-has-option"
+        assert rule in caught.value.message
 
 
 def test_the_newest_versions_of_each_family() -> None:
@@ -318,22 +322,25 @@ def test_a_tuple_names_one_target(words: tuple[str, ...], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (("torchy", "2.x", "12.1", "8.0"), "'2.x' is no version"),
-        (("torchy", "2.3", "cu121", "8.0"), "'cu121' is no CUDA"),
-        (("torchy", "2.3", "12.1", "A100"), "not a compute capability"),
-        (("torchi", "2.3", "12.1", "8.0"), "no recipe has the framework"),
-        (("torchy", "2.3", "12.4", "8.0"), "no recipe has torchy 2.3 with CUDA 12.4"),
+        (("torchy", "2.x", "12.1", "8.0"), "option-invalid", "'2.x'"),
+        (("torchy", "2.3", "cu121", "8.0"), "option-invalid", "'cu121'"),
+        (("torchy", "2.3", "12.1", "A100"), "option-invalid", "'A100'"),
+        (("torchi", "2.3", "12.1", "8.0"), "target-unknown", "'torchi'"),
+        (("torchy", "2.3", "12.4", "8.0"), "target-unknown", "torchy 2.3 with CUDA 12.4"),
     ],
 )
-def test_a_tuple_that_cannot_be(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises((UsageError, NothingSelectedError), match=said):
+def test_a_tuple_that_cannot_be(words: tuple[str, ...], code: str, said: str) -> None:
+    with pytest.raises((UsageError, NothingSelectedError)) as caught:
         choose_tuple(TARGETS, parse_tuple(words))
+    assert caught.value.code == code
+    assert said in caught.value.message
 
 
 def test_rules_that_can_be_allowed() -> None:
     assert check_allowed(["verified", "no-code"]) == {"verified", "no-code"}
-    for word in ("no-match", "verifed"):
-        with pytest.raises(UsageError):
+    for word, code in (("no-match", "rule-not-allowed"), ("verifed", "rule-unknown")):
+        with pytest.raises(UsageError) as caught:
             check_allowed([word])
+        assert caught.value.code == code

@@ -114,12 +114,12 @@ class _Reader:
                 found = _GPU.fullmatch(text)
                 if found is None:
                     if re.match(r"(?:gres[/:])?gpus?\b|.*\bgpu\b", text):
-                        self.fault(option, "that asks for no GPU", "write --gres=gpu:TYPE:1")
+                        self.fault(option, "that requests no GPU", "write --gres=gpu:TYPE:1")
                     continue
                 words = [word for word in re.split(r"[:=]", found["rest"] or "") if word]
                 count = words.pop() if words and _COUNT.fullmatch(words[-1]) else "1"
                 if len(words) > 1:
-                    self.fault(option, "a type and a count are all it takes", "write --gres=gpu:TYPE:1")
+                    self.fault(option, "it accepts only a type and a count", "write --gres=gpu:TYPE:1")
                     continue
                 number = int(count.rstrip("kKmM"))
                 if name == "gpus":
@@ -154,7 +154,7 @@ class _Reader:
             try:
                 size = parse_size(text)
             except UsageError:
-                self.fault(option, "that is no size", "write a number and its unit: --mem=16G")
+                self.fault(option, "that is not a size", "write a number and its unit: --mem=16G")
                 continue
             times = {"mem": 1, "mem-per-cpu": self.number("cpus-per-task"), "mem-per-gpu": max(1, gpus)}
             return size * times[name]
@@ -166,7 +166,9 @@ class _Reader:
             return None
         time = parse_time(option.value)
         if time is None:
-            self.fault(option, "that is no time", "write hours:minutes:seconds or days-hours: 12:00:00, 2-00")
+            self.fault(
+                option, "that is not a time", "write hours:minutes:seconds or days-hours: 12:00:00, 2-00"
+            )
         return time
 
     def jobs(self) -> int | None:
@@ -189,7 +191,7 @@ class _Reader:
         try:
             return parse_features(option.value)
         except ValueError:
-            what = "that is not read here, and left out of what follows"
+            what = "imagefactory cannot read that, so it is not checked"
             self.fault(option, what, "features are joined by & and |, and by brackets: (a100|h100)&new")
             return None, ()
 

@@ -121,16 +121,16 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
             and not image.repository
             and image.address[-4:] != ".sif"
         ):
-            text = f"'{image.address[:60]}' is no image reference"
+            text = f"'{image.address[:60]}' is not an image reference"
             yield wrong(at.line, "reference", text, "write HOST/NAME@sha256:...", column=at.column)
         elif image.kind is None and "://" in image.address:
-            text = f"nothing is known of '{image.address[:60]}'"
+            text = f"no verdict can apply to '{image.address[:60]}'"
             hint = "write docker:// or oras://HOST/NAME@sha256:..., or a .sif"
             yield advice(at.line, "reference", text, hint, column=at.column)
         elif image.kind is None:
-            text = f"'{image.address[:60]}' is a file or folder of which nothing tells what is in it"
+            text = f"the name of the file or directory '{image.address[:60]}' does not identify its content"
             suffix = ".sqsh" if start.verb == PYXIS else ".sif"
-            hint = f"a {suffix} with digits of its sha256 in its name stays what it is"
+            hint = f"use a {suffix} with digits of its sha256 in its name"
             if suffix not in image.address or not re.search(r"[0-9a-f]{12}", image.address):
                 yield advice(at.line, "sandbox", text, hint, column=at.column)
         elif image.pinned:
@@ -169,11 +169,13 @@ def _no_match(place: _Reach, asked: BatchAsk, at: Spot) -> SubmitFinding:
     why = told_causes(place.reach.causes.items()) or "the inventory has none"
     types = sorted({one.gpu.name for one in place.reach.places if one.gpu.name})
     unknown = [kind for kind in asked.kinds if kind not in types]
-    text = f"no GPU of {len(place.reach.places)} matches, and the job waits for ever: {why}"
+    text = f"none of {len(place.reach.places)} GPUs matches, so the job never starts: {why}"
     if unknown:
         there = ", ".join(types[:_FEW]) or "no type"
-        text = f"no node has a GPU of the type {unknown[0][:40]}; there is {there}"
-    return wrong(at.line, "no-match", text, "see imagefactory pool for what there is", column=at.column)
+        text = f"no node has a GPU of type {unknown[0][:40]}, only {there}"
+    return wrong(
+        at.line, "no-match", text, "list the GPUs of the cluster: imagefactory pool", column=at.column
+    )
 
 
 def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[SubmitFinding]:
@@ -185,18 +187,18 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
     if not names and asked.alternatives and all(capability_of(name) for name in asked.alternatives):
         names, option = asked.alternatives, case.script.options["constraint"]
         at, written = option.at, option.written
-    hint = f"imagefactory submit {target}{SITE} asks for proven GPUs only"
+    hint = f"write a script that requests only verified GPUs: imagefactory submit {target}{SITE}"
     if not grounds.proven:
         yield nowhere(known, grounds, at)
     elif not names and looked_for(case.script) is None:
         proven = ", ".join(str(one.capability) for one in grounds.classes if one.proven)
-        text = f"any GPU of the cluster may come, and {target} is verified on {proven} alone"
+        text = f"Slurm may assign any GPU of the cluster, but {target} is verified only on {proven}"
         yield advice(at.line, "any-gpu", text, hint, column=at.column)
     for name in names if grounds.proven else ():
         capability = capability_of(name)
         if not capability:
-            text = f"which GPU the site calls '{name[:40]}' is not known here"
-            where = "on a login node, or with --inventory FILE, it is counted; imagefactory pool shows it"
+            text = f"no GPU is known by the name '{name[:40]}'"
+            where = "run this on a login node or with --inventory FILE; see imagefactory pool"
             yield advice(at.line, "type", text, where, column=at.column)
             continue
         word, why = known_on(_named(name, capability, part=asked.part or bool(slice_of(name))), grounds)
@@ -204,7 +206,7 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
             says = f"fails on {name}" if word == REFUSED else f"is not verified on {name}"
             says = f"was revoked on {name}" if word == REVOKED else says
             why = f"predicted: {why}" if word == PREDICTED else why
-            text = f"{target} {says} ({capability}), which {written} asks for: {why}"
+            text = f"{target} {says} ({capability}), which {written} requests: {why}"
             rule = word if word in (REFUSED, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 

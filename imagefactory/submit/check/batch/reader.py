@@ -102,15 +102,15 @@ def parse_batch(text: str, name: str) -> BatchScript:
     lines = text.split("\n")
     if len(lines) > MAX_LINES:
         raise UsageError(
-            f"{name}: it has more than {MAX_LINES} lines", hint="is it a batch script? give that"
+            "job-file-too-large", f"{name} has more than {MAX_LINES} lines", hint="pass a batch script"
         )
     findings: list[SubmitFinding] = []
     options: dict[str, BatchOption] = {}
     if not text.startswith("#!"):
-        what = "sbatch refuses a script whose first line says not what runs it"
-        findings.append(wrong(1, "interpreter", what, "begin it with #!/bin/bash"))
+        what = "sbatch rejects a script whose first line names no interpreter"
+        findings.append(wrong(1, "interpreter", what, "start it with #!/bin/bash"))
     if "\r\n" in text:
-        what = "lines end as on Windows, and sbatch refuses the script"
+        what = "the file has Windows line endings, so sbatch rejects it"
         findings.append(wrong(1, "line-ends", what, f"sed -i 's/\\r$//' {name}"))
         lines = text.replace("\r\n", "\n").split("\n")
     command = 0
@@ -119,16 +119,16 @@ def parse_batch(text: str, name: str) -> BatchScript:
             command = number
         if not line.startswith(_MARK) or line[len(_MARK) :][:1] not in ("", " ", "\t"):
             if not command and _NEARLY.match(line):
-                what = "this is a comment to sbatch: only #SBATCH at the beginning of a line is read"
+                what = "sbatch takes this as a comment: it reads only #SBATCH at the start of a line"
                 findings.append(advice(number, "comment", what, "write #SBATCH, or ## for a comment"))
             continue
         if command:
-            what = f"sbatch reads no option after the first command, which is line {command}"
+            what = f"sbatch ignores options after the first command, which is in line {command}"
             findings.append(wrong(number, "after", what, f"move it above line {command}"))
             continue
         words = list(directive_words(line, number))
         if words and words[0][0] == "hetjob":
-            what = "what follows is another part of the job (hetjob), and not judged here"
+            what = "the lines below belong to another part of the job (hetjob) and are not checked"
             findings.append(advice(number, "note", what))
             break
         _read_options(words, options, findings)
@@ -178,8 +178,8 @@ def _read_options(
     rest = iter(words)
     for word, at in rest:
         if word in ("-", "--") or not word.startswith("-"):
-            text = f"'{word[:60]}' is no option, and sbatch refuses the script"
-            hint = "a value with spaces needs quotes; a program and its arguments stand below"
+            text = f"'{word[:60]}' is not an option, so sbatch rejects the script"
+            hint = "quote values with spaces; write the program and its arguments below"
             findings.append(wrong(at.line, "option", text, hint, column=at.column))
             continue
         written, equals, value = word.partition("=")
@@ -210,8 +210,8 @@ def _read_options(
             )
             value = value[1:]
         if "$" in value and name not in ("wrap", "export", "comment"):
-            text = f"{written} has {value[:60]}: sbatch fills in no variable there"
-            hint = f"write the value, or give it when you submit: sbatch {written}=..."
+            text = f"{written} has {value[:60]}, but sbatch does not expand variables there"
+            hint = f"write the value, or pass it on submission: sbatch {written}=..."
             findings.append(wrong(at.line, "variable", text, hint, column=at.column))
         earlier = options.get(name)
         before = earlier.value if earlier else None
@@ -229,7 +229,7 @@ def _whole(name: str) -> tuple[str, str]:
 def _unknown(written: str, near: str, at: Spot) -> SubmitFinding:
     if near:
         dashes = "--" if len(near) > 1 else "-"
-        text = f"sbatch knows no {written[:60]}, and refuses the script; did you mean {dashes}{near}?"
+        text = f"sbatch has no option {written[:60]} and rejects the script; did you mean {dashes}{near}?"
         return wrong(at.line, "option", text, f"write {dashes}{near}", column=at.column)
-    text = f"sbatch knows no {written[:60]}, unless a plugin of the site's does"
-    return advice(at.line, "option", text, "see man sbatch there", column=at.column)
+    text = f"sbatch has no option {written[:60]}, unless a plugin of the site adds it"
+    return advice(at.line, "option", text, "see man sbatch on the cluster", column=at.column)

@@ -73,8 +73,8 @@ def _overwritten(case: BatchCase) -> Iterator[SubmitFinding]:
     for name in _TOLD_ONCE:
         option = case.script.options.get(name)
         if option and option.before is not None and option.before != option.value:
-            text = f"{option.written} is given again: {option.before[:40]} counts no more"
-            yield wrong(option.at.line, "overwritten", text, "take one of them away", column=option.at.column)
+            text = f"{option.written} is set again, which overrides {option.before[:40]}"
+            yield wrong(option.at.line, "overwritten", text, "remove one of them", column=option.at.column)
 
 
 def _amounts(case: BatchCase) -> Iterator[SubmitFinding]:
@@ -83,8 +83,8 @@ def _amounts(case: BatchCase) -> Iterator[SubmitFinding]:
     if len(given) > 1:
         names = " and ".join(f"--{one.name}" for one in given)
         last = given[-1]
-        text = f"{names} exclude each other, and sbatch refuses the script"
-        yield wrong(last.at.line, "exclusive", text, "take one of them away", column=last.at.column)
+        text = f"{names} exclude each other, so sbatch rejects the script"
+        yield wrong(last.at.line, "exclusive", text, "remove one of them", column=last.at.column)
     for option in given:
         if 0 < memory_in_mb(option) < _LEAST_MB:
             text = f"--{option.name}={option.value} is {option.value} MB"
@@ -100,11 +100,11 @@ def _missing(case: BatchCase) -> Iterator[SubmitFinding]:
     script = case.script
     line = min((one.at.line for one in script.options.values()), default=1)
     if not script.option(*MEMORY_OPTIONS) and not script.promised.intersection(MEMORY_OPTIONS):
-        text = "no memory is asked for: the job gets the partition's default, and is killed beyond it"
-        yield advice(line, "missing", text, "write #SBATCH --mem=16G, or what the job uses")
+        text = "no memory is requested: Slurm kills the job if it exceeds the default of the partition"
+        yield advice(line, "missing", text, "write #SBATCH --mem=16G, or what the job needs")
     if "time" not in script.options and "time" not in script.promised:
-        text = "no time is asked for: the job ends at the partition's default, and short jobs wait longer"
-        yield advice(line, "missing", text, "write #SBATCH --time=12:00:00, or what the job takes")
+        text = "no time is requested: the job ends at the default of the partition, and may start later"
+        yield advice(line, "missing", text, "write #SBATCH --time=12:00:00, or what the job needs")
 
 
 def _no_gpu(case: BatchCase) -> Iterator[SubmitFinding]:
@@ -112,12 +112,12 @@ def _no_gpu(case: BatchCase) -> Iterator[SubmitFinding]:
         return
     first = case.starts[0]
     if case.wants_gpus:
-        what = f"{case.known.image.target} is for GPUs" if case.known else "the image is started for GPUs"
-        text = f"{what}, and the job asks for none"
+        what = f"{case.known.image.target} is for GPUs" if case.known else "the image is started with GPUs"
+        text = f"{what}, but the job requests none"
         yield wrong(first.at.line, "no-gpu", text, "write #SBATCH --gres=gpu:TYPE:1", column=first.at.column)
     else:
-        text = "the job asks for no GPU, and what runs in the image sees none"
-        hint = "for one: #SBATCH --gres=gpu:TYPE:1"
+        text = "the job requests no GPU, so the program in the image sees none"
+        hint = "request one: #SBATCH --gres=gpu:TYPE:1"
         yield advice(first.at.line, "no-gpu", text, hint, column=first.at.column)
 
 
@@ -128,28 +128,26 @@ def _no_image(case: BatchCase) -> Iterator[SubmitFinding]:
     if case.starts:
         return
     if case.script.shell is None:
-        text = "its first line names no shell, so its #SBATCH lines alone are read"
+        text = "its first line names no shell, so only its #SBATCH lines are checked"
         yield advice(1, "unread", text)
     elif found := _STARTERS.search(case.script.text):
         line = case.script.text.count("\n", 0, found.start()) + 1
-        text = "an image seems to be started here in a way that is not read (a function, a here-document)"
-        yield advice(line, "unread", text, "write it out: apptainer exec --nv IMAGE PROGRAM")
+        text = "an image seems to be started in a way that is not checked (a function, a here-document)"
+        yield advice(line, "unread", text, "write it as apptainer exec --nv IMAGE PROGRAM")
     elif case.asks_gpus:
-        text = "the job runs in no image, so nothing is known of it on any GPU"
-        hint = "imagefactory submit TARGET --site slurm writes a script with one"
+        text = "the job uses no image, so no verdict applies to it"
+        hint = "write a script with an image: imagefactory submit TARGET --site slurm"
         yield advice(1, "no-image", text, hint)
 
 
 def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
     for start in case.starts:
         if start.image is None:
-            text = f"{start.program} {start.verb} names no image that can be read"
+            text = f"{start.program} {start.verb} names no image"
             yield advice(start.at.line, "unread", text, column=start.at.column)
         elif not start.image.known:
-            text = (
-                f"which image '{start.image.text[:60]}' is, only the running script knows; it is not judged"
-            )
-            hint = "write it out, or set the variable once, above, to the image itself"
+            text = f"the image '{start.image.text[:60]}' is known only at run time, so it is not checked"
+            hint = "write the image, or set the variable once, above, to the image"
             yield advice(start.image.line, "unread", text, hint, column=start.image.column)
 
 
@@ -174,15 +172,15 @@ def _without_gpus(case: BatchCase) -> Iterator[SubmitFinding]:
         if start.program in APPTAINER:
             option = "--rocm" if amd else "--nv"
             if not _opens_gpus(start, case):
-                text = f"without {option} what runs in the image sees no GPU"
+                text = f"without {option}, the program in the image sees no GPU"
                 hint = f"write {start.program} {start.verb} {option}"
                 yield wrong(start.at.line, "nv", text, hint, column=start.at.column)
             elif amd and start.has("--nv"):
-                text = "--nv is for NVIDIA's GPUs, and the image is for AMD's"
+                text = "--nv is for NVIDIA GPUs, but the image is for AMD GPUs"
                 yield wrong(start.at.line, "nv", text, "write --rocm", column=start.at.column)
         elif start.program in DOCKER and not _opens_gpus(start, case):
             option = "--gpus all" if start.program == "docker" else "--device nvidia.com/gpu=all"
-            text = f"without {option} what runs in the image sees no GPU"
+            text = f"without {option}, the program in the image sees no GPU"
             yield wrong(
                 start.at.line, "nv", text, f"write {start.program} run {option}", column=start.at.column
             )
@@ -192,7 +190,7 @@ def _docker(case: BatchCase) -> Iterator[SubmitFinding]:
     for start in case.starts:
         if start.program == "docker":
             text = (
-                "docker's daemon starts it outside of the job: Slurm's limits and choice of GPUs do not hold"
+                "the Docker daemon starts it outside the job, where the limits and GPUs of Slurm do not apply"
             )
             hint = "write apptainer exec --nv docker://IMAGE PROGRAM"
             yield advice(start.at.line, "docker", text, hint, column=start.at.column)
@@ -206,7 +204,7 @@ def _user_site(case: BatchCase) -> Iterator[SubmitFinding]:
         told = any("PYTHONNOUSERSITE" in one for one in start.given)
         names = [f"{before}PYTHONNOUSERSITE" for before in (*_ENV, "")]
         if not told and case.sets(start, *names) is None:
-            text = "Python takes packages below ~/.local in place of the image's own"
+            text = "Python prefers packages in ~/.local to those of the image"
             hint = f"write {start.program} {start.verb} --env PYTHONNOUSERSITE=1"
             yield advice(start.at.line, "user-site", text, hint, column=start.at.column)
 
@@ -221,30 +219,30 @@ def _modules(case: BatchCase) -> Iterator[SubmitFinding]:
         )
         for word in words[1:] if loads else ():
             if word.text not in ("load", "add") and _MODULE.fullmatch(word.text):
-                text = f"the image has CUDA's libraries of its own: of {word.text} only variables such as"
-                text += " CUDA_HOME get in, which name paths of the machine"
-                yield advice(word.line, "module", text, "take it out", column=word.column)
+                text = f"the image has its own CUDA libraries: {word.text} only adds variables such as"
+                text += " CUDA_HOME, which name paths of the machine"
+                yield advice(word.line, "module", text, "remove it", column=word.column)
 
 
 def _libraries(case: BatchCase) -> Iterator[SubmitFinding]:
     name = "LD_LIBRARY_PATH"
-    hint = "take it out: image and --nv bring what is needed"
+    hint = "remove it: the image and --nv provide what is needed"
     told = set()
     for start in case.starts:
         for before in _ENV:
             word = case.sets(start, before + name)
             if word and word not in told:
                 told.add(word)
-                text = f"{before}{name} puts the machine's libraries before those of the image"
+                text = f"{before}{name} puts libraries of the machine before those of the image"
                 yield wrong(word.line, "libraries", text, hint, column=word.column)
         if any(one.removeprefix("--env=").startswith(f"{name}=") for one in start.given):
-            text = f"--env {name} puts the machine's libraries before those of the image"
+            text = f"--env {name} puts libraries of the machine before those of the image"
             yield wrong(start.at.line, "libraries", text, hint, column=start.at.column)
         word = case.sets(start, name)
         if word and word not in told:
             told.add(word)
             text = (
-                f"{name} is the machine's: apptainer leaves it out, and where it gets in it fights the image"
+                f"{name} is for the machine: apptainer removes it, and elsewhere it conflicts with the image"
             )
             yield advice(word.line, "libraries", text, hint, column=word.column)
 
@@ -255,8 +253,8 @@ def _environments(case: BatchCase) -> Iterator[SubmitFinding]:
         conda = texts[0].rpartition("/")[2] in ("conda", "mamba", "micromamba") and texts[1:] == ["activate"]
         source = texts[0] in ("source", ".") and len(words) > 1 and texts[1].endswith("activate")
         if conda or source:
-            text = "the image has Python and packages of its own, and takes none of this environment's"
-            yield advice(words[0].line, "environment", text, "take it out", column=words[0].column)
+            text = "the image has its own Python and packages, and uses none of this environment"
+            yield advice(words[0].line, "environment", text, "remove it", column=words[0].column)
 
 
 def _commands(case: BatchCase) -> Iterator[tuple[Word, ...]]:

@@ -186,7 +186,7 @@ def misread_by_pyxis(text: str) -> tuple[str, str] | None:
     elif text.startswith(_OF_ENROOT):
         return None
     elif "://" in plain:
-        return f"pyxis takes no '{plain[:60]}'", "write HOST#NAME:TAG, or ./FILE.sqsh"
+        return f"pyxis does not accept '{plain[:60]}'", "write HOST#NAME:TAG, or ./FILE.sqsh"
     elif plain.lower().endswith((".sqsh", ".sqfs", ".squashfs", ".sif")) and "#" not in plain:
         path = plain.replace("~/", "$HOME/", 1) if plain.startswith("~/") else plain
         path = f"$PWD/{path}" if path.startswith("../") else path if path.startswith("$") else f"./{path}"

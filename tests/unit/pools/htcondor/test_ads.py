@@ -239,14 +239,17 @@ def test_an_empty_pool_prints_nothing_or_an_empty_list() -> None:
     ],
 )
 def test_what_is_no_list_of_ads_is_refused(text: str) -> None:
-    with pytest.raises(ToolError, match="condor_status"):
+    with pytest.raises(ToolError) as caught:
         list(parse_status(text))
+    assert caught.value.code == "condor-output-invalid"
 
 
 def test_a_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ads, "MAX_ADS", 2)
-    with pytest.raises(ToolError, match="more than 2 slots"):
+    with pytest.raises(ToolError) as caught:
         read(*(slot(f"gpu{n:02}", [gpu("GPU-11111111", A100)]) for n in range(3)))
+    assert caught.value.code == "pool-too-large"
+    assert "2 slots" in caught.value.message
 
 
 values = st.recursive(

@@ -138,8 +138,9 @@ def test_jobs_of_another_processor_say_so_and_then_all_do(tmp_path: Path) -> Non
 
 
 def test_two_nodes_of_a_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="same name"):
+    with pytest.raises(UsageError) as caught:
         format_dag(sweep(node(), node()))
+    assert caught.value.code == "node-name-duplicate"
 
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -177,8 +178,10 @@ def test_the_addresses_of_images(kind: ImageKind, address: str) -> None:
 )
 def test_addresses_that_could_be_more_are_refused(kind: ImageKind, address: str) -> None:
     image = replace(node().image, kind=kind, address=address)
-    with pytest.raises(UsageError, match="address"):
+    with pytest.raises(UsageError) as caught:
         format_dag(sweep(node(image=image)))
+    assert caught.value.code == "dag-value-invalid"
+    assert "address" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -199,14 +202,16 @@ def test_addresses_that_could_be_more_are_refused(kind: ImageKind, address: str)
     ],
 )
 def test_values_that_could_be_more_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         format_dag(sweep(node(**given)))
+    assert caught.value.code == "node-name-invalid" if "name" in given else "dag-value-invalid"
 
 
 @pytest.mark.parametrize("line", ["queue", "x = a\n}\nJOB", "+A = {1}", "x =", "a b = c", 'x = "\\"'])
 def test_a_sites_line_is_one_line(line: str) -> None:
-    with pytest.raises(UsageError, match="no line"):
+    with pytest.raises(UsageError) as caught:
         format_common(sweep(node()).limits, (line,))
+    assert caught.value.code == "submit-command-invalid"
 
 
 def test_the_archive_is_the_suite_and_the_same_every_time() -> None:
@@ -237,10 +242,13 @@ def test_the_folder_of_a_sweep(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError) as caught:
         write_sweep(tmp_path / "s", sweep(node()), {})
+    assert caught.value.code == "cannot-write-file"
+    assert str(tmp_path / "s") in caught.value.message
 
 
 def test_a_node_cannot_leave_its_sweep(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         node_folder(tmp_path, "../other")
+    assert caught.value.code == "node-name-invalid"

@@ -233,5 +233,6 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 
 def test_a_run_of_another_node_is_refused() -> None:
-    with pytest.raises(StatementError, match="another node"):
+    with pytest.raises(StatementError) as caught:
         judged(pool_gpu(), run={"nonce": "f" * 32})
+    assert caught.value.code == "job-run-mismatch"

@@ -161,8 +161,10 @@ AT = int(NOW.timestamp())
 def test_a_node_that_was_never_submitted(sweep: Path) -> None:
     found = read_node(sweep, "tiny", LIMITS)
     assert (found.result.outcome, found.result.attempts, found.settled) == (None, (), False)
-    with pytest.raises(UsageError, match="no name of a node"):
+    with pytest.raises(UsageError) as caught:
         read_node(sweep, "../tiny", LIMITS)
+    assert caught.value.code == "node-name-invalid"
+    assert "'../tiny'" in caught.value.message
 
 
 def test_a_run_comes_back_with_all_its_files(sweep: Path) -> None:
@@ -203,5 +205,7 @@ def test_a_queue_that_was_asked_before_says_nothing(sweep: Path) -> None:
 def test_a_file_that_was_changed_is_said(sweep: Path) -> None:
     ran(sweep)
     (sweep / QUEUE).write_text(json.dumps({"format": 9}))
-    with pytest.raises(UsageError, match=r"queue\.json"):
+    with pytest.raises(UsageError) as caught:
         read_node(sweep, "tiny", LIMITS)
+    assert caught.value.code == "sweep-file-invalid"
+    assert "queue.json" in caught.value.message

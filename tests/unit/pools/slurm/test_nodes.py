@@ -70,15 +70,19 @@ def test_what_a_person_wrote_as_a_reason_is_no_field() -> None:
 
 def test_scontrol_that_is_missing_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolError, match="scontrol is not here"):
+    with pytest.raises(ToolError) as caught:
         ask_inventory({"PATH": str(tmp_path)}, NOW)
+    assert caught.value.code == "tool-missing"
+    assert "scontrol" in caught.value.message
     program = tmp_path / "scontrol"
     program.write_text(
         "#!/bin/sh\necho slurm_load_node error: Unable to contact slurm controller >&2\nexit 1\n"
     )
     program.chmod(0o755)
-    with pytest.raises(ToolError, match="Unable to contact slurm controller"):
+    with pytest.raises(ToolError) as caught:
         ask_inventory({"PATH": str(tmp_path)}, NOW)
+    assert caught.value.code == "slurm-command-failed"
+    assert "Unable to contact slurm controller" in caught.value.message
     program.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat <<X\n{node()}\nX\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     found = ask_inventory({"PATH": f"{tmp_path}:/bin:/usr/bin"}, NOW)

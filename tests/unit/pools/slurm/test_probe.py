@@ -68,8 +68,9 @@ def test_an_answer_is_read_strictly() -> None:
         "o2\n0.0, 1, 550.54.15\n",
         "a\nb\nc\n",
     ):
-        with pytest.raises(ToolError, match="nvidia-smi said"):
+        with pytest.raises(ToolError) as caught:
             parse_answer(text, Kind(type="ours"))
+        assert caught.value.code == "probe-output-invalid"
 
 
 def test_a_gpu_without_memory_of_its_own_has_the_machines() -> None:
@@ -107,8 +108,12 @@ def test_it_is_remembered_by_the_user(tmp_path: Path) -> None:
     assert set(recall(environ)) == {newer, PLAIN}
     assert place_of({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/imagefactory/slurm.json")
     place_of(environ).write_text("{}")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError) as caught:
         recall(environ)
+    assert caught.value.code == "probe-file-invalid"
+    assert "slurm.json" in caught.value.message
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be"):
+    with pytest.raises(UsageError) as caught:
         remember({"HOME": str(tmp_path / "file")}, (OURS,))
+    assert caught.value.code == "cannot-read-file"
+    assert "slurm.json" in caught.value.message

@@ -87,13 +87,13 @@ def test_what_old_machines_are_asked_keeps_its_meaning(asked: str, hint: str) ->
 
 def test_gpus_and_machines_in_one_choice_are_left_to_a_person() -> None:
     text = f"{HEAD}requirements = CUDACapability >= 7 || HasFoo\nqueue"
-    assert told(text)["deprecated"][1].startswith("ask GPUs in require_gpus")
+    assert told(text)["deprecated"][1].startswith("put conditions on GPUs into require_gpus")
     assert fix(text) == text
 
 
 def test_a_file_that_chooses_gpus_already_is_not_mended_over_it() -> None:
     text = f"{HEAD}requirements = CUDACapability >= 7\nrequire_gpus = Capability < 9\nqueue"
-    assert told(text)["deprecated"][1] == "write it into require_gpus: ... && (Capability >= 7)"
+    assert told(text)["deprecated"][1] == "add it to require_gpus: ... && (Capability >= 7)"
     assert fix(text) == text
 
 

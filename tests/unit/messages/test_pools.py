@@ -1,0 +1,117 @@
+"""The most important messages of jobs, pools, sweeps and the matrix, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import FactoryError
+from imagefactory.matrix.plan import check_rules
+from imagefactory.matrix.rows import parse_rows
+from imagefactory.pools.htcondor.ads import parse_status
+from imagefactory.pools.inventory import parse_inventory
+from imagefactory.pools.model import open_pool
+from imagefactory.pools.sites import find_site
+from imagefactory.pools.sizes import GB, parse_size
+from imagefactory.pools.slurm.commands import run
+from imagefactory.submit.check.reader import parse_submit_file
+from imagefactory.submit.forms import choose_form, forms_of
+from imagefactory.submit.sbatch import request_gpus
+from imagefactory.submit.submit_file import SubmitRun, SubmittedImage, format_submit
+from imagefactory.sweeps.cells import check_allowed
+from imagefactory.sweeps.sweep_file import read_sweep
+from imagefactory.sweeps.tuples import parse_tuple
+from tests.made.offers import NOW, gpu_class, offer
+
+GENERIC = find_site("generic")
+RUN = SubmitRun(name="train", executable="train.sh")
+CLASSES = (gpu_class("8.0", "12.4"),)
+
+
+def image() -> SubmittedImage:
+    form = choose_form(forms_of(offer(), ""), GENERIC, None)
+    return SubmittedImage(target="a", platform="", form=form, classes=CLASSES, judged=NOW)
+
+
+@pytest.mark.parametrize(
+    ("fails", "message", "hint"),
+    [
+        (
+            lambda: choose_form(forms_of(offer(reference=""), ""), GENERIC, None),
+            "the image is not in a registry or file, so jobs cannot fetch it",
+            "ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
+        ),
+        (
+            lambda: format_submit(image(), replace(RUN, disk=GB), GENERIC),
+            "the image needs more than the requested 1GB of disk",
+            "use --disk 13GB or more, or remove it",
+        ),
+        (
+            lambda: request_gpus(image(), replace(RUN, gpu_memory=1), None),
+            "--gpu-memory does not work with Slurm, which cannot select GPUs by memory",
+            "remove --gpu-memory, and write the GPU type into the script: --gres=gpu:TYPE:1",
+        ),
+        (
+            lambda: find_site("ospool").lines(timedelta(hours=21)),
+            "the OSPool does not run jobs longer than 20 hours",
+            "write checkpoints and split the job into shorter ones, or ask the site",
+        ),
+        (
+            lambda: find_site("nowhere"),
+            "unknown site 'nowhere'",
+            "sites: chtc, ospool, igwn, generic, slurm, kubernetes",
+        ),
+        (lambda: parse_size("lots"), "'lots' is not a size", "write a number and its unit: 8GB"),
+        (
+            lambda: list(parse_status("{}")),
+            "condor_status did not print a JSON list",
+            "run condor_status -json and check its output",
+        ),
+        (
+            lambda: parse_inventory("[]", "pool.json", NOW),
+            "pool.json cannot be []",
+            "write an object with format, pool, taken, machines, notes",
+        ),
+        (lambda: open_pool("pbs", {}), "unknown pool 'pbs'", "pools: htcondor, slurm"),
+        (
+            lambda: run(["squeue"], {"PATH": ""}),
+            "squeue is not installed on this machine",
+            "run this on a login node of the cluster, or use --inventory FILE",
+        ),
+        (
+            lambda: parse_submit_file("#!/bin/sh\n", "a.sub"),
+            "a.sub:1: this is a script, not a submit file",
+            "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one",
+        ),
+        (
+            lambda: check_allowed(["no-match"]),
+            "--allow no-match: no GPU in this pool can run such a job",
+            "remove --allow no-match",
+        ),
+        (lambda: check_rules(["nocode"]), "--allow nocode: unknown rule", "did you mean 'no-code'?"),
+        (
+            lambda: read_sweep(Path("/nowhere")),
+            "/nowhere is not a sweep",
+            "run imagefactory status to list the sweeps of this store",
+        ),
+        (
+            lambda: parse_tuple(("torch", "2.x", "12.1", "8.0")),
+            "--tuple: '2.x' is not a version",
+            "write 2.3",
+        ),
+        (
+            lambda: parse_rows("framework,version,cuda\n", "space.csv", {}),
+            "space.csv:1: the column capability is missing",
+            "write the header framework,version,cuda,capability; driver and outcome are optional",
+        ),
+    ],
+)
+def test_messages(fails: Callable[[], object], message: str, hint: str) -> None:
+    with pytest.raises(FactoryError) as caught:
+        fails()
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.code
