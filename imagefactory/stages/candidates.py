@@ -190,8 +190,9 @@ def target_at(factory: Factory, place: Place, digest: str) -> Target:
                 if there and there[0].digest == digest:
                     return target
     raise NothingSelectedError(
-        f"no target's tag in {place} points to {digest}",
-        hint="name the target, and the registry by --registry",
+        "image-not-tagged",
+        f"no tag of a target in {place} points to {digest}",
+        hint="name the target, and its registry with --registry",
     )
 
 

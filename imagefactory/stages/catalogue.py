@@ -105,6 +105,7 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
             if making.named:
                 build = f"build --push {target.name}" if shelves.host else f"build {target.name}"
                 raise NothingSelectedError(
+                    "catalog-image-missing",
                     f"{target.name}: {image.why}",
                     hint=f"imagefactory {f'promote {target.name}' if image.waits else build}",
                 )
