@@ -414,7 +414,7 @@ def _sifs(
             revoked += found["revoked"]
             if not any(one.proves for one in found["judged"]) and not is_own(factory, there, referrer.digest):
                 factory.tell(
-                    f"{referrer.digest} is left out: no verdict verifies it, this store did not push it"
+                    f"{referrer.digest} is skipped: no verdict verifies it, and this store did not push it"
                 )
                 continue
             yield CataloguedSif(

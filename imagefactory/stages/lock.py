@@ -140,9 +140,11 @@ def lock_target(
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(folder, after)
         if target.conda and target.source == "pypi" and not target.on:
-            carried = f"carries {base.python}" if base.python else "carries none"
+            carried = f"has {base.python}" if base.python else "has none"
             channel = channel_name(target.channels[0])
-            progress.note(f"{target.name}: Python {target.python} is {channel}'s, for {base.name} {carried}")
+            progress.note(
+                f"{target.name}: Python {target.python} comes from {channel}, as {base.name} {carried}"
+            )
         for one in lacking_libraries(factory, target, after, under):
             progress.note(one.told(base.name))
     else:
@@ -230,7 +232,7 @@ def solve_target(
         locker = locker or uv_locker(package_index(factory))
         pins = locker.versions(request, progress, declared=declared)
         for name, extra in () if declared else pins.lacking:
-            progress.note(f"note: {name} has no extra '{extra}', so it adds nothing")
+            progress.note(f"note: {name} has no extra '{extra}', so it is ignored")
         solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
     lock = target_locker(factory, target).lock(request, progress)
@@ -325,7 +327,9 @@ def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
             hint=f"its lock is a requirements file: pip install --no-deps -r {wheels}",
         )
     lock = require_lock(factory, target)
-    left_out = f"{len(lock.wheels)} packages from PyPI are not in it: then, in the environment, pip install "
+    left_out = (
+        f"{len(lock.wheels)} packages from PyPI are not in it: add them to the environment with pip install "
+    )
     left_out += f"--no-deps -r {wheels}"
     return by_conda_lock.render(lock, kind), left_out if lock.wheels else ""
 

@@ -126,7 +126,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("action", "message", "hint"), GOLDEN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("action", "message", "hint"), GOLDEN, ids=[row[1] for row in GOLDEN])
 def test_words(
     factory: Factory, target: Target, tmp_path: Path, action: Action, message: str, hint: str
 ) -> None:

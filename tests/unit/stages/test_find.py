@@ -186,7 +186,7 @@ def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> Non
 
 
 def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:
-    assert "none.json" in joined("find", "--inventory", "none.json", code=2).err
+    assert "there is no such file" in joined("find", "--inventory", "none.json", code=2).err
 
 
 def test_what_needs_no_gpu_is_found_by_that_word(person: Call, pool: str, tmp_path: Path) -> None:

@@ -110,9 +110,8 @@ def test_what_has_no_layer_lock_or_a_stale_one_is_not_built(
     for changes in ({"lock": f"sha256:{'1' * 64}"}, {"base": f"sha256:{'1' * 64}"}):
         write_layer_lock(factory.lock_folder, replace(lock, **changes))
         assert layers_state(factory, target) == "stale"
-        with pytest.raises(BuildError, match=target.name) as caught:
+        with pytest.raises(BuildError, match=r"is not built yet$"):
             push(factory, target, registry)
-        assert ":" not in caught.value.message  # no layers that the registry lacks
     layers_path(factory.lock_folder, target.name).write_text("format: \n")
     assert layers_state(factory, target) == "malformed"
     with pytest.raises(LockError, match=r"layers.txt:1: "):

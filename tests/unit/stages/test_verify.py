@@ -335,7 +335,7 @@ def test_an_image_of_a_registry(factory: Factory, target: Target, tmp_path: Path
 
 def test_the_registry_must_have_what_is_verified_for_it(factory: Factory, target: Target) -> None:
     put_image(factory, target)
-    with registry_made_here() as made, pytest.raises(UsageError, match="has no sha256:"):
+    with registry_made_here() as made, pytest.raises(UsageError, match="has no image sha256:"):
         run(factory, registry=made.host, bench=make_bench(ScriptedRunner(write=never)))
 
 
