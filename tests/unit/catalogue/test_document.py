@@ -321,7 +321,7 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
         path.write_bytes(sign_catalogue(one, LAB))
         assert _read(tmp_path) == one
     path.write_bytes(sign_catalogue(old, LAB))
-    with pytest.raises(StatementError, match="is refused: it was made at") as caught:
+    with pytest.raises(StatementError) as caught:
         _read(tmp_path)
     (seen,) = (cache / "catalogues-seen").iterdir()
     assert str(seen) in caught.value.hint
