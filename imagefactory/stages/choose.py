@@ -150,7 +150,7 @@ def _in_registry(access: Access, target: Target, subject: Subject, registry: str
     repository = repository_of(path, target.family)
     if open_registry(access, host).manifest(repository, subject.index) is None:
         raise UsageError(
-            "image-not-pushed",
+            "image-not-in-registry",
             f"{host}/{repository} has no image {subject.index}",
             hint=f"imagefactory push {target.name} --registry {registry}",
         )

@@ -203,6 +203,6 @@ def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]
     chosen = tuple(t for t in targets if normal_names <= names(t) - names(factory.target_below(t)))
     if not chosen:
         raise NothingSelectedError(
-            "package-not-locked", f"no lock has {' and '.join(packages)}", hint="imagefactory show TARGET"
+            "lock-without-package", f"no lock has {' and '.join(packages)}", hint="imagefactory show TARGET"
         )
     return chosen
