@@ -481,10 +481,10 @@ def test_without_a_key_that_counts_nothing_is_written(
     (factory.settings.root_path / "imagefactory.toml").write_text("")
     ran = run(factory, signer, registry)
     assert isinstance(ran.exception, CheckFailedError)
-    assert "imagefactory keys trust" in ran.exception.hint
+    assert "it is not trusted" in ran.exception.message
     ran = run(factory, tmp_path / "nobody", registry)
     assert isinstance(ran.exception, CheckFailedError)
-    assert "imagefactory keys new" in ran.exception.hint
+    assert "there is no key" in ran.exception.message
     ran = run(factory, tmp_path / "nobody", registry, "--dry-run")
     assert ran.exit_code == 0, ran.output
     assert "catalogue" not in registry.shelves.repositories
@@ -581,7 +581,7 @@ def test_another_artifact_there_is_no_catalogue(
         shelf = registry.repository("pytorch")
         registry.shelves.repositories["catalogue"] = shelf
         shelf.tags["current"] = pushed
-    with pytest.raises(RegistryError, match=f"{registry.host}/catalogue"):
+    with pytest.raises(RegistryError, match="is no catalogue"):
         read_as(tmp_path, f'registry = "{registry.host}"\n{trust_row(signer)}')
 
 

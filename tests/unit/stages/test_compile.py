@@ -270,7 +270,7 @@ def test_tools_are_unpacked_as_they_were_locked(tmp_path: Path) -> None:
     add_nested(wheel)
     with pytest.raises(BuildError, match="locked is"):
         compiling._lay_tools({row: wheel}, tmp_path / "changed", 1 << 20)
-    with pytest.raises(BuildError, match=wheel.name):
+    with pytest.raises(BuildError, match="not a sound wheel"):
         compiling._lay_tools({locked(wheel): wheel}, tmp_path / "damaged", 1 << 20)
     assert not list(tmp_path.glob("changed/site")) + list(tmp_path.glob("damaged/site"))
 

@@ -156,16 +156,16 @@ def test_words(joined: Call, words: tuple[str, ...], found: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("pytroch",), "'pytorch'"),
-        (("pytorch", "2.4"), "pytorch-2.3-cu121, pytorch-2.5-cu124, pytorch-2.1-cu121"),
-        (("pytorch", "2.50"), "pytorch-2.3-cu121, "),
-        (("zebra",), "pytorch-2.3-cu121, "),
+        (("pytroch",), "did you mean 'pytorch'? pytorch has "),
+        (("pytorch", "2.4"), "of pytorch there is pytorch-2.3-cu121, pytorch-2.5-cu124, pytorch-2.1-cu121"),
+        (("pytorch", "2.50"), "of pytorch there is"),
+        (("zebra",), "there is pytorch-2.3-cu121, "),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, ...], hint: str) -> None:
     said = joined("find", *words, code=3)
-    assert " ".join((*words[:-1], repr(words[-1]))) in said.err
-    assert hint in " ".join(said.err.split())
+    assert f"error: there is no {' '.join((*words[:-1], repr(words[-1])))}" in said.err
+    assert hint in said.err
 
 
 def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:

@@ -178,12 +178,12 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--capability", "sm_90a"), "sm_90a"),
-        (("--capability", "8.0", "--driver", "new"), "'new'"),
-        (("--gpu", "GTX 5090"), "GTX 5090"),
+        (("--capability", "sm_90a"), "no compute capability"),
+        (("--capability", "8.0", "--driver", "new"), "no version of a driver"),
+        (("--gpu", "GTX 5090"), "no GPU is known"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
-        (("--gpu", "gfxfoo"), "gfxfoo"),
-        (("--gpu", "gfx11-generic"), "gfx11-generic"),
+        (("--gpu", "gfxfoo"), "no processor of AMD's"),
+        (("--gpu", "gfx11-generic"), "no processor of AMD's"),
         (("--gpu", "MI300X", "--driver", "535"), "AMD"),
     ],
 )

@@ -96,7 +96,7 @@ def test_layers_that_no_repository_has_are_told_and_nothing_is_tagged(
     fill(registry, "pytorch", ("debian-12", "bucket 0"))
     with pytest.raises(BuildError) as caught:
         push(factory, target, registry)
-    assert caught.value.message.endswith(": environment, torch 2.3.1")
+    assert caught.value.message.endswith("lacks layers of it: environment, torch 2.3.1")
     assert caught.value.hint.startswith(f"imagefactory build {target.name}")
     assert registry.find("pytorch").tags == {}
 
@@ -157,7 +157,7 @@ def test_a_check_of_locks_tells_of_stale_layer_locks(
     assert run("-C", root, "lock", "--check", target.name) == EXIT_STALE
     assert run("-C", root, "lock", "--check", "--deep", target.name) == EXIT_STALE
     said = capsys.readouterr().err
-    assert f"{target.name} (stale)" in said
+    assert f"layer locks to make anew: {target.name} (stale)" in said
     assert f"imagefactory lock --deep {target.name}" in said
     layers_path(factory.lock_folder, target.name).unlink()
     said = say(capsys, "-C", root, "lock", "--check", "--deep", target.name)
