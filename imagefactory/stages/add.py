@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.errors import LockError, NothingSelectedError, UsageError
+from imagefactory.errors import LockError, NothingSelectedError, UsageError, os_problem
 from imagefactory.factory import Factory, read_sound, recipes_folder
 from imagefactory.files import replace_text
 from imagefactory.model import Target
@@ -37,7 +37,8 @@ def plan_addition(factory: Factory, family: str, version: str, cuda: str) -> Add
     if family not in known and family not in faults:
         near = nearest(family, known)
         raise NothingSelectedError(
-            f"there is no family '{family}'",
+            "family-unknown",
+            f"this project has no family '{family}'",
             hint=f"did you mean '{near}'?" if near else f"imagefactory new {family}",
         )
     path = folder / f"{family}.yaml"
@@ -60,15 +61,13 @@ def make_addition(
     try:
         replace_text(added.path, added.addition.text)
     except OSError as error:
-        raise UsageError(
-            f"{added.path} cannot be written: {error.strerror}", hint="mend its rights"
-        ) from error
+        raise UsageError(*os_problem("write", added.path, error), hint="check its permissions") from error
     whole = read_sound(factory.settings, factory.environ, factory.tell)
     for target in added.targets:
         try:
             tell(lock_target(whole, target, LockOptions(), progress))
         except LockError as error:
-            error.hint += f"; the row stands in {added.path}: mend it there, or take it out"
+            error.hint += f"; the row is in {added.path}: correct it or delete it"
             raise
         write_definition(whole, target)
         yield target.name

@@ -116,7 +116,7 @@ class Attacher:
         if not keyids:
             why = f"{draft.one.why}, {GONE}"
             hint = f"imagefactory verify {draft.node.target} --pool POOL: a nonce is never signed twice"
-            fault = CheckFailedError(f"{draft.node.name}: {why}", hint=hint)
+            fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
             return replace(draft, one=replace(draft.one, why=why), fault=fault)
         keyid = next(iter(keyids.values()))
         return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(keyids)))
@@ -174,6 +174,8 @@ def find_target(factory: Factory, name: str) -> Target:
     target = next((one for one in factory.targets if one.name == name), None)
     if target is None:
         raise UsageError(
-            f"this factory has no target '{name}'", hint="collect it in the factory that made it (-C DIR)"
+            "target-not-in-project",
+            f"this project has no target '{name}'",
+            hint="collect the sweep in the project that created it (-C DIR)",
         )
     return target

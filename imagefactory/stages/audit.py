@@ -26,7 +26,7 @@ def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None
         with access.layout.in_use(QUIET):
             append_audit(access.layout.path, rows, now or datetime.now(UTC))
     except (FactoryError, OSError) as error:
-        access.tell(f"the log of the store does not have this ({rows[0].action} {rows[0].what}): {error}")
+        access.tell(f"cannot write to the log of the store ({rows[0].action} {rows[0].what}): {error}")
 
 
 def log_statements(access: Access, where: str, statements: Iterable[Statement]) -> None:

@@ -107,7 +107,11 @@ def check_build(options: BuildOptions) -> None:
     """Raises UsageError for a runner that cannot start what the engine makes."""
     runner = options.runner or ENGINES[options.engine].runner
     if options.smoke and options.engine == "apptainer" != runner:
-        raise UsageError(f"{runner} starts no .sif files", hint="--runner apptainer, or --no-smoke")
+        raise UsageError(
+            "runner-no-sif",
+            f"runner '{runner}' cannot start .sif files",
+            hint="use --runner apptainer, or --no-smoke",
+        )
 
 
 def build_image(factory: Factory, definition: Definition, options: BuildOptions, progress: Progress) -> Built:
@@ -231,8 +235,8 @@ def _fetching(access: Access, lock: Lock, clock: _Clock, progress: Progress) -> 
             with clock.of("fetch"), progress.stage(f"{lock.target}: fetch {len(lock.packages)} packages"):
                 _fetch(access, lock, arrivals, progress)
         except DownloadError as error:  # the cache does not know whose lock a file is of
-            hint = error.hint.replace("TARGET", lock.target)
-            arrivals.fail(DownloadError(error.message, hint=hint))
+            error.hint = error.hint.replace("TARGET", lock.target)
+            arrivals.fail(error)
         except BaseException as error:
             arrivals.fail(error)
 
@@ -280,10 +284,16 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)
     if lock is None:
-        raise LockError(f"base {base.name} has no lock ({path})", hint=f"imagefactory lock base:{base.name}")
+        raise LockError(
+            "lock-missing",
+            f"base {base.name} has no lock ({path})",
+            hint=f"imagefactory lock base:{base.name}",
+        )
     if base.on and lock.content_hash != wanted_base_hash(factory, base):
-        what = f"the recipe or the lock of base {base.on} has changed since"
-        raise StaleError(f"{path} is stale: {what}", hint=f"imagefactory lock base:{base.name}")
+        what = f"the recipe or the lock of base {base.on} has changed"
+        raise StaleError(
+            "lock-outdated", f"{path} is outdated: {what}", hint=f"imagefactory lock base:{base.name}"
+        )
     return BaseWanted(
         base=base,
         lock=lock,

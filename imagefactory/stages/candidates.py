@@ -110,24 +110,24 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
     try:
         subject = read_subject(place, root.digest, target.platform)
     except NoImageError as error:
-        return f"{root.name} in {place} is left out: {error.message}"
+        return f"{root.name} in {place} is skipped: {error.message}"
     except RegistryError:
         children, _ = parse_parts(read_manifest(place, root.digest))
         if all(place.store.manifest(place.repository, child.digest) for child in children):
             raise
-        return f"{root.name} is not whole in {place}: left out"
+        return f"{root.name} in {place} is skipped: it is not complete"
     index = read_manifest(place, root.digest)
     others = [one for one in platforms_in(index) if one[0] != target.platform]
     parse_parts(index)  # well-formed from here on
     images = images_of(json.loads(index.data).get("manifests") or ())
     if len(images) > 1 + len(others):
-        return f"{root.name} in {place} is left out: it has images for platforms that no target is for"
+        return f"{root.name} in {place} is skipped: it has images for platforms without a target"
     for platform, manifest in others:
         tag = f"{plain_tag(target)}-{architecture(platform)}"
         there = place.store.manifest(place.repository, tag)
         parts = parse_parts(Manifest(descriptor=there[0], data=there[1]))[0] if there else ()
         if manifest not in {part.digest for part in parts}:
-            return f"{root.name} in {place} is left out: its image for {platform} is not that of {tag}"
+            return f"{root.name} in {place} is skipped: its image for {platform} is not the one of {tag}"
     image = find_in(access, place, subject, court)
     # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
     judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
@@ -190,8 +190,9 @@ def target_at(factory: Factory, place: Place, digest: str) -> Target:
                 if there and there[0].digest == digest:
                     return target
     raise NothingSelectedError(
-        f"no target's tag in {place} points to {digest}",
-        hint="name the target, and the registry by --registry",
+        "image-not-tagged",
+        f"no tag of a target in {place} points to {digest}",
+        hint="name the target, and its registry with --registry",
     )
 
 

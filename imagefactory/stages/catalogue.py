@@ -105,6 +105,7 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
             if making.named:
                 build = f"build --push {target.name}" if shelves.host else f"build {target.name}"
                 raise NothingSelectedError(
+                    "catalog-image-missing",
                     f"{target.name}: {image.why}",
                     hint=f"imagefactory {f'promote {target.name}' if image.waits else build}",
                 )
@@ -413,7 +414,7 @@ def _sifs(
             revoked += found["revoked"]
             if not any(one.proves for one in found["judged"]) and not is_own(factory, there, referrer.digest):
                 factory.tell(
-                    f"{referrer.digest} is left out: no verdict verifies it, this store did not push it"
+                    f"{referrer.digest} is skipped: no verdict verifies it, and this store did not push it"
                 )
                 continue
             yield CataloguedSif(

@@ -90,8 +90,7 @@ class OpenCenters:
         return (
             *said,
             *(
-                f"the images of {one.name} are left out: {why.message}"
-                + (f" ({why.hint})" if why.hint else "")
+                f"images of {one.name} are skipped: {why.message}" + (f" ({why.hint})" if why.hint else "")
                 for one, why in self.lacking
             ),
         )
@@ -138,8 +137,9 @@ def centers_of(settings: Settings) -> tuple[Center, ...]:
         if names.count(name) > 1:
             path = next(path for path in files if path.stem == name)
             raise UsageError(
-                f"{path}: two centers are called '{name}'",
-                hint='rename this file, or write center = "NAME" for the first one into your settings',
+                "center-name-duplicate",
+                f"{path}: two centers have the name '{name}'",
+                hint='rename this file, or set center = "NAME" for the first center in your settings',
             )
     several = len(found) > 1
     return tuple(Center(name=name, settings=one, trust=trust, several=several) for name, one, trust in found)
@@ -152,7 +152,9 @@ def split_name(text: str, centers: Sequence[Center]) -> tuple[str, str]:
         return name, rest
     if slash and CENTER.fullmatch(name):
         joined = ", ".join(one.name for one in centers)
-        raise NothingSelectedError(f"no center '{name}' is joined", hint=f"joined: {joined}")
+        raise NothingSelectedError(
+            "center-unknown", f"you have not joined a center '{name}'", hint=f"joined centers: {joined}"
+        )
     return "", text
 
 
@@ -206,7 +208,9 @@ def find_one(opened: OpenCenters, name: str) -> tuple[OpenCenter, CataloguedImag
         raise faults[0]
     if len(fits) > 1:
         both = ", ".join(f"{one.center.prefix}{image.target}" for one, image in fits)
-        raise UsageError(f"'{rest}' is an image of {len(fits)} centers", hint=f"name one of them: {both}")
+        raise UsageError(
+            "image-ambiguous", f"'{rest}' matches images of {len(fits)} centers", hint=f"use one of: {both}"
+        )
     return fits[0]
 
 
@@ -292,9 +296,10 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[Center, tuple
     asked = {center for center, _ in split}
     found = [one for one in centers if len(centers) == 1 or asked == {one.name}]
     if not found:
-        one = centers[0].name
+        one, joined = centers[0].name, ", ".join(one.name for one in centers)
         raise UsageError(
-            f"several centers are joined ({', '.join(one.name for one in centers)}), and this shows one",
+            "center-ambiguous",
+            f"this command shows the images of one center, and you joined several: {joined}",
             hint=f"name images of one center: '{one}/*'",
         )
     return found[0], tuple(name for _, name in split)

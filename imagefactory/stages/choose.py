@@ -65,8 +65,9 @@ def refuse_cpu(target: Target) -> None:
     """Raises UsageError for a target without GPUs: the GPU suite has nothing to verify there."""
     if not target.gpu:
         raise UsageError(
-            f"{target.name} is for CPUs alone: the GPU suite has nothing to verify in it",
-            hint=f"its smoke test is all that proves it: imagefactory build {target.name}",
+            "target-without-gpu",
+            f"{target.name} is only for CPUs, so the GPU suite cannot verify it",
+            hint=f"its smoke test is its only check: imagefactory build {target.name}",
         )
 
 
@@ -104,19 +105,24 @@ def _find(
         if at and (registry or factory.settings.registry.value):
             return _from_registry(factory, target_reference(factory, name, registry)[1], progress)
         raise NothingSelectedError(
-            f"no image {digest or name} in {layout.path}", hint="name its registry too: HOST/NAME@sha256:..."
+            "image-not-found",
+            f"no image {digest or name} in {layout.path}",
+            hint="add its registry: HOST/NAME@sha256:...",
         )
     tags = layout.tags()
     if name in tags:
         return load_made(factory, name, tags[name]), None
     if ":" in name:
-        raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint="imagefactory store list")
+        raise NothingSelectedError(
+            "image-not-found", f"no image '{name}' in {layout.path}", hint="imagefactory store list"
+        )
     target = select_one(factory.targets, name)
     made = stored_image(factory, target) or stored_sif(factory, target)
     if made is None:
         raise BuildError(
-            f"{target.name} is not built yet",
-            hint=f"imagefactory build {target.name}, or name an image of a registry: HOST/NAME@sha256:...",
+            "image-not-built",
+            f"{target.name} is not built",
+            hint=f"imagefactory build {target.name}, or name an image in a registry: HOST/NAME@sha256:...",
         )
     return made, None
 
@@ -133,7 +139,9 @@ def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tup
     pulled = pull_image(access, fixed, local_name(access, fixed), progress)
     image = access.layout.image(pulled.name)
     if image is None:
-        raise BuildError(f"{pulled.name} was removed from the store meanwhile", hint="run it again")
+        raise BuildError(
+            "image-removed", f"another process removed {pulled.name} from the store", hint="run it again"
+        )
     return image, fixed
 
 
@@ -142,8 +150,9 @@ def _in_registry(access: Access, target: Target, subject: Subject, registry: str
     repository = repository_of(path, target.family)
     if open_registry(access, host).manifest(repository, subject.index) is None:
         raise UsageError(
-            f"{host}/{repository} has no {subject.index}",
-            hint=f"push it first: imagefactory push {target.name} --registry {registry}",
+            "image-not-in-registry",
+            f"{host}/{repository} has no image {subject.index}",
+            hint=f"imagefactory push {target.name} --registry {registry}",
         )
     return Reference(registry=host, repository=repository, digest=subject.index)
 
@@ -154,24 +163,27 @@ def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     target = next((target for target in factory.targets if target.name == told.get(TARGET_LABEL)), None)
     if target is None:
         whose = shown(told.get(TARGET_LABEL, ""))
-        what = f"of the target '{whose}', which this factory does not have" if whose else "of no target"
+        what = f"this project has no target '{whose}'" if whose else "it has no label of a target"
         raise UsageError(
-            f"{name} is an image {what}: nothing says what must hold in it",
-            hint="verify it in the factory that made it (-C DIR)",
+            "image-target-unknown",
+            f"cannot verify {name}: {what}",
+            hint="verify it in the project that built it (-C DIR)",
         )
-    wanted, at, _ = name.partition("@")
+    wanted, at, digest = name.partition("@")
     if at and wanted != target.name and wanted in {one.name for one in factory.targets}:
         raise UsageError(
+            "image-target-mismatch",
             f"{name} is an image of {target.name}",
-            hint=f"name it by its digest alone, or as {target.name}@...",
+            hint=f"use only its digest, or {target.name}@{digest}",
         )
     definition = define_target(factory, target)
     # Of a .sif the manifest tells the target alone; the packages inside are checked all the same.
     here = lock_digest(definition.lock)
     if told.get(LOCK_LABEL, here if isinstance(made, Sif) else "") != here:
         raise StaleError(
-            f"{name} was made of another lock of {target.name} than the one here",
-            hint=f"imagefactory build {target.name}, or go to the revision whose lock it was made of",
+            "image-outdated",
+            f"{name} was built from another lock of {target.name} than the present one",
+            hint=f"imagefactory build {target.name}, or check out the revision that has its lock",
         )
     return definition
 

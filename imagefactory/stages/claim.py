@@ -17,7 +17,7 @@ from pathlib import Path
 from imagefactory.access import Access, open_registry, registry_place
 from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
 from imagefactory.catalogue.publish import make_artifact
-from imagefactory.errors import FactoryError, RegistryError, StatementError
+from imagefactory.errors import FactoryError, RegistryError, StatementError, os_problem
 from imagefactory.files import explain_full_disk, replace_bytes
 from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import Place
@@ -100,7 +100,7 @@ def read_claims(access: Access, registry: str, now: datetime) -> FoundClaims:
         own = _read_own(access.layout.path)
         return _read_others(_claims_place(access, registry), own.store if own else "", trust, now)
     except FactoryError as error:
-        return FoundClaims(notes=(f"what other stores have claimed is not known: {error.message}",))
+        return FoundClaims(notes=(f"cannot read the claims of other stores: {error.message}",))
 
 
 def _read_others(place: Place, own: str, trust: Trust, now: datetime) -> FoundClaims:
@@ -117,10 +117,10 @@ def _read_others(place: Place, own: str, trust: Trust, now: datetime) -> FoundCl
         except FactoryError as error:
             faults.append(error.message)
     notes: tuple[str, ...] = (
-        (f"claims of {len(faults)} other store(s) do not count: {faults[0]}",) if faults else ()
+        (f"ignored the claims of {len(faults)} other store(s): {faults[0]}",) if faults else ()
     )
     if len(others) > MOST_STORES:
-        notes += (f"{place} has claims of {len(others)} stores, and {MOST_STORES} were read",)
+        notes += (f"{place} has claims of {len(others)} stores, only {MOST_STORES} were read",)
     return FoundClaims(claims=tuple(claims), notes=notes)
 
 
@@ -132,9 +132,13 @@ def _read_list(place: Place, tag: str) -> bytes:
     try:
         layer = parse_layer(manifest[1], where, CLAIMS)
     except RegistryError as error:  # somebody else's: it says nothing of the registry
-        raise StatementError(error.message, hint=error.hint) from error
+        raise StatementError("claims-invalid", error.message, hint=error.hint) from error
     if layer.size > LARGEST:
-        raise StatementError(f"{where} is larger than any list of claims", hint="see who put it there")
+        raise StatementError(
+            "claims-too-large",
+            f"{where} has {layer.size:,} bytes, and a list of claims has at most {LARGEST:,}",
+            hint="check who pushed it",
+        )
     return unpack(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
 
 
@@ -180,7 +184,7 @@ def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> Claim
                     _put(access, place, _with(own, place, less), clock())
             return ClaimedSweep(lost=lost, notes=before.notes)
     except (FactoryError, OSError) as error:
-        note = f"other stores may queue the same cells, since this sweep is not claimed: {error}"
+        note = f"this sweep is not claimed, so other stores may queue the same cells: {error}"
         return ClaimedSweep(lost=lost, notes=(note,))
 
 
@@ -196,7 +200,10 @@ def _put_in_time(access: Access, place: Place, own: OwnClaims, claiming: Claimin
         if claiming.clock() - made < SETTLE:
             return mine
     if claiming.cells:
-        raise RegistryError(f"{place} took longer than {SETTLE.seconds} seconds for it, {TRIES} times")
+        raise RegistryError(
+            "registry-too-slow",
+            f"{place} needed more than {SETTLE.seconds} seconds to store the claim, {TRIES} times",
+        )
     return None
 
 
@@ -217,7 +224,7 @@ def release_claim(
             if row.sweep == sweep and not row.cells <= set(left)
         ]
     except FactoryError as error:
-        access.tell(f"note: what this store has claimed is not known: {error.message}")
+        access.tell(f"note: cannot read the claims of this store: {error.message}")
         return
     for name, row in places:
         try:
@@ -244,7 +251,9 @@ def _put(access: Access, place: Place, own: OwnClaims, now: datetime) -> None:
     """Remembers the claims, and puts those of `place` that have not ended. Raises FactoryError."""
     key = signing_key(access, now)
     if key is None:
-        raise StatementError("there is no key to sign it", hint="imagefactory keys new NAME")
+        raise StatementError(
+            "claim-not-signed", "no signing key on this machine", hint="imagefactory keys new NAME"
+        )
     places = (replace(one, sweeps=tuple(row for row in one.sweeps if row.until > now)) for one in own.places)
     own = replace(own, places=tuple(places))
     path = access.layout.path / "journal" / FILE
@@ -270,4 +279,4 @@ def _read_own(store: Path) -> OwnClaims | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StatementError(f"{path}: {error.strerror}", hint="check its permissions") from error
+        raise StatementError(*os_problem("read", path, error), hint="check its permissions") from error

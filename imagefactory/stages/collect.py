@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError
+from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError, os_problem
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
 from imagefactory.pools.faults import FailedMachine, read_failed_machines
@@ -254,7 +254,9 @@ class Signer:
         try:
             texts = {name: read_file(place, name, LARGEST_REPORT) for name in (KIT, EXPECTATIONS)}
         except OSError as error:
-            raise StatementError(f"{error.filename}: {error.strerror}", hint="make a new sweep") from error
+            raise StatementError(
+                *os_problem("read", error.filename, error), hint="create a new sweep"
+            ) from error
         run = replace(known.run, suite=self.suite, kit=digest_of(texts), pool=self.pool_name)
         check_run(known, run)
         return json.loads(texts[KIT]), json.loads(texts[EXPECTATIONS])

@@ -27,7 +27,7 @@ from imagefactory.access import Access, package_index, uv_locker
 from imagefactory.documents import parse_json
 from imagefactory.engines.wheel_builder import ISOLATED
 from imagefactory.engines.wheel_layer import check_wheel, unpack_wheel
-from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError
+from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError, os_problem
 from imagefactory.factory import Factory
 from imagefactory.files import explain_full_disk, locked_folder, replace_text, replacing
 from imagefactory.gpu.builds import rocm_of
@@ -141,7 +141,9 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
     refuse_amd(target)
     lock, image = require_lock(factory, target), stored_image(factory, target)
     if image is None:
-        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        raise BuildError(
+            "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
+        )
     return compile_in(factory, asked, BuildImage(lock=lock, image=image), progress)
 
 
@@ -149,8 +151,9 @@ def refuse_amd(target: Target) -> None:
     """Raises UsageError for a target whose GPUs no compiler here is for."""
     if rocm_of(target.cuda):
         raise UsageError(
-            f"{target.name} is for AMD's GPUs: nothing here compiles for them",
-            hint="compile it where ROCm's compiler is, and name the wheel in the recipe: ./wheels/NAME.whl",
+            "amd-not-supported",
+            f"{target.name} is for AMD GPUs: imagefactory has no compiler for them",
+            hint="compile it where ROCm is installed, and name the wheel in the recipe: ./wheels/NAME.whl",
         )
 
 
@@ -178,7 +181,7 @@ def compile_in(factory: Factory, asked: CompileAsk, within: BuildImage, progress
         project = read_project(source.path)
         source = replace(source, name=source.name or project.name, version=source.version or project.version)
         if source.tagged:
-            progress.note(f"{asked.title}: git gives it the version {source.tagged}")
+            progress.note(f"{asked.title}: git has its version: {source.tagged}")
         job = _Job(
             factory=factory,
             asked=asked,
@@ -195,7 +198,7 @@ def compile_in(factory: Factory, asked: CompileAsk, within: BuildImage, progress
             return _build(job, progress, isolated=True)
         except _MissingModuleError as error:
             progress.note(
-                f"{asked.title}: {error.message}: the packages of {asked.target.name} are shown to it"
+                f"{asked.title}: {error.message}, so it is built with the packages of {asked.target.name}"
             )
             return _build(job, progress, isolated=False)
 
@@ -271,7 +274,11 @@ def _is_taken(asked: CompileAsk, made: LockedWheel) -> bool:
     except OSError:
         taken = False
     if taken and not asked.folders[1].resolve().is_relative_to(asked.folder.resolve()):
-        raise BuildError(f"{asked.folders[1]} is a link out of {asked.folder}", hint="remove it")
+        raise BuildError(
+            "wheel-folder-outside",
+            f"{asked.folders[1]} is a link to outside {asked.folder}",
+            hint="remove it",
+        )
     return taken
 
 
@@ -303,7 +310,8 @@ class _Steps:
             return check_requires(listed)
         except (OSError, ValueError, TypeError) as error:
             raise BuildError(
-                f"{asked.title}: what it is built with cannot be read: {printable(str(error))}"
+                "build-requires-invalid",
+                f"{asked.title}: cannot read its build requirements: {printable(str(error))}",
             ) from error
 
     def run(self, step: str, title: str, progress: Progress) -> None:
@@ -319,7 +327,7 @@ class _Steps:
             done = job.runner.run(job.within.image, spec)
         missing = _MISSING.search(done.stdout + done.stderr) if done.returncode and self.isolated else None
         if missing:
-            raise _MissingModuleError(f"its build imports {missing[1]}")
+            raise _MissingModuleError("build-module-missing", f"its build imports {missing[1]}")
         _refuse_failed(job.asked, done, job.source.untagged)
 
 
@@ -344,7 +352,9 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
     try:
         names = [name for name in list_names(out, MOST_NAMES) if name.endswith(".whl")]
         if len(names) != 1:
-            raise BuildError(f"{asked.title}: compiling left {len(names)} wheels")
+            raise BuildError(
+                "wheel-not-written", f"{asked.title}: expected one wheel, and the build wrote {len(names)}"
+            )
         name = printable(names[0])
         with open_file(out, names[0], most) as fd, (kept / name).open("xb") as file:
             for data in read_chunks(fd, name, most):
@@ -352,29 +362,32 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
                 file.write(data)
                 size += len(data)
     except OSError as error:
-        raise BuildError(
-            f"{asked.title}: what compiling left cannot be taken: {error.filename}: {error.strerror}"
-        ) from error
+        raise BuildError(*os_problem("copy", f"{error.filename} of {asked.title}", error)) from error
     try:
         project, version, *_ = parse_wheel_filename(name)
     except (InvalidWheelFilename, InvalidVersion) as error:
-        raise BuildError(f"{asked.title}: compiling left no wheel: {error}") from error
+        raise BuildError(
+            "wheel-invalid", f"{asked.title}: the build wrote an invalid wheel: {error}"
+        ) from error
     # A label of its own (`+cu130`) may say what it was built for; the release is its source's.
     if project != (source.name or project) or (
         source.version and Version(version.public) != Version(Version(source.version).public)
     ):
+        expected = f"{source.name} {source.version}".rstrip()
         raise BuildError(
-            f"{asked.title}: compiling left {name}, which is not {source.name} {source.version}".rstrip()
+            "wheel-mismatch", f"{asked.title}: expected a wheel of {expected}, and the build wrote {name}"
         )
     wheel = LockedWheel(
         name=project, version=str(version), filename=name, sha256=whole.hexdigest(), size=size
     )
     if fault := misfit(wheel, lock.python, lock.platform):
-        raise BuildError(f"{asked.title}: {fault}")
+        raise BuildError("wheel-incompatible", f"{asked.title}: {fault}")
     check_wheel(kept / name, wheel.sha256)
     if (said := wheel_says(kept / name)) != (project, version):
+        found = f"{said[0]} {said[1]}" if said else "no name"
         raise BuildError(
-            f"{asked.title}: {name} says to be {said[0]} {said[1]}" if said else f"{name} says no name"
+            "wheel-mismatch",
+            f"{asked.title}: expected {project} {version} in the metadata of {name}, found {found}",
         )
     return wheel
 
@@ -425,22 +438,24 @@ def _refuse_failed(asked: CompileAsk, done: Completed, untagged: str = "") -> No
     """
     message, hint = done.over
     if done.timed_out:
-        message = f"the run was ended: it reached the limit time={asked.timeout:.0f}"
-        hint = "`--limit time=...` with more, or time=none"
+        message = f"the build was stopped at its limit time={asked.timeout:.0f}"
+        hint = "raise it with `--limit time=...`, or set time=none"
     if message:
-        raise LimitError(f"{asked.title}: {message}", hint=hint)
+        raise LimitError("limit-reached", f"{asked.title}: {message}", hint=hint)
     if done.returncode == 0:
         return
     said = what_failed(done.stdout + done.stderr)
-    hint = "packages and Debian's libraries (system: in a recipe) that it needs must be in the target"
+    hint = "add the packages and Debian libraries (system: in a recipe) that it needs to the target"
     if not has_nvcc(asked.target):
-        hint = f"PyPI has CUDA's compiler from CUDA 13 on, not of {asked.target.cuda}, if it is that"
+        hint = f"if it needs nvcc: PyPI has it from CUDA 13 on, and this target is for {asked.target.cuda}"
     if untagged:
         hint = (
-            f"it takes its version from git, but {untagged}: tag a commit of it (git tag v1.0), or "
-            'write version = "1.0" below [project] in its pyproject.toml and take version out of dynamic'
+            f"its version comes from git, but {untagged}: tag a commit of it (git tag v1.0), or "
+            'set version = "1.0" under [project] in its pyproject.toml and remove version from dynamic'
         )
-    raise BuildError(f"{asked.title} does not compile in {asked.target.name}:\n{said}", hint=hint)
+    raise BuildError(
+        "compile-failed", f"{asked.title} does not compile in {asked.target.name}:\n{said}", hint=hint
+    )
 
 
 def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _Source:
@@ -450,7 +465,11 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         _clone(found["url"], found["commit"], clone, room)
         inside = clone / (found["folder"] or ".")
         if not inside.is_dir() or not inside.resolve().is_relative_to(clone.resolve()):
-            raise UsageError(f"{text}: there is no folder {found['folder']}", hint="correct its subdirectory")
+            raise UsageError(
+                "source-folder-missing",
+                f"{text} has no directory {found['folder']}",
+                hint="correct its subdirectory",
+            )
         copy_source(inside, folder, most)
         if read_project(folder).version_variable:  # with all commits, as a version counts them
             fetch = ("fetch", "--quiet", "--tags", "--depth", WHOLE, found["url"], found["commit"])
@@ -460,8 +479,9 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         return source
     if text.startswith(("git+", "http")):
         raise UsageError(
-            f"{text} names no commit",
-            hint="write git+https://HOST/REPOSITORY@ and the 40 digits of one",
+            "commit-missing",
+            f"{text} has no commit",
+            hint="use git+https://HOST/REPOSITORY@COMMIT, with all 40 digits of the commit",
         )
     path = Path(text)
     if text.startswith((".", "/")) or path.exists():
@@ -471,20 +491,28 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
             source = _Source(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
             return _with_git_version(source, path.resolve())
         if not path.is_file():
-            raise UsageError(f"{path} does not exist", hint="name a folder, an archive or a package")
+            raise UsageError(
+                "path-not-found", f"{path} does not exist", hint="name a directory, an archive or a package"
+            )
         copy, content = _copied(path.resolve(), folder, most)
         return _Source(path=copy, told=f"{path.name} sha256:{content}")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
-        raise UsageError(f"{text!r} is no package: {error}", hint="write torch-scatter==2.1.2") from error
+        raise UsageError(
+            "requirement-invalid", f"{text!r} is not a package: {error}", hint="write torch-scatter==2.1.2"
+        ) from error
     index = package_index(access)
     name = canonicalize_name(requirement.name)
     file, version = choose_sdist(requirement, uv_locker(index).project(name, lock))
     fetched = fetch_sdist(index, file, access.settings.cache_path / "sdists")
     copy, content = _copied(fetched, folder, most)
     if content != file.sha256:
-        raise DownloadError(f"{fetched} was changed in the cache", hint=f"rm {fetched}")
+        raise DownloadError(
+            "hash-mismatch",
+            f"{fetched}: expected sha256 {file.sha256}, found {content}",
+            hint=f"rm {fetched}",
+        )
     return _Source(path=copy, told=f"{file.filename} sha256:{content}", name=name, version=str(version))
 
 
@@ -510,7 +538,7 @@ def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
                 out.write(data)
     except OSError as error:
         raise UsageError(
-            f"{archive} cannot be copied: {error.strerror}", hint="--limit scratch=..."
+            *os_problem("copy", archive, error), hint="raise the limit: --limit scratch=..."
         ) from error
     return copy, whole.hexdigest()
 
@@ -521,7 +549,7 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
     Raises UsageError, also where that takes more than `most` bytes of the disk.
     """
     if shutil.which("git") is None:
-        raise ToolError("git is not on this machine", hint="apt-get install git")
+        raise ToolError("tool-missing", "git is not installed", hint="apt-get install git")
     folder.mkdir(parents=True)
     _run_git(
         folder,
@@ -551,8 +579,9 @@ def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most
                 while process.poll() is None:
                     if shutil.disk_usage(folder).free < reserve:
                         raise UsageError(
-                            f"{title} has more than the {most:,} bytes that are free for it",
-                            hint="free some space in the store, or name another",
+                            "source-too-large",
+                            f"{title} is larger than the {most:,} bytes that are free for it",
+                            hint="free disk space in the store, or use another store",
                         )
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(timeout=LOOK_AGAIN)
@@ -563,7 +592,7 @@ def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most
             said.seek(max(0, said.seek(0, os.SEEK_END) - 300))
             if process.returncode:
                 words = printable(said.read().decode(errors="replace").strip())
-                raise UsageError(f"git cannot have {title}: {words}")
+                raise UsageError("git-failed", f"git cannot fetch {title}: {words}")
 
 
 def _tools(
@@ -627,9 +656,7 @@ def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> N
         for wheel, path in wheels.items():
             left -= unpack_wheel(path, folder, sha256=wheel.sha256, most=left)
     except OSError as error:
-        raise BuildError(
-            f"a build tool cannot be unpacked: {error}", hint="see what the error says"
-        ) from error
+        raise BuildError("build-tool-invalid", f"cannot unpack a build tool: {error}") from error
     shutil.copyfile(BUILDER, folder / BUILDER.name)
 
 

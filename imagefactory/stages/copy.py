@@ -40,7 +40,9 @@ def copy_image(access: Access, copying: Copying, progress: Progress) -> CopiedIm
     source, destination = copying.source, copying.destination
     if not destination.tag or destination.digest:
         raise UsageError(
-            f"'{destination}' names no place to copy to", hint="write HOST/NAME:TAG; the digest comes along"
+            "reference-invalid",
+            f"the destination '{destination}' must have a tag, and no digest",
+            hint="use HOST/NAME:TAG; the digest is copied with the image",
         )
     asked = resolve(source, access.settings.mirror_map)
     with progress.stage(f"copy {asked} to {destination}"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from imagefactory import emulate
 from imagefactory.access import Access
 from imagefactory.documents import fault
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import locked_folder, replacing
 from imagefactory.gpu.knowledge import DataSheet
 from imagefactory.model import Mount, RunSpec
@@ -63,7 +63,9 @@ def emulating(
     UsageError where real GPUs were asked for as well.
     """
     if spec.gpus:
-        raise UsageError("--emulate is for a machine without a GPU, --nv for one with", hint="leave one out")
+        raise UsageError(
+            "option-conflict", "--emulate runs without a GPU, --nv with one", hint="use only one of them"
+        )
     asked = json.dumps(asked_of(sheet, count, recorded)).encode()
     with locked_folder("emulate-", scratch) as folder:
         shown, told = folder / "shown", folder / "told"
@@ -157,9 +159,13 @@ def keep_told(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None
     main = main_run(runs)
     text = next((text for text, run in _read(folder) if run == main), None)
     if text is None:
-        raise UsageError("no GPU was used, so there is nothing to write", hint="leave --summary out")
+        raise UsageError(
+            "gpu-not-used", "the run used no GPU, so there is no summary to write", hint="omit --summary"
+        )
     try:
         with replacing(output) as file:
             file.write(text + b"\n")
     except OSError as error:
-        raise UsageError(f"--summary {output}: {error.strerror}", hint="name a file of yours") from error
+        raise UsageError(
+            *os_problem("write", output, error), hint="--summary must name a file that you may write to"
+        ) from error

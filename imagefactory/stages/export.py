@@ -34,11 +34,14 @@ def export_sif(access: Access, target: Target, options: SifExport, progress: Pro
             compression = options.compression or "fast"
             sif = ensure_sif(access, image, target.name, progress, compression=compression)
         if sif is None:
-            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+            raise BuildError(
+                "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
+            )
         if options.compression not in ("", sif.compression):
             raise UsageError(
-                f"the .sif that apptainer built of {target.name} is compressed '{sif.compression}'",
-                hint=f"leave it out, or `imagefactory build {target.name} --engine assemble` first",
+                "compression-fixed",
+                f"Apptainer built the .sif of {target.name} with compression '{sif.compression}'",
+                hint=f"omit --compression, or run imagefactory build {target.name} --engine assemble",
             )
         output = options.output or Path(sif.name)
         copy_sif(sif, output, progress)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.errors import NothingSelectedError, UsageError, os_problem
 from imagefactory.factory import read_factory
 from imagefactory.files import replace_text
 from imagefactory.lock.files import UNSOLVABLE, lock_names
@@ -67,10 +67,11 @@ def make_factory(
         for name in sorted(there.intersection((*theirs, *nights))):
             if (root / name).read_text(encoding="utf-8", errors="replace") != texts[name]:
                 raise UsageError(
-                    f"{root / name} is there, and not as it comes with imagefactory; nothing was written",
+                    "file-exists",
+                    f"{root / name} exists and differs from the file of imagefactory; nothing was written",
                     hint="rename it, repeat the command, and merge the two"
                     if name in nights
-                    else "name a new folder: imagefactory init DIR",
+                    else "choose a new directory: imagefactory init DIR",
                 )
         written = tuple(sorted(texts.keys() - there))
         for name in written:
@@ -78,7 +79,8 @@ def make_factory(
             replace_text(root / name, texts[name])
     except OSError as error:
         raise UsageError(
-            f"{error.filename or root}: {error.strerror}", hint="name a folder that you may write to"
+            *os_problem("write", error.filename or root, error),
+            hint="choose a directory that you may write to",
         ) from error
     newest = [target for target in targets if wanted and target.family == wanted[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
@@ -111,8 +113,9 @@ def _with_those_below(targets: Iterable[Target], wanted: Iterable[str]) -> tuple
         if family not in known:
             near = nearest(family, known)
             raise NothingSelectedError(
-                f"no family '{family}' comes with imagefactory",
-                hint=f"did you mean '{near}'?" if near else f"those that do are {', '.join(known)}",
+                "family-unknown",
+                f"imagefactory has no family '{family}'",
+                hint=f"did you mean '{near}'?" if near else f"available families: {', '.join(known)}",
             )
         if family not in found:
             found.add(family)

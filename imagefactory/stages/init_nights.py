@@ -58,8 +58,9 @@ def night_files(services: Iterable[str], root: Path) -> dict[str, str]:
     )
     if above not in (root, root.absolute()):
         raise UsageError(
-            f"{root} is a folder of the repository {above}, whose top is where a nightly build must be",
-            hint=f"git init {shlex.quote(str(root))} makes it a repository of its own",
+            "not-repository-root",
+            f"{root} is in the repository {above}: a nightly build must be in its top directory",
+            hint=f"make it a repository of its own: git init {shlex.quote(str(root))}",
         )
     source = find_source(SHIPPED.parent)
     return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in wanted}
@@ -69,8 +70,9 @@ def _pin(text: str, source: Source) -> str:
     name = source.url.removeprefix("https://").partition("/")[2]
     if _OWN.search(text) and name.count("/") != 1:
         raise UsageError(
+            "source-not-on-github",
             f"GitHub Actions cannot call the workflows of {source.url}",
-            hint="install imagefactory from a repository on GitHub: its path is OWNER/NAME",
+            hint="install imagefactory from a GitHub repository: its path is OWNER/NAME",
         )
     text = _OWN.sub(rf"{name}/\1@{source.commit} # v{__version__}", text)
     for mark, value in (("@URL@", source.url), ("@COMMIT@", source.commit), ("@VERSION@", f"v{__version__}")):
@@ -99,7 +101,8 @@ def _source_of_clone(clone: Path) -> Source:
     source = _read_source(_git(clone, "remote", "get-url", "origin"), _git(clone, "rev-parse", "HEAD"))
     if not _git(clone, "for-each-ref", "--contains", source.commit, "refs/remotes/origin"):
         raise UsageError(
-            f"{clone} is at commit {source.commit[:12]}, which no branch of {source.url} has",
+            "commit-not-pushed",
+            f"{clone} is at commit {source.commit[:12]}, which is in no branch of {source.url}",
             hint="push the commit, or check out a pushed one",
         )
     return source
@@ -109,8 +112,9 @@ def _read_source(url: str, commit: str) -> Source:
     found = _ADDRESS.fullmatch(url.removesuffix("/").removesuffix(".git"))
     if not (found and _COMMIT.fullmatch(commit)):
         raise UsageError(
-            "the nightly build is pinned to a commit, and this imagefactory has no record of its own",
-            hint=f"install a release of {DISTRIBUTION}, or by pip from git+https://github.com/OWNER/NAME@COMMIT",
+            "commit-unknown",
+            "a nightly build is pinned to a commit of imagefactory, and the commit of this one is not known",
+            hint=f"install a release of {DISTRIBUTION}, or pip install git+https://github.com/OWNER/NAME@COMMIT",
         )
     port = found["port"] or "" if found["web"] else ""
     return Source(url=f"https://{found['host']}{port}/{found['path']}", commit=commit)

@@ -55,12 +55,16 @@ def inspect_place(access: Access, recipes: Callable[[], Factory], name: str, pro
     """
     path = Path(name)
     if not name:
-        raise UsageError("nothing is named", hint="name a file or folder, an image or a target")
+        raise UsageError(
+            "argument-missing", "the name is empty", hint="name a file, a directory, an image or a target"
+        )
     if path.exists():
         return inspect_path(access, path, progress)
     if name.startswith((".", "/", "~")) or path.suffix in (".whl", ".sif", ".so", ".conda"):
         raise UsageError(
-            f"{name} does not exist", hint="name a file or folder that does, an image or a target"
+            "path-not-found",
+            f"{name} does not exist",
+            hint="name an existing file or directory, an image or a target",
         )
     if "/" in name:
         return inspect_registry(access, parse_reference(name), progress)
@@ -72,7 +76,7 @@ def inspect_place(access: Access, recipes: Callable[[], Factory], name: str, pro
     if ":" in name:
         near = _near(name, tags)
         hint = f"did you mean {near}?" if near else "imagefactory store list"
-        raise NothingSelectedError(f"no image '{name}' in {access.layout.path}", hint=hint)
+        raise NothingSelectedError("image-not-found", f"no image '{name}' in {access.layout.path}", hint=hint)
     return _inspect_target(recipes(), name, progress)
 
 
@@ -97,7 +101,7 @@ def _inspect_digest(access: Access, digest: str, progress: Progress) -> Inspecte
     found = access.layout.manifest(digest)
     if found is None:
         raise NothingSelectedError(
-            f"no image {digest} in {access.layout.path}", hint="imagefactory store list"
+            "image-not-found", f"no image {digest} in {access.layout.path}", hint="imagefactory store list"
         )
     return _inspect_stored(access, digest, found[0], progress)
 
@@ -126,16 +130,18 @@ def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspe
     lock = read_target_lock(factory, target)
     if lock is None:
         raise BuildError(
-            f"{target.name} is neither built nor locked: nothing is known of its GPU code",
-            hint=f"imagefactory lock {target.name}, then imagefactory build {target.name}",
+            "gpu-code-unknown",
+            f"{target.name} is neither built nor locked, so its GPU code is not known",
+            hint=f"imagefactory lock {target.name} && imagefactory build {target.name}",
         )
     cached, tabled, missing = _known_packages(factory, lock, progress)
     contents = join_contents(target.name, lock, (*cached, *tabled))
     if not _answers(contents, missing):
         raise BuildError(
-            f"{target.name} is not built, and neither the cache nor the tables know its GPU code",
-            hint=f"imagefactory build {target.name}; "
-            f"what is documented of it says `imagefactory compat {target.name}`",
+            "gpu-code-unknown",
+            f"{target.name} is not built, and neither the cache nor the tables have its GPU code",
+            hint=f"imagefactory build {target.name}, "
+            f"or see what is documented: imagefactory compat {target.name}",
         )
     known = [f"{len(cached)} from the cache"] if cached else []
     known += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []

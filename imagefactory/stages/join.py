@@ -25,7 +25,7 @@ from imagefactory.catalogue.invitation import (
     refuse_return,
 )
 from imagefactory.catalogue.package import INVITATION, parse_layer, unpack
-from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError
+from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.store import Reference
@@ -44,14 +44,16 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
     place = catalogue or settings.catalogue.value or settings.registry.value
     if not place:
         raise UsageError(
-            "nobody could find the catalogue: neither `catalogue` nor `registry` is set here",
-            hint="imagefactory invite --catalogue HOST/PATH, or the path of a file that everybody reads",
+            "no-catalog-set",
+            "neither `catalogue` nor `registry` is set, so readers cannot find the catalog",
+            hint="imagefactory invite --catalogue HOST/PATH, or the path of a file that all readers can read",
         )
     keys = invite_with(read_trust(settings.files), now)
     if not keys:
         raise CheckFailedError(
-            "no key is trusted here, so readers could believe nobody",
-            hint="imagefactory keys new NAME && imagefactory keys trust NAME; then imagefactory catalogue",
+            "no-trusted-key",
+            "this project trusts no key, so readers could not trust its catalog",
+            hint="imagefactory keys new NAME && imagefactory keys trust NAME && imagefactory catalogue",
         )
     return Invitation(
         catalogue=place,
@@ -70,7 +72,9 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
         return parse_invitation(_read_file(path), where)
     if "://" in where:
         raise UsageError(
-            f"{where[:80]} is the address of a page", hint="fetch it, and name the file; or write HOST/PATH"
+            "reference-invalid",
+            f"{where[:80]} is the address of a web page, not of a registry",
+            hint="download the file and name it, or use HOST/PATH",
         )
     return parse_invitation(_fetch(settings, environ, invitation_place(where)), where)
 
@@ -81,10 +85,14 @@ def _read_file(path: Path) -> bytes:
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", hint="name the file that your center gave you, or its registry"
+            *os_problem("read", path, error), hint="pass the file of your center, or its registry"
         ) from error
     if len(data) > LARGEST:
-        raise UsageError(f"{path}: is larger than any invitation", hint="is that the file?")
+        raise UsageError(
+            "invitation-file-too-large",
+            f"{path} has more than the {LARGEST:,} bytes that an invitation may have",
+            hint="check that it is the file of your center",
+        )
     return data
 
 
@@ -94,12 +102,17 @@ def _fetch(settings: Settings, environ: Mapping[str, str], reference: Reference)
     manifest = place.store.manifest(place.repository, asked.wanted)
     if manifest is None:
         raise RegistryError(
-            f"there is no invitation at {reference}",
-            hint="ask your center for its address or file (they write one: imagefactory invite --push)",
+            "invitation-not-found",
+            f"no invitation at {reference}",
+            hint="ask your center for its address or file (imagefactory invite --push writes one)",
         )
     layer = parse_layer(manifest[1], str(asked), INVITATION)
     if layer.size > LARGEST:
-        raise RegistryError(f"{asked} is larger than any invitation", hint="see who put it there")
+        raise RegistryError(
+            "invitation-too-large",
+            f"{asked} has {layer.size:,} bytes, and an invitation has at most {LARGEST:,}",
+            hint="check who pushed it",
+        )
     return unpack(b"".join(place.store.read(place.repository, layer)), str(asked))
 
 
@@ -121,7 +134,7 @@ class UserFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"{self.path}: {error.strerror}", hint="look at the rights of that folder"
+                *os_problem("write", self.path, error), hint="check the permissions of its directory"
             ) from error
         write_text(self.path, self.joining.text)
 
@@ -143,14 +156,16 @@ def find_joining(
     new = name or known or _new_name(documents, invitation)
     if not CENTER.fullmatch(new):
         raise UsageError(
-            f"--name: '{new[:40]}' cannot be a center's name",
-            hint="write 1 to 32 small letters, digits, '_' and '-', such as chtc",
+            "option-invalid",
+            f"--name: '{new[:40]}' is not a name of a center",
+            hint="use 1 to 32 lowercase letters, digits, '_' and '-', such as chtc",
         )
     if known and known != new:
         if new in files or files[known] != path:
             raise UsageError(
-                f"{invitation.catalogue} is the catalogue of '{known}', which you joined",
-                hint=f"imagefactory site remove {known}; then join it under another name",
+                "center-already-joined",
+                f"{invitation.catalogue} is the catalog of '{known}', which you already joined",
+                hint=f"imagefactory site remove {known}, then join it under another name",
             )
         files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one gets another name
     file = files.get(new) or (center_folder(environ) / f"{new}.toml" if path in files.values() else path)
@@ -180,8 +195,9 @@ def _joined(
         name = center_name(*(str(main.get(key, "")) for key in ("center", "site", "catalogue")))
         if name in files:
             raise UsageError(
-                f"{files[name]}: two centers are called '{name}'",
-                hint=f'rename this file, or write center = "NAME" for the first one into {path}',
+                "center-name-duplicate",
+                f"{files[name]}: two centers have the name '{name}'",
+                hint=f'rename this file, or set center = "NAME" for the first center in {path}',
             )
         files = {name: path, **files}
     for file in (path, *sites, *files.values()):
@@ -203,7 +219,9 @@ def remove_center(
     _, files = _joined(path, sites, environ)
     if name not in files:
         joined = ", ".join(files) or "none"
-        raise NothingSelectedError(f"no center '{name[:40]}' is joined", hint=f"joined: {joined}")
+        raise NothingSelectedError(
+            "center-unknown", f"you have not joined a center '{name[:40]}'", hint=f"joined centers: {joined}"
+        )
     document = read_document(files[name])
     gone = [f"{key} = {document[key]}" for key in SETTINGS if key in document]
     gone += [f"key {row['name']}" for row in document.get("trust", [])]
@@ -211,7 +229,11 @@ def remove_center(
         return files[name], None, gone
     if "catalogue" not in document:
         site = next(one for one in sites if "catalogue" in read_document(one))
-        raise UsageError(f"{site} sets the catalogue of '{name}' for everybody", hint="ask your site's staff")
+        raise UsageError(
+            "center-set-by-site",
+            f"{site} sets the catalog of '{name}' for all users",
+            hint="ask your site's staff",
+        )
     text = tomlkit.parse(read_text(path))
     for key in (*SETTINGS, "trust"):
         text.pop(key, None)
@@ -231,8 +253,9 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
         same = ids & {row.get("keyid") for row in document.get("trust", [])}
         if known == name or same:
             raise UsageError(
+                "center-conflict",
                 f"this invitation has {'a key' if same else 'the name'} of the center '{known}', which you "
-                f"joined, and another catalogue: {invitation.catalogue}, not {document['catalogue']}",
-                hint=f"if it moved there: --name {known}; if this is another center: --name OTHER",
+                f"joined, and another catalog: {invitation.catalogue}, not {document['catalogue']}",
+                hint=f"if its catalog moved, use --name {known}; for another center, use --name OTHER",
             )
     return name

@@ -66,8 +66,9 @@ class KeptCatalogue:
         seen, text = self.seen(), format_time(made)
         if seen > text:
             raise StatementError(
-                f"{self.where} is refused: it was made at {text}, and one of {seen} was there before",
-                hint="ask whoever runs the factory for a new one; if they went back to this one: "
+                "catalog-rolled-back",
+                f"{self.where} has a catalog of {text}, older than the one of {seen} that was there before",
+                hint="ask the project's maintainers for a new catalog; if they restored this one: "
                 f"rm {self.seen_path}",
             )
 

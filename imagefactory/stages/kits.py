@@ -109,7 +109,7 @@ def collect(
 def _promote(
     factory: Factory, report: GpuReport, where: Reference | None, now: datetime, progress: Progress
 ) -> Promotion:
-    target = _target(factory, report, "so no tag can follow")
+    target = _target(factory, report, "so its tags cannot be moved")
     place = place_of(factory, where) if where else local_place(factory, target.family)
     return promote(factory, Promoting(target=target, place=place, now=now), progress)
 
@@ -159,8 +159,9 @@ def sign_kit(
     report = collected.report
     if not signable(report):
         raise CheckFailedError(
+            "kit-not-signable",
             f"{report.outcome}: {report.reason}",
-            hint="nothing was signed; this kit can be run again, there or elsewhere",
+            hint="nothing was signed; run the kit again, on that machine or another",
         )
     days = read_trust(access.settings.files).policy.days
     signed = sign(report, _key(access, now), now=now, days=spread(report, days))
@@ -192,8 +193,9 @@ def _key(access: Access, now: datetime) -> SigningKey:
     key = signing_key(access, now)
     if key is None:
         raise UsageError(
-            "no key signs here, so nothing can be made of a kit",
-            hint="imagefactory keys new NAME, or name a key's file: IMAGEFACTORY_SIGNING_KEY",
+            "kit-key-missing",
+            "no signing key on this machine, so the kit's result cannot be signed",
+            hint="imagefactory keys new NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
         )
     return key
 
@@ -202,7 +204,7 @@ def _where(factory: Factory, report: GpuReport, reference: str, registry: str) -
     """Where the image lies beside the store: the registry that is named, else that of the kit."""
     if not registry:
         return parse_reference(reference) if reference else None
-    target = _target(factory, report, "so nobody knows its repository")
+    target = _target(factory, report, "so its repository is not known")
     host, path = registry_place(factory, registry)
     return Reference(
         registry=host, repository=repository_of(path, target.family), digest=report.subject.index
@@ -214,8 +216,9 @@ def _target(factory: Factory, report: GpuReport, why: str) -> Target:
     target = next((one for one in factory.targets if one.name == name), None)
     if target is None:
         raise UsageError(
-            f"this factory has no target '{name}', {why}",
-            hint="collect it in the factory that made the kit (-C DIR), or without --registry and --promote",
+            "target-not-in-project",
+            f"this project has no target '{name}', {why}",
+            hint="collect it in the project that created the kit (-C DIR), or omit --registry and --promote",
         )
     return target
 
@@ -250,8 +253,9 @@ def write_kit(
     definition, where = chosen.definition, chosen.where
     if rocm_of(definition.target.cuda):
         raise UsageError(
-            f"{definition.target.name} is for AMD's GPUs, and a kit starts its image with NVIDIA's alone",
-            hint="verify it on the machine itself: imagefactory verify there",
+            "amd-not-supported",
+            f"{definition.target.name} is for AMD GPUs, and kits support only NVIDIA GPUs",
+            hint="run imagefactory verify on the machine itself",
         )
     refuse_level(definition, options.level)
     with factory.layout.in_use(progress):

@@ -51,8 +51,14 @@ def hold_to_layer_lock(factory: Factory, definition: Definition, made: Image, ma
         return
     path = layers_path(factory.lock_folder, target)
     if moved := moved_on(lock, definition, bases):
-        factory.tell(f"{path} is stale, {moved}: imagefactory lock --deep {target}")
+        factory.tell(f"{path} is outdated: {moved} (imagefactory lock --deep {target})")
     elif lock.made_with != made_with:
-        factory.tell(f"{path} is of layers by {lock.made_with}: those by {made_with} are not held to it")
+        factory.tell(
+            f"{path} is of layers by {lock.made_with}: layers by {made_with} are not checked against it"
+        )
     elif wrong := wrong_entries(lock, made.layers, str(path)):
-        raise LockError("\n".join(wrong), hint=f"imagefactory lock --check --deep {target} makes each anew")
+        raise LockError(
+            "layer-lock-mismatch",
+            "\n".join(wrong),
+            hint=f"rebuild and compare each layer: imagefactory lock --check --deep {target}",
+        )

@@ -27,6 +27,7 @@ from imagefactory.errors import (
     StatementError,
     UnsolvableError,
     UsageError,
+    os_problem,
 )
 from imagefactory.factory import Factory, recipes_folder
 from imagefactory.files import replace_text
@@ -139,9 +140,11 @@ def lock_target(
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(folder, after)
         if target.conda and target.source == "pypi" and not target.on:
-            carried = f"carries {base.python}" if base.python else "carries none"
+            carried = f"has {base.python}" if base.python else "has none"
             channel = channel_name(target.channels[0])
-            progress.note(f"{target.name}: Python {target.python} is {channel}'s, for {base.name} {carried}")
+            progress.note(
+                f"{target.name}: Python {target.python} comes from {channel}, as {base.name} {carried}"
+            )
         for one in lacking_libraries(factory, target, after, under):
             progress.note(one.told(base.name))
     else:
@@ -159,18 +162,18 @@ def lock_request(
     try:
         before = read_target_lock(factory, target)
     except LockError as error:
-        progress.note(f"{error.message}: locking {target.name} anew")
+        progress.note(f"{error.message}: locking {target.name} again")
         before = files.read_remains(factory.lock_folder, target)
     current = before is not None and before.content_hash == content_hash(target, base, under)
     if before is not None and current and (changed := changed_wheel(before, factory.settings.root_path)):
-        progress.note(f"{changed}: locking {target.name} anew")
+        progress.note(f"{changed}: locking {target.name} again")
         before, current = replace(before, content_hash=files.NOBODYS), False
     if before is not None and current:
         try:
             files.check_facts(before, target)
             files.check_kept(before, under)
         except LockError as error:  # no lock is written so: somebody changed it
-            progress.note(f"{error.message}: locking {target.name} anew")
+            progress.note(f"{error.message}: locking {target.name} again")
             before, current = replace(before, content_hash=files.NOBODYS), False
     request = LockRequest(
         target=target,
@@ -229,7 +232,7 @@ def solve_target(
         locker = locker or uv_locker(package_index(factory))
         pins = locker.versions(request, progress, declared=declared)
         for name, extra in () if declared else pins.lacking:
-            progress.note(f"note: {name} has no extra '{extra}', so it adds nothing")
+            progress.note(f"note: {name} has no extra '{extra}', so it is ignored")
         solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
     lock = target_locker(factory, target).lock(request, progress)
@@ -319,11 +322,14 @@ def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
     wheels = shlex.quote(str(factory.lock_folder / lock_names(target.name, conda=True)[1]))
     if not target.conda:
         raise UsageError(
-            f"{target.name} has no packages of conda",
+            "target-without-conda",
+            f"{target.name} has no conda packages",
             hint=f"its lock is a requirements file: pip install --no-deps -r {wheels}",
         )
     lock = require_lock(factory, target)
-    left_out = f"{len(lock.wheels)} packages from PyPI are not in it: then, in the environment, pip install "
+    left_out = (
+        f"{len(lock.wheels)} packages from PyPI are not in it: add them to the environment with pip install "
+    )
     left_out += f"--no-deps -r {wheels}"
     return by_conda_lock.render(lock, kind), left_out if lock.wheels else ""
 
@@ -347,7 +353,7 @@ def _keep_behind(access: Access, lock: Lock, behind: tuple[Behind, ...]) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(format_value(behind, tuple[Behind, ...]), indent=2) + "\n")
     except OSError as error:
-        raise LockError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
+        raise LockError(*os_problem("write", path, error), hint="check its permissions") from error
 
 
 def _behind_path(access: Access, lock: Lock) -> Path:
@@ -366,12 +372,13 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
         by_key.setdefault("pip" if one.name in from_pypi else "constraints", []).append(f'"{one.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
     builds = list(dict.fromkeys(one.build for one in asked if one.build))
-    newer = "change what forbids the newer one"
+    newer = "change what excludes the newer release"
     if builds:
-        newer = f"imagefactory lock {target.name} --build makes {' and '.join(builds)} from source"
-    accept = f", or write {bounds} at {target.where} to lock the old one all the same" if bounds else ""
+        newer = f"imagefactory lock {target.name} --build builds {' and '.join(builds)} from source"
+    accept = f", or write {bounds} at {target.where} to accept the old release" if bounds else ""
     raise BehindError(
-        f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
+        "release-outdated",
+        f"{target.name}: the lock would pin {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
         hint=f"{newer}{accept}",
         tree="\n".join(map(str, behind)),
@@ -385,7 +392,9 @@ def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progres
         same = before is None or [p.sha256 for p in before.packages] == [p.sha256 for p in after.packages]
         if same or not old:
             return replace(after, note=old)
-        progress.note(f"{after.target}: its note '{old}' was of the lock before: --note says it of this one")
+        progress.note(
+            f"{after.target}: the packages changed, so the note '{old}' was removed (--note sets a new one)"
+        )
         return replace(after, note="")
     return replace(after, note=note.strip())
 
@@ -393,11 +402,16 @@ def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progres
 def _check_note(target: Target, note: str | None) -> None:
     if note and not target.conda:
         raise UsageError(
-            f"{target.name}: a lock of wheels alone keeps no note",
-            hint=f"write it as a comment into the recipe ({target.where})",
+            "note-not-supported",
+            f"{target.name}: only a lock with conda packages can have a note",
+            hint=f"write it as a comment in the recipe ({target.where})",
         )
     if note and (len(note) > 300 or not note.isprintable()):
-        raise UsageError("a note is one line of at most 300 characters", hint='--note "tried on an A100"')
+        raise UsageError(
+            "option-invalid",
+            "--note must be one line of at most 300 characters",
+            hint='for example --note "tested on an A100"',
+        )
 
 
 def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool) -> bool:
@@ -414,7 +428,7 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
     try:
         before = file.read_base_lock(path)
     except LockError as error:
-        progress.note(f"{error.message}: locking {base.name} anew")
+        progress.note(f"{error.message}: locking {base.name} again")
         before = None
     if before is not None and before.content_hash == file.base_content_hash(base, below) and not update:
         return False

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError, UsageError
+from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError, UsageError, os_problem
 from imagefactory.factory import Factory, read_sound, recipes_folder
 from imagefactory.files import replace_text
 from imagefactory.lock import LockRequest
@@ -67,7 +67,11 @@ def build_and_lock(
     refuse_amd(target)
     folder = factory.settings.root_path / "wheels"
     if not folder.resolve().is_relative_to(factory.settings.root_path.resolve()):
-        raise UsageError(f"{folder} is a link out of the project", hint="put a folder in its place")
+        raise UsageError(
+            "link-leaves-project",
+            f"{folder} is a link to outside the project",
+            hint="replace it with a directory",
+        )
     current, built = target, dict[str, tuple[BuiltWheel, bool]]()
     text, solution = "", None
     for _ in range(ROUNDS):
@@ -82,18 +86,21 @@ def build_and_lock(
         again = {row["name"] for row in missing.packages} & built.keys()
         if again:
             raise LockError(
+                "built-version-unused",
                 f"{target.name} needs another version of {', '.join(sorted(map(str, again)))} than was built",
-                hint=f"name one version of it in the recipe ({target.where})",
+                hint=f"pin its version in the recipe ({target.where})",
             )
         within = _build_image(factory, current, missing, built, progress)
         for row in in_order(missing.packages):
             wheel, fresh = _build_wheel(factory, target, row, within, built, progress)
-            tell(f"{wheel.path}: {'built' if fresh else 'there already, built'} from {wheel.source}")
+            tell(f"{wheel.path}: {'built' if fresh else 'already built'} from {wheel.source}")
             built[wheel.name] = wheel, fresh
             current = with_wheel(current, wheel)
         text, current = _draft(factory, target, current, [one for one, _ in built.values()])
     else:
-        raise LockError(f"{target.name}: {ROUNDS} solutions each lacked another wheel")
+        raise LockError(
+            "wheels-still-missing", f"{target.name}: each of {ROUNDS} solutions needs another missing wheel"
+        )
     if built:
         factory, target = _write_recipe(factory, target, text)
     relock = lock_target(factory, target, options, progress, solution)
@@ -181,7 +188,7 @@ def _build_image(
     with progress.stage(f"{target.name}: image to build in"):
         image = build_image(factory, definition, options, progress).image
     if not isinstance(image, Image):
-        raise BuildError(f"{own.name}: nothing can be built in a .sif file")
+        raise BuildError("sif-not-supported", f"{own.name}: cannot build a wheel in a .sif file")
     return BuildImage(lock=lock, image=image)
 
 
@@ -236,16 +243,16 @@ def _draft(
     written = write_wheels(text, target, wheels, family)
     recipes, _ = read_each(folder)
     others = [recipe for recipe in recipes if recipe.family != target.family]
-    hint = f"write them into {target.where}: {', '.join(wheel.path for wheel in wheels)}"
+    hint = f"add them at {target.where}: {', '.join(wheel.path for wheel in wheels)}"
     try:
         made = check_draft(written, target.family, others, factory.bases)
     except RecipeError as error:
         raise UsageError(
-            f"{path}: the wheels cannot be written into it: {error.message}", hint=hint
+            "recipe-not-writable", f"cannot write the wheels into {path}: {error.message}", hint=hint
         ) from error
     found = next((one for one in made if one.name == target.name), None)
     if found is None or _deciding(found) != _deciding(wanted):
-        raise UsageError(f"{path}: the wheels cannot be written into it", hint=hint)
+        raise UsageError("recipe-not-writable", f"cannot write the wheels into {path}", hint=hint)
     return written, found
 
 
@@ -255,7 +262,7 @@ def _write_recipe(factory: Factory, target: Target, text: str) -> tuple[Factory,
     try:
         replace_text(path, text)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="check its permissions") from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     whole = read_sound(factory.settings, factory.environ, factory.tell)
     return whole, next(one for one in whole.targets if one.name == target.name)
 

@@ -59,26 +59,37 @@ def check_target_layers(factory: Factory, target: Target, progress: Progress) ->
     )
     again = f"imagefactory lock --deep {target.name}"
     if lock is None:
-        raise LockError(f"{target.name} has no layer lock ({path})", hint=again)
+        raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
     if moved := moved_on(lock, definition, bases):
-        raise StaleError(f"{path} is stale: {moved}", hint=again)
+        raise StaleError("layer-lock-outdated", f"{path} is outdated: {moved}", hint=again)
     if lock.made_with != (here := _made_with(factory, definition)):
-        raise StaleError(f"{path} is of layers by {lock.made_with}, and here is {here}", hint=again)
+        raise StaleError(
+            "layer-lock-outdated",
+            f"{path} is of layers by {lock.made_with}, and this machine has {here}",
+            hint=again,
+        )
     with _from_scratch(factory, progress) as elsewhere:
         made = _build(elsewhere, definition, progress)
     if wrong := wrong_entries(lock, made.layers, str(path)):
-        raise LockError("\n".join(wrong), hint=f"{again}, or take the file of another commit")
+        raise LockError(
+            "layer-lock-mismatch",
+            "\n".join(wrong),
+            hint=f"{again}, or check out the file of another commit",
+        )
 
 
 def _base_locks(factory: Factory, target: Target) -> tuple[BaseLock, ...]:
     base = factory.base_of(target)
     if base.image:
         raise UsageError(
-            f"{target.name} stands on {base.image}: a layer lock is of targets on bases that are made here",
-            hint="leave --deep out",
+            "option-conflict",
+            f"--deep requires a base that imagefactory builds, and {target.name} is on {base.image}",
+            hint="omit --deep",
         )
     if not (locks := base_locks(factory, base)):
-        raise LockError(f"base {base.name} has no lock", hint=f"imagefactory lock base:{base.name}")
+        raise LockError(
+            "lock-missing", f"base {base.name} has no lock", hint=f"imagefactory lock base:{base.name}"
+        )
     return locks
 
 

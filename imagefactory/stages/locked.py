@@ -47,22 +47,27 @@ def require_lock(factory: Factory, target: Target) -> Lock:
     lock, hint = read_target_lock(factory, target), f"imagefactory lock {target.name}"
     if target.sources:
         raise StaleError(
-            f"{target.name} names sources without a wheel: {', '.join(target.sources)}",
+            "source-not-built",
+            f"{target.name} has sources without a wheel: {', '.join(target.sources)}",
             hint=f"{hint} --build",
         )
     wanted = wanted_hash(factory, target)
     if lock is not None and lock.content_hash == wanted:
         check_facts(lock, target)
         if changed := changed_wheel(lock, factory.settings.root_path):
-            raise StaleError(f"the lock of {target.name} is stale: {changed}", hint=hint)
+            raise StaleError("lock-outdated", f"the lock of {target.name} is outdated: {changed}", hint=hint)
         return lock
     if why := read_why(factory, target):
-        raise LockError(f"{target.name} is unsolvable: {why.reason}", hint=why.hint or f"{hint} --explain")
+        raise LockError(
+            "target-unsolvable",
+            f"{target.name} is unsolvable: {why.reason}",
+            hint=why.hint or f"{hint} --explain",
+        )
     if lock is None:
         path = lock_path(factory.lock_folder, target)
-        raise LockError(f"{target.name} has no lock ({path})", hint=hint)
-    what = f"the recipe or the lock of {target.on} has" if target.on else "the recipe has"
-    raise StaleError(f"the lock of {target.name} is stale: {what} changed since", hint=hint)
+        raise LockError("lock-missing", f"{target.name} has no lock ({path})", hint=hint)
+    what = f"the recipe or the lock of {target.on}" if target.on else "the recipe"
+    raise StaleError("lock-outdated", f"the lock of {target.name} is outdated: {what} has changed", hint=hint)
 
 
 def wanted_hash(factory: Factory, target: Target) -> str:
@@ -197,5 +202,7 @@ def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]
 
     chosen = tuple(t for t in targets if normal_names <= names(t) - names(factory.target_below(t)))
     if not chosen:
-        raise NothingSelectedError(f"no lock holds {' and '.join(packages)}", hint="imagefactory show TARGET")
+        raise NothingSelectedError(
+            "lock-without-package", f"no lock has {' and '.join(packages)}", hint="imagefactory show TARGET"
+        )
     return chosen

@@ -220,7 +220,7 @@ matrix:
     here = replace(lab, root=root, extra={"IMAGEFACTORY_CHANNELS": f"conda-forge={server.url}/made"})
     python = f"3.{sys.version_info.minor}"
     said = here.run("lock", "tiny-3.7-cpu").stderr
-    assert f"tiny-3.7-cpu: Python {python} is conda-forge's, for debian-12 carries none" in said
+    assert f"tiny-3.7-cpu: Python {python} comes from conda-forge, as debian-12 has none" in said
     rows = locked(root, "tiny-3.7-cpu")
     assert rows["python"]["version"].startswith(python)
     assert rows["python"]["url"].startswith("https://conda.anaconda.org/conda-forge/")

@@ -156,7 +156,7 @@ def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
     said = bench.call("promote", "one-12.1-cu121", "--registry", host)
     assert bench.tags["12.1-cu121"] == first
     for one in odd:
-        assert f"{one['digest'][7:19]} in {host}/one is left out" in said.err
+        assert f"{one['digest'][7:19]} in {host}/one is skipped" in said.err
         assert "error: " in bench.call("verdicts", f"{host}/one@{one['digest']}", code=8).err
 
 

@@ -204,8 +204,9 @@ def test_what_is_not_there_is_left_out_and_said(
     made = catalogue_of(factory, making, Quiet())
     assert made.catalogue.images == ()
     assert made.left_out == ((NAME, explain_no_candidate(factory, place)),)
-    with pytest.raises(NothingSelectedError, match=NAME):
+    with pytest.raises(NothingSelectedError, match=NAME) as caught:
         catalogue_of(factory, replace(making, named=True), Quiet())
+    assert caught.value.code == "catalog-image-missing"
 
 
 def test_a_new_lock_takes_nothing_away_that_is_verified(

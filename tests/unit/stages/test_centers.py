@@ -167,7 +167,7 @@ def test_an_image_is_fetched_by_the_digest_of_its_center(
 
     def refuse(_: object, reference: object, *__: object, **___: object) -> None:
         asked.append(str(reference))
-        raise UsageError("refused")
+        raise UsageError("pool-refused", "refused")
 
     monkeypatch.setattr(f"imagefactory.stages.{command}.pull_image", refuse)
     joined(command, f"second/{ONLY}", code=2)
@@ -183,7 +183,7 @@ def test_one_center_down_hides_no_other(joined: Call, tmp_path: Path) -> None:
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     said = joined("find", "pytorch", "--json")
     assert {one["center"] for one in json_of(said, "find")["images"]} == {FIRST}
-    assert "the images of second are left out" in " ".join(said.err.split())
+    assert "images of second are skipped: " in " ".join(said.err.split())
     joined("submit", f"second/{ONLY}", code=2)
     assert json_of(joined("submit", "pytorch-2.3", "--json"), "submit")["center"] == FIRST
     sites = {one["name"]: one for one in json_of(joined("site", "list", "--json"), "sites")["sites"]}

@@ -392,7 +392,7 @@ def test_a_sweep_that_could_not_be_written_claims_nothing(
     release_claim(first.factory, claim_rows(first.factory)[0].sweep, (), NOW, Quiet())
 
     def fail(*_: object) -> None:
-        raise RegistryError("the disk is full")
+        raise RegistryError("registry-full", "the disk is full")
 
     monkeypatch.setattr("imagefactory.stages.sweep.write_sweep_file", fail)
     with pytest.raises(RegistryError):

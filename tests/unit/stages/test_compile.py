@@ -208,8 +208,9 @@ def test_a_wheel_of_another_package_is_not_taken(
     factory: Factory, target: Target, compiler: Compiler, source: Path
 ) -> None:
     (source / "pyproject.toml").write_text('[project]\nname = "other"\n')
-    with pytest.raises(BuildError, match="which is not other"):
+    with pytest.raises(BuildError, match=f"other, .* {WHEEL}") as caught:
         compiled(factory, target, source)
+    assert caught.value.code == "wheel-mismatch"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_limit_that_is_reached_is_told(
     compiler.completed, compiler.code = completed, 137
     with pytest.raises(LimitError) as caught:
         compiled(factory, target, source, limits=(("memory", 1 << 30),), timeout=5.0)
-    assert caught.value.exit_code == EXIT_LIMIT
+    assert (caught.value.code, caught.value.exit_code) == ("limit-reached", EXIT_LIMIT)
     assert (compiler.specs[0].limits, compiler.specs[0].timeout) == ((("memory", 1 << 30),), 5.0)
 
 
@@ -264,7 +265,7 @@ def test_tools_are_unpacked_as_they_were_locked(tmp_path: Path) -> None:
     found = {path.relative_to(tmp_path / "tools").as_posix() for path in tmp_path.glob("tools/*/*")}
     assert found == {"site/tool", "site/tool-1.0.dist-info", "bin/run"}
     assert os.access(tmp_path / "tools/bin/run", os.X_OK)
-    with pytest.raises(BuildError, match="unpacks to more than"):
+    with pytest.raises(BuildError, match="10 bytes"):
         compiling._lay_tools({row: wheel}, tmp_path / "small", 10)
     add_nested(wheel)
     with pytest.raises(BuildError, match="locked is"):
@@ -286,8 +287,9 @@ def test_a_repository_takes_no_more_of_the_disk_than_is_free_for_it(
     free = iter((100, 100, 100, 60, 40, 40))
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(compiling.shutil, "disk_usage", lambda _: usage(0, 0, next(free, 40)))
-    with pytest.raises(UsageError, match="more than the 50 bytes"):
+    with pytest.raises(UsageError, match=r"file:///a at 000000000000 .* 50 bytes") as caught:
         compiling._clone("file:///a", "0" * 40, tmp_path / "clone", 50)
+    assert caught.value.code == "source-too-large"
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
@@ -317,43 +319,48 @@ def test_a_compiler_that_fails_says_its_last_words(
     compiler.code = 1
     with pytest.raises(BuildError, match="error: no such header") as caught:
         compiled(factory, target, source)
-    assert caught.value.hint == "PyPI has CUDA's compiler from CUDA 13 on, not of 12.1, if it is that"
+    assert caught.value.code == "compile-failed"
+    assert ("nvcc" in caught.value.hint, "12.1" in caught.value.hint) == (True, True)
     assert not (factory.settings.root_path / "wheels").exists()
     newer = CompileAsk(source="ops", target=replace(target, cuda="13.2"), folder=source)
     with pytest.raises(BuildError) as caught:
         compiling._refuse_failed(newer, FAILED)
-    assert caught.value.hint.startswith("packages and Debian's libraries (system: in a recipe)")
+    assert "system:" in caught.value.hint
 
 
 def test_a_target_without_cuda_has_no_compiler_of_it(factory: Factory, target: Target, source: Path) -> None:
     known = {cuda: has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
     assert known == {"12.1": False, "13": True, "none": False}
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
-    with pytest.raises(UsageError, match="is for AMD's GPUs: nothing here compiles for them"):
+    with pytest.raises(UsageError) as caught:
         compiled(factory, amd, source)
+    assert caught.value.code == "amd-not-supported"
 
 
 def test_a_target_that_is_not_built(factory: Factory, target: Target, source: Path) -> None:
-    with pytest.raises(BuildError, match=f"{target.name} is not built yet") as caught:
+    with pytest.raises(BuildError) as caught:
         compiled(factory, target, source)
+    assert caught.value.code == "image-not-built"
     assert caught.value.hint == f"imagefactory build {target.name}"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "code"),
     [
-        ("./nothing", "nothing does not exist"),
-        ("torch scatter", "is no package"),
-        ("git+https://git.example.org/lab/ops", "names no commit"),
-        ("git+https://git.example.org/lab/ops@main", "names no commit"),
-        ("https://example.org/ops.tar.gz", "names no commit"),
+        ("./nothing", "path-not-found"),
+        ("torch scatter", "requirement-invalid"),
+        ("git+https://git.example.org/lab/ops", "commit-missing"),
+        ("git+https://git.example.org/lab/ops@main", "commit-missing"),
+        ("https://example.org/ops.tar.gz", "commit-missing"),
     ],
 )
 def test_a_source_that_is_none(
-    factory: Factory, target: Target, compiler: Compiler, text: str, told: str
+    factory: Factory, target: Target, compiler: Compiler, text: str, code: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError) as caught:
         compiled(factory, target, text)
+    assert caught.value.code == code
+    assert text.removeprefix("./") in caught.value.message
     assert compiler.specs == []
 
 
@@ -482,8 +489,9 @@ def test_a_wheel_of_another_version_is_not_taken(
     if taken:
         assert compiled(factory, target, source).made
         return
-    with pytest.raises(BuildError, match=r"which is not ops 1\.2\.2"):
+    with pytest.raises(BuildError, match=rf"ops 1\.2\.2, .* {WHEEL}") as caught:
         compiled(factory, target, source)
+    assert caught.value.code == "wheel-mismatch"
     assert not (factory.settings.root_path / "wheels").exists()
 
 
@@ -573,5 +581,6 @@ def test_another_targets_wheel_of_the_same_name_stays(
     )
     shutil.rmtree(wheels / target.name)
     (wheels / target.name).symlink_to("/tmp")
-    with pytest.raises(BuildError):
+    with pytest.raises(BuildError) as caught:
         compiled(factory, target, source, taken=frozenset({WHEEL}))
+    assert caught.value.code == "wheel-folder-outside"

@@ -158,18 +158,18 @@ def test_nothing_that_is_there_is_overwritten(call: Call, here: Path) -> None:
     (here / "recipes/numba.yaml").write_text("family: numba\n")
     before = files(here)
     refused = call("init", "--with", "numba", root=None)
-    assert refused.code == errors.EXIT_USAGE
-    assert "recipes/numba.yaml is there" in refused.err
+    assert (refused.code, refused.error_codes) == (errors.EXIT_USAGE, ("file-exists",))
+    assert "recipes/numba.yaml" in refused.err
     assert (files(here), (here / "recipes/numba.yaml").read_text()) == (before, "family: numba\n")
 
 
 def test_a_family_that_does_not_come_along_and_a_folder_that_cannot_be(call: Call, here: Path) -> None:
     said = call("init", "lab", "--with", "pytorhc", root=None)
-    assert said.code == errors.EXIT_NOTHING_SELECTED
-    assert "did you mean 'pytorch'?" in said.err
+    assert (said.code, said.error_codes) == (errors.EXIT_NOTHING_SELECTED, ("family-unknown",))
+    assert "'pytorch'" in said.err
     (here / "file").touch()
     said = call("init", "file", root=None)
-    assert said.code == errors.EXIT_USAGE
+    assert (said.code, said.error_codes) == (errors.EXIT_USAGE, ("cannot-write-file",))
     assert "file" in said.err
     assert list(here.iterdir()) == [here / "file"]
 

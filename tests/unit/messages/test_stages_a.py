@@ -1,0 +1,136 @@
+"""The exact words of the most important errors of the stages, and of what to do then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import FactoryError
+from imagefactory.factory import Factory
+from imagefactory.model import Target
+from imagefactory.oci.store import Reference
+from imagefactory.progress import QUIET
+from imagefactory.settings.load import Setting
+from imagefactory.stages.add import plan_addition
+from imagefactory.stages.build import BuildOptions, check_build
+from imagefactory.stages.centers import Center, split_name
+from imagefactory.stages.choose import choose_image, refuse_cpu
+from imagefactory.stages.compile import refuse_amd
+from imagefactory.stages.copy import Copying, copy_image
+from imagefactory.stages.inspect import inspect_place
+from imagefactory.stages.join import invitation_of
+from imagefactory.stages.lock import LockOptions, lock_target
+from imagefactory.stages.locked import require_lock
+from imagefactory.verdicts.trust import read_trust
+from tests.made.factory import NAME
+from tests.made.verdicts import NOW
+
+Action = Callable[[Factory, Target, Path], object]
+
+
+def unlocked(factory: Factory, target: Target, tmp_path: Path) -> object:
+    (factory.lock_folder / f"{NAME}.requirements.txt").unlink()
+    return require_lock(factory, target)
+
+
+def outdated(factory: Factory, target: Target, tmp_path: Path) -> object:
+    return require_lock(factory, replace(target, requirements=("six",)))
+
+
+def unbuilt_source(factory: Factory, target: Target, tmp_path: Path) -> object:
+    return require_lock(factory, replace(target, sources=("./src/lab",)))
+
+
+def joined(factory: Factory, target: Target, tmp_path: Path) -> object:
+    center = Center(name="chtc", settings=factory.settings, trust=read_trust(()))
+    return split_name(f"lab/{NAME}", [center])
+
+
+def invited(factory: Factory, target: Target, tmp_path: Path) -> object:
+    registry = Setting(value="registry.example.org", origin="test")
+    return invitation_of(replace(factory.settings, registry=registry), "", NOW)
+
+
+def copied(factory: Factory, target: Target, tmp_path: Path) -> object:
+    place = Reference(registry="registry.example.org", repository="gpu/pytorch", tag="2.3")
+    copying = Copying(now=NOW, source=place, destination=replace(place, tag=""))
+    return copy_image(factory, copying, QUIET)
+
+
+GOLDEN: tuple[tuple[Action, str, str], ...] = (
+    (
+        lambda factory, target, _: choose_image(factory, target.name, "", QUIET),
+        f"{NAME} is not built",
+        f"imagefactory build {NAME}, or name an image in a registry: HOST/NAME@sha256:...",
+    ),
+    (
+        lambda factory, target, _: choose_image(factory, "pytorch:9", "", QUIET),
+        "no image 'pytorch:9' in {tmp}/store",
+        "imagefactory store list",
+    ),
+    (
+        lambda factory, target, _: refuse_cpu(replace(target, cuda="none", capabilities=())),
+        f"{NAME} is only for CPUs, so the GPU suite cannot verify it",
+        f"its smoke test is its only check: imagefactory build {NAME}",
+    ),
+    (
+        lambda factory, target, _: refuse_amd(replace(target, cuda="rocm7")),
+        f"{NAME} is for AMD GPUs: imagefactory has no compiler for them",
+        "compile it where ROCm is installed, and name the wheel in the recipe: ./wheels/NAME.whl",
+    ),
+    (
+        unlocked,
+        f"{NAME} has no lock ({{tmp}}/root/lockfiles/{NAME}.requirements.txt)",
+        f"imagefactory lock {NAME}",
+    ),
+    (outdated, f"the lock of {NAME} is outdated: the recipe has changed", f"imagefactory lock {NAME}"),
+    (
+        unbuilt_source,
+        f"{NAME} has sources without a wheel: ./src/lab",
+        f"imagefactory lock {NAME} --build",
+    ),
+    (
+        lambda factory, target, _: lock_target(factory, target, LockOptions(note="a"), QUIET),
+        f"{NAME}: only a lock with conda packages can have a note",
+        "write it as a comment in the recipe (recipes/pytorch.yaml:32:5)",
+    ),
+    (
+        lambda factory, target, _: check_build(BuildOptions(engine="apptainer", runner="unshare")),
+        "runner 'unshare' cannot start .sif files",
+        "use --runner apptainer, or --no-smoke",
+    ),
+    (
+        lambda factory, target, _: plan_addition(factory, "pytroch", "2.6", ""),
+        "this project has no family 'pytroch'",
+        "did you mean 'pytorch'?",
+    ),
+    (
+        lambda factory, target, _: inspect_place(factory, lambda: factory, "./none.so", QUIET),
+        "./none.so does not exist",
+        "name an existing file or directory, an image or a target",
+    ),
+    (joined, "you have not joined a center 'lab'", "joined centers: chtc"),
+    (
+        invited,
+        "this project trusts no key, so readers could not trust its catalog",
+        "imagefactory keys new NAME && imagefactory keys trust NAME && imagefactory catalogue",
+    ),
+    (
+        copied,
+        "the destination 'registry.example.org/gpu/pytorch' must have a tag, and no digest",
+        "use HOST/NAME:TAG; the digest is copied with the image",
+    ),
+)
+
+
+@pytest.mark.parametrize(("action", "message", "hint"), GOLDEN, ids=[row[1] for row in GOLDEN])
+def test_words(
+    factory: Factory, target: Target, tmp_path: Path, action: Action, message: str, hint: str
+) -> None:
+    with pytest.raises(FactoryError) as caught:
+        action(factory, target, tmp_path)
+    assert caught.value.message == message.replace("{tmp}", str(tmp_path))
+    assert caught.value.hint == hint
