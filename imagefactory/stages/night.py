@@ -103,8 +103,9 @@ def run_night(
     """All of a night, kept in `folder`. Raises UsageError where no registry is set; what fails is told."""
     if not factory.settings.registry.value:
         raise UsageError(
-            "a night pushes and publishes, and no registry is set",
-            hint='write registry = "HOST/PATH" into imagefactory.toml',
+            "no-registry-set",
+            "a nightly run pushes and publishes, but no registry is set",
+            hint='set registry = "HOST/PATH" in imagefactory.toml',
         )
     targets = select(factory.targets, ask.names)
     steps = Steps(bench=bench, progress=progress, faults=factory.faults)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.errors import (
+    Diagnostic,
     LockError,
     NothingSelectedError,
     RecipeError,
@@ -16,6 +17,7 @@ from imagefactory.errors import (
     StaleError,
     StoreError,
     UsageError,
+    os_problem,
 )
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import parse_capability
@@ -238,8 +240,9 @@ def inventory_devices(
         machines.setdefault(kind, []).append(machine.name)
     if not names:
         raise NothingSelectedError(
-            "the inventory has no GPU to plan for",
-            hint="imagefactory pool --inventory FILE shows what it has",
+            "inventory-no-gpu",
+            "no GPU to plan for in the inventory",
+            hint="see what it has: imagefactory pool --inventory FILE",
         )
     kinds = sorted(
         names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)
@@ -261,12 +264,18 @@ def read_rows(path: Path) -> tuple[SpaceRow, ...]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="name a CSV file") from error
+        raise UsageError(*os_problem("read", path, error), hint="pass a CSV file") from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MB", hint="judge it in parts")
+        raise UsageError(
+            "csv-too-large",
+            f"{path} is larger than {MAX_BYTES // 2**20} MB",
+            hint="split it into several files",
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RecipeError([f"{path.name}:{line}: is not UTF-8"], hint="save the file as UTF-8") from error
+        raise RecipeError(
+            [Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8", "save the file as UTF-8")]
+        ) from error
     return parse_rows(text, path.name, families())

@@ -79,8 +79,9 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
                 _log(access, promoting, fates, faults)
                 return Promotion(target=promoting.target.name, place=str(place), fates=fates, faults=faults)
     raise RegistryError(
-        f"{place}: others keep moving the tags of {promoting.target.name}",
-        hint="one promoter at a time: run it again when the other has ended",
+        "tags-contended",
+        f"{place}: another process keeps moving the tags of {promoting.target.name}",
+        hint="run one promotion at a time: try again when the other has ended",
     )
 
 

@@ -113,6 +113,9 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
         place = path.relative_to(layout.path)
         hint = f"`imagefactory reconcile --registry {place.parts[1]}` writes it anew without them"
         faults.append(
-            Fault(place=str(place), error=StoreError(f"{place}: {count} lines cannot be read", hint=hint))
+            Fault(
+                place=str(place),
+                error=StoreError("store-corrupt", f"{place}: {count} lines are corrupt", hint=hint),
+            )
         )
     return replace(done, faults=(*done.faults, *faults))

@@ -258,7 +258,9 @@ def _capability(text: str, folder: Path) -> Capability:
     try:
         return parse_capability(text)
     except ValueError as error:
-        raise UsageError(f"{folder}: {error}", hint="name another sweep, or leave it out") from error
+        raise UsageError(
+            "sweep-file-invalid", f"{folder}: {error}", hint="choose another sweep, or omit it"
+        ) from error
 
 
 def read_catalogued(
@@ -329,8 +331,9 @@ def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False)
     there = [path.name for path in paths if path.exists()]
     if there and not force and not _is_ours(folder / JSON_FILE):
         raise UsageError(
+            "output-foreign-files",
             f"{folder} has a {', '.join(there)} that imagefactory did not write",
-            hint="name another folder by --output, or --force",
+            hint="choose another directory with --output, or pass --force",
         )
     replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
     return tuple(paths)

@@ -130,7 +130,7 @@ def test_a_folder_without_recipes_is_no_factory(call: Call, tmp_path: Path) -> N
     for command in ("list", "new"):
         said = call(command, *["lab"] * (command == "new"), root=tmp_path)
         assert said.code == errors.EXIT_USAGE
-        assert "is no factory" in said.err
+        assert said.error_codes == ("project-not-found",)
 
 
 def test_a_malformed_lock_is_named_by_line(call: Call, root: Path) -> None:
@@ -233,7 +233,7 @@ def test_options_after_the_target_of_run_are_not_taken_for_a_command(call: Call,
 def test_a_folder_that_is_no_factory_is_said(call: Call, tmp_path: Path) -> None:
     said = call("list", root=tmp_path)
     assert said.code == errors.EXIT_USAGE
-    assert "is no factory" in said.err
+    assert said.error_codes == ("project-not-found",)
 
 
 def test_the_factory_is_found_from_a_folder_below(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class Machine:
 
     def read(self) -> Hardware:
         if self.hardware is None:
-            raise NoGpuError("no GPU: there is none", hint="run this where there is one")
+            raise NoGpuError("no-gpu", "no GPU: there is none", hint="run this where there is one")
         return self.hardware
 
 
@@ -184,6 +184,7 @@ def test_a_statement_of_a_stranger_gives_no_files(factory: Factory, target: Targ
     assert [one.standing for one in found(factory).judged] == [Standing.WRONG_KEY]
     with pytest.raises(NothingSelectedError, match="wrong-key") as caught:
         write_models(found(factory), models.parent)
+    assert caught.value.code == "portability-not-verified"
     assert caught.value.hint == "imagefactory keys trust NAME"
 
 
@@ -230,11 +231,11 @@ def test_a_gpu_is_shown_where_a_runtime_needs_it(factory: Factory, target: Targe
 @pytest.mark.parametrize(
     ("to", "kind", "said"),
     [
-        (("tvm",), UsageError, "no runtime 'tvm'"),
-        (("tvm-cpu", "tvm-cpu"), UsageError, "stands there twice"),
-        (("tvm-cpu", f"tvm-cpu@{NAME}"), UsageError, "stands there twice"),
-        (("tvm-cpu@other-1.0-cpu",), NothingSelectedError, "no target 'other-1.0-cpu'"),
-        (("tvm-cpu@pytorch-2.15-cu132",), BuildError, "is not built yet"),
+        (("tvm",), UsageError, "'tvm'"),
+        (("tvm-cpu", "tvm-cpu"), UsageError, "--to tvm-cpu is repeated"),
+        (("tvm-cpu", f"tvm-cpu@{NAME}"), UsageError, "--to tvm-cpu is repeated"),
+        (("tvm-cpu@other-1.0-cpu",), NothingSelectedError, "'other-1.0-cpu'"),
+        (("tvm-cpu@pytorch-2.15-cu132",), BuildError, "pytorch-2.15-cu132"),
     ],
 )
 def test_runtimes_that_cannot_be(
@@ -249,10 +250,11 @@ def test_models_that_cannot_be_shown(factory: Factory, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)
     (home / "models.py").touch()
-    for path, said in (
-        (home / "models.py", "is your home"),
-        (tmp_path / "nothing.py", "no file of Python"),
-        (tmp_path, "no file of Python"),
+    for path, code in (
+        (home / "models.py", "models-directory-private"),
+        (tmp_path / "nothing.py", "models-file-invalid"),
+        (tmp_path, "models-file-invalid"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError) as caught:
             shown_models(factory, path)
+        assert caught.value.code == code
