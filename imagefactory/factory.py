@@ -121,7 +121,7 @@ def _refuse_links_out(root: Path) -> None:
         for path in (folder, *entries):
             if path.is_symlink() and not path.resolve().is_relative_to(top):
                 raise UsageError(
-                    "link-outside-project",
+                    "link-leaves-project",
                     f"{path} is a symbolic link to outside the project {root}",
                     hint="replace it by the file or directory that it points to",
                 )

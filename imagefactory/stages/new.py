@@ -315,7 +315,7 @@ class _Planner:
             hint = self._other_builds(wish, row, index)
             if not self._reached:
                 row.refuse_other_build(version, index=index)
-            raise UsageError("build-not-on-pypi", wrong, hint=hint)
+            raise UsageError("framework-conflict", wrong, hint=hint)
 
     def _within(
         self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
@@ -491,7 +491,7 @@ class _Planner:
             framework = first_framework(_names(wish), trial.versions)
         if not framework:
             raise UsageError(
-                "framework-not-found",
+                "framework-missing",
                 f"no known GPU framework in {wish.file} or in what its packages need",
                 hint=self._optional(wish)
                 or self._other_ways(wish)

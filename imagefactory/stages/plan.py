@@ -275,7 +275,6 @@ def read_rows(path: Path) -> tuple[SpaceRow, ...]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RecipeError(
-            [Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8", "save the file as UTF-8")]
-        ) from error
+        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8")
+        raise RecipeError([problem], hint="save the file as UTF-8") from error
     return parse_rows(text, path.name, families())

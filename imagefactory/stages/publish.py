@@ -94,7 +94,7 @@ def open_earlier(data: bytes, where: str, trust: Trust, now: datetime) -> Catalo
     late = out_of_period(key, found.made) if found and key else None
     if found is None or late:
         raise StatementError(
-            "catalog-unusable",
+            "catalog-rejected",
             f"{where} cannot be used: {f'{late[0]}, {late[1]}' if late else why}",
             hint="choose another: imagefactory catalogue --rollback --dry-run shows the newest valid one",
         )
@@ -220,7 +220,7 @@ def publishing_key(factory: Factory, now: datetime) -> SigningKey:
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
-            "catalog-key-missing",
+            "signing-key-missing",
             "no key to sign the catalog",
             hint="create one: imagefactory keys new NAME; or set IMAGEFACTORY_SIGNING_KEY",
         )
@@ -228,7 +228,7 @@ def publishing_key(factory: Factory, now: datetime) -> SigningKey:
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
     if late:
         raise CheckFailedError(
-            "signing-key-untrusted",
+            "signer-not-trusted",
             f"signatures of the key '{key.name}' are not valid here: {late[1]}",
             hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
         )

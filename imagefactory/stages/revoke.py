@@ -63,7 +63,7 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, revoking.now)
     if late:
         raise CheckFailedError(
-            "signing-key-untrusted",
+            "signer-not-trusted",
             f"signatures of the key '{key.name}' are not valid here: {late[1]}",
             hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
         )

@@ -180,7 +180,7 @@ def _open(place: Place, wanted: str, trust: Trust, now: datetime) -> EarlierCata
     try:
         layer = parse_layer(manifest[1], where)
     except RegistryError as error:
-        raise StatementError("catalog-unusable", error.message, hint=error.hint) from error
+        raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     data = b"".join(place.store.read(place.repository, layer))
     return EarlierCatalogue(digest=manifest[0].digest, catalogue=open_earlier(data, where, trust, now))
 

@@ -28,7 +28,7 @@ def test_a_link_out_of_a_project_is_an_error(tmp_path: Path, name: str) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError) as caught:
         read(root)
-    assert (caught.value.code, str(path) in caught.value.message) == ("link-outside-project", True)
+    assert (caught.value.code, str(path) in caught.value.message) == ("link-leaves-project", True)
 
 
 def test_a_link_inside_of_a_project_is_none(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_only_a_trusted_key_takes_back(bench: Bench, known: bool) -> None:
     else:
         (bench.folder / "root" / "imagefactory.toml").write_text("")
     said = bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no", code=9)
-    assert said.error_codes == ("signing-key-retired" if known else "signing-key-untrusted",)
+    assert said.error_codes == ("signing-key-retired" if known else "signer-not-trusted",)
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
 
 

@@ -480,10 +480,10 @@ def test_without_a_key_that_counts_nothing_is_written(
     (factory.settings.root_path / "imagefactory.toml").write_text("")
     ran = run(factory, signer, registry)
     assert isinstance(ran.exception, CheckFailedError)
-    assert ran.exception.code == "signing-key-untrusted"
+    assert ran.exception.code == "signer-not-trusted"
     ran = run(factory, tmp_path / "nobody", registry)
     assert isinstance(ran.exception, CheckFailedError)
-    assert ran.exception.code == "catalog-key-missing"
+    assert ran.exception.code == "signing-key-missing"
     ran = run(factory, tmp_path / "nobody", registry, "--dry-run")
     assert ran.exit_code == 0, ran.output
     assert "catalogue" not in registry.shelves.repositories

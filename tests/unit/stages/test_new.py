@@ -313,7 +313,7 @@ def test_a_target_whose_packages_do_not_go_with_the_file(bench: Bench) -> None:
 def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
     bench.index.files = INDEX | {"torch==2.2.1": Release(pythons=OLD)}
     error = bench.stop("torch==2.2.1+cu118\neinops\n")
-    assert error.code == "build-not-on-pypi"
+    assert error.code == "framework-conflict"
     assert "--cuda 12.1" in error.hint
     assert "--on" not in error.hint  # a target of another torch
     assert bench.choice("torch==2.2.1+cu118\neinops\n", cuda="12.1").version == "2.2.1"
@@ -321,7 +321,7 @@ def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
 
 def test_a_build_for_cpus(bench: Bench) -> None:
     error = bench.stop("--index-url https://wheels.example.org/whl/cpu\ntorch\n")
-    assert error.code == "build-not-on-pypi"
+    assert error.code == "framework-conflict"
     found = re.search(r"--cuda (\S+)", error.hint)
     assert found
     assert bench.choice("torch\n", cuda=found[1]).cuda == found[1]
@@ -344,7 +344,7 @@ def test_the_extra_that_has_the_framework_is_the_hint(bench: Bench) -> None:
     text = '[project]\nname = "x"\ndependencies = ["einops"]\n[project.optional-dependencies]\n'
     text += 'broken = ["torch>=99"]\nworker = ["trainer", "torch"]\n'
     error = bench.stop(text, file="pyproject.toml")
-    assert (error.code, error.hint) == ("framework-not-found", "--extra worker")
+    assert (error.code, error.hint) == ("framework-missing", "--extra worker")
     plan = bench.plan(text, file="pyproject.toml", extras=("worker",))  # type: ignore[arg-type]
     assert plan.draft.choice
     assert plan.draft.choice.version == "2.7.1"

@@ -208,7 +208,7 @@ def test_one_of_a_retired_key_is_not_taken(bench: Bench, two: tuple[str, str]) -
     retired = Trust(keys=(replace(key, until=NOW - HOUR),))
     with pytest.raises(StatementError) as unusable:
         finds(bench, digest, trust=retired)
-    assert unusable.value.code == "catalog-unusable"
+    assert unusable.value.code == "catalog-rejected"
     with pytest.raises(UsageError) as caught:
         finds(bench, PREVIOUS, trust=retired)
     assert caught.value.code == "no-earlier-catalog"
