@@ -538,7 +538,7 @@ class _Planner:
         except FactoryError:
             hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
         else:
-            hint = f"take conda's: --source conda --framework {conda}={version} --cuda {released[0]}"
+            hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
         message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
         return UsageError("cuda-not-on-pypi", message, hint=hint)
 
@@ -715,17 +715,19 @@ class _Planner:
         ways = []
         for cuda in reversed(row.offers(newest) if self._hints else ()):
             if self._choice(replace(self._request, cuda=cuda)):
-                ways.append(f"take PyPI's: --cuda {cuda}")
+                ways.append(f"use the build on PyPI: --cuda {cuda}")
                 break
         if told != "cpu" and self._hints:
             fitting = [f"--on {name}" for name in self._fitting(wish, cuda=told)]
             ways += [f"build on a target that has it: {' or '.join(fitting)}"] if fitting else []
-            ways += [f"take that build: {index}, and run this command again"] if index else []
+            ways += [f"use that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
             other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
             if version and conda and self._choice(other):
-                ways.append(f"take conda's: --source conda --framework {conda}={version} --cuda {told}")
-        return "; or ".join(ways) or "say which CUDA the image shall have: --cuda VERSION"
+                ways.append(
+                    f"use the conda package: --source conda --framework {conda}={version} --cuda {told}"
+                )
+        return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
 
     def _fitting(self, wish: Wish, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
         """The targets on which the file's packages solve, the best first."""
@@ -768,7 +770,7 @@ class _Planner:
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
         elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
-        hint = elsewhere or f"change in {wish.file} what the reason names"
+        hint = elsewhere or f"change the named packages in {wish.file}"
         if error.hint != failed[python].hint:  # a change that has a solution
             hint = error.hint
         if isinstance(error, NoWheelError):
@@ -852,7 +854,7 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> I
         needs = f"; it needs driver {driver} or newer" if driver else ""
         yield f"{choice.framework} {choice.version} with CUDA {choice.cuda} is the newest that fits{needs}"
     if not minor_python(wish.python):
-        yield f"Python {choice.python} was chosen: the first that all packages go with"
+        yield f"Python {choice.python} was chosen: the first that all packages support"
 
 
 def _ranked(targets: Iterable[Target], source: str) -> list[Target]:

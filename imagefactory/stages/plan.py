@@ -134,7 +134,7 @@ def _look_in_both(factory: Factory, asking: Asking) -> Look:
     try:
         in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
     except RegistryError as error:
-        factory.tell(f"note: this plan knows only what the store here has: {error.message}")
+        factory.tell(f"note: this plan uses only the local store: {error.message}")
         return in_store
 
     def look(stage: TargetStatus) -> TargetStatus:

@@ -139,7 +139,7 @@ class _Approver:
         key = signing_key(self.access, now)
         trusted = self.court.trust.key(key.keyid) if key else None
         if key is None or trusted is None or out_of_period(trusted, now):
-            who = f"the key '{key.name}' is not trusted here" if key else "no key signs here"
+            who = f"the key '{key.name}' is not trusted here" if key else "there is no signing key"
             self.access.tell(f"{wanted.tag} is not approved by you: {who}")
             return False
         if trusted.name in approved:

@@ -209,7 +209,7 @@ def roll_back(
     left_out: list[tuple[str, str]] = []
     images: list[CataloguedImage] = []
     with (
-        progress.stage("judging the verdicts of the earlier catalogue again"),
+        progress.stage("checking the verdicts of the earlier catalog again"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="rollback") as pool,
     ):
         for before, (image, lines) in zip(

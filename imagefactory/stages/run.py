@@ -52,7 +52,7 @@ def find_stored(access: Access, name: str) -> Image | Sif | None:
 
 
 def _lacking(name: str) -> str:
-    return f"imagefactory pull {name}" if "/" in name else "imagefactory store list"
+    return f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
 
 
 def find_built(access: Access, target: Target, runner: str) -> Image | Sif:

@@ -103,7 +103,7 @@ def image_bill(access: Access, recipes: Recipes, asked: tuple[str, Place, str], 
     for fault in layers.faults:
         access.tell(fault)
     if not any(one.kind is Kind.DEB for one in seen):
-        access.tell(f"{name} has no list of dpkg's: what its system is made of is not in the bill")
+        access.tell(f"{name} has no package list of dpkg, so the bill does not have its system packages")
     if locked := _made_from(recipes, image):
         seen = with_hashes(seen, locked)
     return Bill(name=name, digest=image.manifest, created=_moment(image.config.created), components=seen)

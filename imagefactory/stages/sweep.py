@@ -348,7 +348,7 @@ def _claim(
         if note not in prepared.plan.notes:
             factory.tell(f"note: {note}")
     for other in {one.order: one for one in claimed.lost.values()}.values():
-        factory.tell(f"note: cells are left out meanwhile: {other.reason}")
+        factory.tell(f"note: skipping cells: {other.reason}")
     return claimed
 
 
@@ -393,7 +393,7 @@ def capable_machines(
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
-    reason = f"its image cannot be had: {error.message}"
+    reason = f"its image is not available: {error.message}"
     target, capability = cell.stage.target.name, str(cell.capability)
     return LeftOut(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
 

@@ -89,7 +89,7 @@ def read_tables(
     """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
     tables = survey(factory, targets, asked, progress)[0]
     for_cpus = ", ".join(target.name for target in targets if not target.gpu)
-    note = (f"for CPUs alone, so no combination: {for_cpus}",) if for_cpus else ()
+    note = (f"only for CPUs, so not a combination: {for_cpus}",) if for_cpus else ()
     return replace(tables, notes=(*tables.notes, *note))
 
 
@@ -217,7 +217,7 @@ def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]
         try:
             told += read_told(folder)
         except UsageError as error:
-            notes.append(f"a sweep of the store is passed over: {error.message}")
+            notes.append(f"skipped a sweep of the store: {error.message}")
     return tuple(told), tuple(notes)
 
 

@@ -270,7 +270,7 @@ def test_what_is_over_the_budget_is_named_and_the_next_night_takes_it(
     (proven,), (due,) = first.proven, first.due
     assert {proven.on, due.on} == {"7.0", "8.0"}
     assert any(
-        f"1 cell is over the budget and waits for another night: {NAME} on {due.on}" in note
+        f"1 cell is over the budget and waits for another nightly run: {NAME} on {due.on}" in note
         for note in first.notes
     )
     nights.site.pool.submitted.clear()
