@@ -139,7 +139,7 @@ def test_a_file_is_written_and_what_is_not_known_counted(call: Call, tmp_path: P
     ("words", "code", "told"),
     [
         (("nothing-like-it",), errors.EXIT_NOTHING_SELECTED, "no target"),
-        (("nothing:like-it",), errors.EXIT_NOTHING_SELECTED, "no image 'nothing:like-it'"),
+        (("nothing:like-it",), errors.EXIT_NOTHING_SELECTED, "'nothing:like-it'"),
         (("./bill.whl",), errors.EXIT_USAGE, "'./bill.whl' is not a target"),
         ((TARGET, "--json"), errors.EXIT_USAGE, "the bill itself is JSON"),
     ],
