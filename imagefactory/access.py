@@ -87,8 +87,9 @@ def registry_place(access: Access, given: str = "") -> tuple[str, str]:
     place = given or access.settings.registry.value
     if not place:
         raise UsageError(
+            "no-registry-set",
             "no registry is set",
-            hint='name one: --registry HOST[:PORT][/PATH], or write registry = "..." in imagefactory.toml',
+            hint='pass --registry HOST[:PORT][/PATH], or set registry = "..." in imagefactory.toml',
         )
     return split_place(place)
 

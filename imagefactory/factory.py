@@ -70,8 +70,9 @@ def require_own(settings: Settings, what: str) -> None:
     """Raises UsageError where `what` would write among the recipes that come with this program."""
     if settings.shipped:
         raise UsageError(
-            f"{what} writes into a factory, and there is no imagefactory.toml here or above",
-            hint="make one of your own: imagefactory init (--with pytorch,jax takes recipes along)",
+            "project-not-found",
+            f"{what} writes into a project, and there is no imagefactory.toml here or in a parent directory",
+            hint="create one: imagefactory init (--with pytorch,jax adds recipes)",
         )
 
 
@@ -80,8 +81,9 @@ def recipes_folder(settings: Settings) -> Path:
     folder = settings.root_path / "recipes"
     if not settings.shipped and not is_factory(settings):
         raise UsageError(
-            f"{settings.root_path} is no factory: it has no recipes/{BASES_FILE}",
-            hint=f"make it one: imagefactory init {shlex.quote(str(settings.root_path))}",
+            "project-not-found",
+            f"{settings.root_path} is not a project: it has no recipes/{BASES_FILE}",
+            hint=f"create one: imagefactory init {shlex.quote(str(settings.root_path))}",
         )
     return folder
 
@@ -119,5 +121,7 @@ def _refuse_links_out(root: Path) -> None:
         for path in (folder, *entries):
             if path.is_symlink() and not path.resolve().is_relative_to(top):
                 raise UsageError(
-                    f"{path} is a link out of the project {root}", hint="put what it leads to in its place"
+                    "link-leaves-project",
+                    f"{path} is a symbolic link to outside the project {root}",
+                    hint="replace it by the file or directory that it points to",
                 )

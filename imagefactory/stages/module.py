@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import BuildError, UsageError
+from imagefactory.errors import BuildError, UsageError, os_problem
 from imagefactory.factory import Factory
 from imagefactory.files import replacing
 from imagefactory.model import Target
@@ -35,7 +35,9 @@ def write_module(factory: Factory, target: Target, folder: Path, progress: Progr
     folder = folder.absolute()
     image = stored_image(factory, target)
     if image is None:
-        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        raise BuildError(
+            "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
+        )
     try:
         (folder / "images").mkdir(parents=True, exist_ok=True)
         sif, made = export_sif(factory, target, SifExport(output=folder / "images/.new.sif"), progress)
@@ -51,8 +53,7 @@ def write_module(factory: Factory, target: Target, folder: Path, progress: Progr
             file.write(text.encode())
     except OSError as error:
         raise UsageError(
-            f"{error.filename or folder} cannot be written: {error.strerror}",
-            hint="name a folder of yours: -o FOLDER",
+            *os_problem("write", error.filename or folder, error), hint="choose another directory: -o DIR"
         ) from error
     return module
 

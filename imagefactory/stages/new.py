@@ -233,16 +233,17 @@ class _Planner:
         versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         if conflicts := target_conflicts(wish, below, versions):
             raise UsageError(
+                "target-conflict",
                 f"{wish.file} asks for {'; and for '.join(conflicts)}",
-                hint=self._other_ways(wish) or "leave --on out: a recipe of its own is solved then",
+                hint=self._other_ways(wish) or "omit --on: a recipe of its own is solved then",
             )
         if lock is None:
             return self._unsolved(drafted, why)
         try:
             return self._solved(drafted, under=lock, base=self._factory.base_of(below))
         except UnsolvableError as error:
-            hint = self._other_ways(wish) or error.hint
-            raise UnsolvableError(error.message, hint=hint, tree=error.tree) from error
+            error.hint = self._other_ways(wish) or error.hint
+            raise
 
     def _lock_of(self, target: Target) -> tuple[Lock | None, str]:
         try:
@@ -314,7 +315,7 @@ class _Planner:
             hint = self._other_builds(wish, row, index)
             if not self._reached:
                 row.refuse_other_build(version, index=index)
-            raise UsageError(wrong, hint=hint)
+            raise UsageError("framework-conflict", wrong, hint=hint)
 
     def _within(
         self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
@@ -323,8 +324,9 @@ class _Planner:
         first, others = python_candidates(wish.python, self._bases)
         if not first and not others:
             raise UsageError(
-                f"{wish.file} asks for Python {wish.python}, and images here have 3.9 to 3.14",
-                hint="change its bounds on Python, such as >=3.11",
+                "python-not-supported",
+                f"{wish.file} requires Python {wish.python}, but images support 3.9 to 3.14",
+                hint="change its Python bounds, for example to >=3.11",
             )
         failed, built = dict(without or {}), list[Plan]()
         for trial in self._tried(wish, framework, below, failed, (first, others)) if without is None else ():
@@ -476,7 +478,9 @@ class _Planner:
                 break
             series = ".".join(version.split(".")[:2])
             trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
-        raise first or LockError("nothing was solved")
+        raise first or LockError(
+            "nothing-solved", f"no version of {trial.wish.file}'s framework could be solved"
+        )
 
     def _version(self, trial: _Trial) -> tuple[Row, str, bool]:
         """The framework, its version as the recipe writes it, and whether the solver chose that."""
@@ -487,10 +491,11 @@ class _Planner:
             framework = first_framework(_names(wish), trial.versions)
         if not framework:
             raise UsageError(
-                f"neither {wish.file} nor what its packages need has a framework for GPUs that is known here",
+                "framework-missing",
+                f"no known GPU framework in {wish.file} or in what its packages need",
                 hint=self._optional(wish)
                 or self._other_ways(wish)
-                or "say which package uses the GPU, and the CUDA: --framework NAME --cuda VERSION",
+                or "name the package that uses the GPU: --framework NAME --cuda VERSION",
             )
         row = Row(framework=framework, source="pypi", wish=wish)
         if pinned := request.version or row.version:
@@ -501,8 +506,9 @@ class _Planner:
         solved = trial.versions.get(framework, "").partition("+")[0].partition(".post")[0]
         if not RULES["version"].allows(solved):
             raise UsageError(
-                f"{wish.file} needs {framework} {solved}, which a row of a recipe cannot name",
-                hint=f"bound {framework} to a release",
+                "framework-version-invalid",
+                f"{wish.file} needs {framework} {solved}, and a recipe row cannot name that version",
+                hint=f"limit {framework} to a release",
             )
         return row, solved, True
 
@@ -532,9 +538,9 @@ class _Planner:
         except FactoryError:
             hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
         else:
-            hint = f"take conda's: --source conda --framework {conda}={version} --cuda {released[0]}"
+            hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
         message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
-        return UsageError(message, hint=hint)
+        return UsageError("cuda-not-on-pypi", message, hint=hint)
 
     def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
         choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
@@ -616,8 +622,9 @@ class _Planner:
             lose_debian(wish, self._solver.unknown_system(base, names), base.suite)
         if empty:
             raise UsageError(
-                f"nothing of {wish.file} can be taken over: it names no package that a recipe can have",
-                hint="name the file that lists the packages; code of your own comes by `files:` in a recipe "
+                "no-packages-found",
+                f"{wish.file} names no package that a recipe can have",
+                hint="pass the file that lists the packages; add your own code with `files:` in a recipe "
                 f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
             )
         add_needs(wish, self._factory.settings.root_path)
@@ -708,17 +715,19 @@ class _Planner:
         ways = []
         for cuda in reversed(row.offers(newest) if self._hints else ()):
             if self._choice(replace(self._request, cuda=cuda)):
-                ways.append(f"take PyPI's: --cuda {cuda}")
+                ways.append(f"use the build on PyPI: --cuda {cuda}")
                 break
         if told != "cpu" and self._hints:
             fitting = [f"--on {name}" for name in self._fitting(wish, cuda=told)]
             ways += [f"build on a target that has it: {' or '.join(fitting)}"] if fitting else []
-            ways += [f"take that build: {index}, and run this command again"] if index else []
+            ways += [f"use that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
             other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
             if version and conda and self._choice(other):
-                ways.append(f"take conda's: --source conda --framework {conda}={version} --cuda {told}")
-        return "; or ".join(ways) or "say which CUDA the image shall have: --cuda VERSION"
+                ways.append(
+                    f"use the conda package: --source conda --framework {conda}={version} --cuda {told}"
+                )
+        return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
 
     def _fitting(self, wish: Wish, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
         """The targets on which the file's packages solve, the best first."""
@@ -761,13 +770,14 @@ class _Planner:
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
         elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
-        hint = elsewhere or f"change in {wish.file} what the reason names"
+        hint = elsewhere or f"change the named packages in {wish.file}"
         if error.hint != failed[python].hint:  # a change that has a solution
             hint = error.hint
         if isinstance(error, NoWheelError):
             hint = error.hint
         return UnsolvableError(
-            f"{wish.file}: its packages do not go together on any Python that was tried ({tried}); on "
+            "packages-conflict",
+            f"the packages of {wish.file} cannot be installed together on any tested Python ({tried}); on "
             f"{python}: {text}",
             hint=self._other_ways(wish) or hint,
             tree=error.tree if isinstance(error, UnsolvableError) else "",
@@ -844,7 +854,7 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> I
         needs = f"; it needs driver {driver} or newer" if driver else ""
         yield f"{choice.framework} {choice.version} with CUDA {choice.cuda} is the newest that fits{needs}"
     if not minor_python(wish.python):
-        yield f"Python {choice.python} was chosen: the first that all packages go with"
+        yield f"Python {choice.python} was chosen: the first that all packages support"
 
 
 def _ranked(targets: Iterable[Target], source: str) -> list[Target]:

@@ -103,8 +103,9 @@ def run_night(
     """All of a night, kept in `folder`. Raises UsageError where no registry is set; what fails is told."""
     if not factory.settings.registry.value:
         raise UsageError(
-            "a night pushes and publishes, and no registry is set",
-            hint='write registry = "HOST/PATH" into imagefactory.toml',
+            "no-registry-set",
+            "a nightly run pushes and publishes, but no registry is set",
+            hint='set registry = "HOST/PATH" in imagefactory.toml',
         )
     targets = select(factory.targets, ask.names)
     steps = Steps(bench=bench, progress=progress, faults=tuple(map(str, factory.faults)))
@@ -186,7 +187,7 @@ class _Night:
         try:
             open_answering(self.factory, host, hurried=True)
         except RegistryError:
-            self.steps.notes.append(f"{host} does not answer: the next night moves the tags")
+            self.steps.notes.append(f"{host} does not answer: the next nightly run moves the tags")
             return True
         return False
 
@@ -320,7 +321,7 @@ def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
             for row in over
         )
         waits = "cells are over the budget and wait" if len(over) > 1 else "cell is over the budget and waits"
-        yield one_line(f"{len(over)} {waits} for another night: {cells}")
+        yield one_line(f"{len(over)} {waits} for another nightly run: {cells}")
 
 
 def waiting_tags(said: Mapping[str, object]) -> list[str]:

@@ -77,7 +77,7 @@ class Steps:
         if isinstance(error, FactoryError):
             why, hint, code = error.message, error.hint, error.exit_code
         else:
-            why, hint, code = str(error), "look at the disk and the rights there", EXIT_BUILD
+            why, hint, code = str(error), "check the disk and its permissions", EXIT_BUILD
         self.tell(NightRow(what=what, why=one_line(why), hint=one_line(hint), code=code))
 
     def tell(self, *rows: NightRow) -> None:

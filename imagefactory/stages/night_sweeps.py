@@ -54,7 +54,7 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: Steps) -> None:
     _take(folders, steps)
     if jobs:
         are = "job is" if jobs == 1 else "jobs are"
-        steps.notes.append(f"{jobs} {are} still on the pool: the next night collects what comes of them")
+        steps.notes.append(f"{jobs} {are} still on the pool: the next nightly run collects their results")
 
 
 def _is_open(folder: Path, steps: Steps) -> bool:

@@ -43,8 +43,9 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
     """
     if not root.isprintable() or root != root.strip() or root.endswith("\\"):
         raise UsageError(
-            f"systemd's units cannot name the folder {root!r}",
-            hint="rename it: no line end, control character, blank at an end, or backslash at its end",
+            "project-path-invalid",
+            f"systemd units cannot name the directory {root!r}",
+            hint="rename it: no control characters, no space at either end, no backslash at the end",
         )
     kept = {
         name: text

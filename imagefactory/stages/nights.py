@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.documents import format_value, parse_value
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import FactoryError, UsageError, os_problem
 from imagefactory.files import entries_of, explain_full_disk, held_alone, remove_inside, replace_text
 from imagefactory.matrix.changes import KeptPlan, NightReport
 from imagefactory.oci.layout import Layout
@@ -48,8 +48,9 @@ def one_night(settings: Settings) -> Iterator[None]:
     Layout(settings.store_path).make()
     lock = nights_folder(settings) / ".lock"
     refusal = UsageError(
-        f"another night is at work in {nights_folder(settings)}",
-        hint=f"its log: the newest {LOG} there; it ends by itself, or end that process",
+        "night-in-progress",
+        f"another nightly run is in progress in {nights_folder(settings)}",
+        hint=f"wait for it or end that process; its log is the newest {LOG} there",
     )
     with held_alone(lock, refusal):
         yield
@@ -160,11 +161,13 @@ def _write(path: Path, form: str, value: object) -> None:
 
 
 def _read(path: Path, form: str, kind: Any, maker: str) -> object:
+    hint = f"pass a file that `{maker}` wrote"
     try:
         row = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
-        raise UsageError(f"{path}: {why}", hint=f"name a file that `{maker}` wrote") from error
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint=hint) from error
+    except ValueError as error:
+        raise UsageError("night-file-not-json", f"{path} is not JSON", hint=hint) from error
     if not isinstance(row, dict) or row.pop("format", "") != form:
-        raise UsageError(f"{path} is no {form}", hint=f"name a file that `{maker}` wrote")
+        raise UsageError("night-file-invalid", f"{path} is not an {form} file", hint=hint)
     return parse_value(row, kind, str(path))

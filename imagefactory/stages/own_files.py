@@ -24,23 +24,19 @@ def find_own_files(root: Path, wanted: Iterable[FilesWanted]) -> tuple[OwnFile, 
     for one in wanted:
         files = list(_files(root, one))
         if not files:
-            raise _fault(one, "files-not-found", "finds no file", f"write a path or a glob from {root} on")
+            raise _fault(one, "files-no-match", "matches no file", f"write a path or a glob below {root}")
         for file in files:
             base, pivot, _ = one.pattern.partition("/./")
             start = root / base if pivot else root
             path = f"{one.folder.rstrip('/')}/{file.relative_to(start).as_posix()}"
             if one.folder == "/" and not RULES["folder"].allows(path):
                 raise _fault(
-                    one,
-                    "path-reserved",
-                    f"brings {path}, which is the system's",
-                    "write another folder than /",
+                    one, "files-system-path", f"adds {path}, a system path", "use another directory than /"
                 )
             other = found.get(path)
             if other and other.source != file:
-                raise _fault(
-                    one, "files-conflict", f"brings {path}, and so does {other.source}", "name one of them"
-                )
+                problem = f"adds {path}, and so does {other.source}"
+                raise _fault(one, "files-path-conflict", problem, "name one of them")
             found[path] = other or _own_file(one, path, file)
     return tuple(found[path] for path in sorted(found, key=lambda path: path.split("/")))
 
@@ -53,19 +49,11 @@ def _files(root: Path, one: FilesWanted) -> Iterator[Path]:
             hidden = [part for part in parts if part.startswith(".") or part == "__pycache__"]
             if not file.is_dir() and all(part in said for part in hidden):
                 if not file.resolve().is_relative_to(root.resolve()):
-                    raise _fault(
-                        one,
-                        "link-not-allowed",
-                        f"finds {file}, a link out of {root}",
-                        "copy what it leads to",
-                    )
+                    problem = f"matches {file}, a link out of {root}"
+                    raise _fault(one, "files-outside-project", problem, "copy the file it points to")
                 if ".git" in file.resolve().relative_to(root.resolve()).parts:  # with the user's tokens
-                    raise _fault(
-                        one,
-                        "link-not-allowed",
-                        f"finds {file}, which is git's own",
-                        "name files of the project",
-                    )
+                    problem = f"matches {file}, which belongs to git"
+                    raise _fault(one, "files-in-git", problem, "name files of the project")
                 yield file
 
 
@@ -73,17 +61,15 @@ def _own_file(one: FilesWanted, path: str, file: Path) -> OwnFile:
     try:
         state = file.stat()
         if not stat.S_ISREG(state.st_mode):
-            raise _fault(one, "not-a-file", f"finds {file}, which is no file", "leave it out")
+            raise _fault(one, "files-not-regular", f"matches {file}, not a regular file", "omit it")
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        raise _fault(
-            one, "file-not-readable", f"finds {file}: {error.strerror}", "mend its rights"
-        ) from error
+        problem = f"matches {file}, which cannot be read: {error.strerror}"
+        raise _fault(one, "files-unreadable", problem, "check its permissions") from error
     executable = bool(state.st_mode & stat.S_IXUSR)
     return OwnFile(path=path, source=file, sha256=digest, size=state.st_size, executable=executable)
 
 
-def _fault(one: FilesWanted, code: str, what: str, write: str) -> RecipeError:
-    what = f"'{one.pattern}' under 'files' {what}"
-    return RecipeError([Diagnostic(code, str(one.where), what, write)])
+def _fault(one: FilesWanted, code: str, problem: str, fix: str) -> RecipeError:
+    return RecipeError([Diagnostic(code, str(one.where), f"'{one.pattern}' in 'files' {problem}", fix)])

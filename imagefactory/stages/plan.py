@@ -17,6 +17,7 @@ from imagefactory.errors import (
     StaleError,
     StoreError,
     UsageError,
+    os_problem,
 )
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import parse_capability
@@ -133,7 +134,7 @@ def _look_in_both(factory: Factory, asking: Asking) -> Look:
     try:
         in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
     except RegistryError as error:
-        factory.tell(f"note: this plan knows only what the store here has: {error.message}")
+        factory.tell(f"note: this plan uses only the local store: {error.message}")
         return in_store
 
     def look(stage: TargetStatus) -> TargetStatus:
@@ -239,8 +240,9 @@ def inventory_devices(
         machines.setdefault(kind, []).append(machine.name)
     if not names:
         raise NothingSelectedError(
-            "the inventory has no GPU to plan for",
-            hint="imagefactory pool --inventory FILE shows what it has",
+            "inventory-no-gpu",
+            "no GPU to plan for in the inventory",
+            hint="see what it has: imagefactory pool --inventory FILE",
         )
     kinds = sorted(
         names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)
@@ -262,9 +264,13 @@ def read_rows(path: Path) -> tuple[SpaceRow, ...]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="name a CSV file") from error
+        raise UsageError(*os_problem("read", path, error), hint="pass a CSV file") from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MB", hint="judge it in parts")
+        raise UsageError(
+            "csv-too-large",
+            f"{path} is larger than {MAX_BYTES // 2**20} MB",
+            hint="split it into several files",
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from imagefactory.access import Access
-from imagefactory.errors import StoreError
+from imagefactory.errors import BuildError
 from imagefactory.gpu.platforms import PLATFORMS, architecture
 from imagefactory.model import Target
 from imagefactory.oci.manifests import INDEX_TYPE, canonical_json, format_descriptor
@@ -59,4 +59,6 @@ def join_platforms(access: Access, targets: Iterable[Target], image: Image, targ
 
 
 def _gone(image: Image) -> NoReturn:
-    raise StoreError(f"{image.name} was removed from the store meanwhile", hint="run it again")
+    raise BuildError(
+        "image-removed", f"another process removed {image.name} from the store", hint="run the command again"
+    )

@@ -167,12 +167,17 @@ def shown_models(access: Access, path: Path) -> Path:
     """The file with its folder resolved. Raises UsageError where that folder cannot be shown to an image."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"--models {path}: no file of Python", hint="a .py file with a function models()")
+        raise UsageError(
+            "models-file-invalid",
+            f"--models {path} is not a Python file",
+            hint="pass a .py file with a function models()",
+        )
     mount, told = view_folder(access, path.parent)
     if mount is None:
         raise UsageError(
+            "models-directory-private",
             f"--models {path}: {told.partition(' and is not')[0]}",
-            hint="the image sees all of its folder: put it, with its weights, into one of its own",
+            hint="the image sees its whole directory: move it, with its weights, into one of its own",
         )
     return path
 
@@ -183,7 +188,9 @@ def _groups(factory: Factory, source: Chosen, to: tuple[str, ...], progress: Pro
     names = [runtime for runtime, _ in asked]
     twice = next((name for name in names if names.count(name) > 1), "")
     if twice:
-        raise UsageError(f"--to {twice} stands there twice", hint="run it once for each image")
+        raise UsageError(
+            "option-conflict", f"--to {twice} is repeated", hint="run the command once for each image"
+        )
     groups = []
     for image in sorted({image for _, image in asked}):
         chosen = choose_image(factory, image, "", progress, gpu=False) if image else source
@@ -243,14 +250,17 @@ def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
             name = VISIBLE_AMD if amd else VISIBLE
             value = work.access.environ[name][:200]
             raise NoGpuError(
-                f"{name}={value!a} names no GPU of this machine", hint="ask the batch system for one"
+                "gpu-not-visible",
+                f"{name}={value!a} matches no GPU of this machine",
+                hint="request a GPU from the batch system",
             )
         met = choose_gpus(seen, "", amd=amd)
         if not met:
             maker = "AMD" if amd else "NVIDIA"
             raise UsageError(
-                f"{_target(chosen)} is for GPUs of {maker}'s, and this machine has others",
-                hint="name an image for them",
+                "gpu-vendor-mismatch",
+                f"{_target(chosen)} is for {maker} GPUs, and this machine has others",
+                hint="choose an image for this machine's GPUs",
             )
         visible = visible_gpus(work.hardware, met, work.access.environ)
     runner, made = work.bench.runner, chosen.made

@@ -79,8 +79,9 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
                 _log(access, promoting, fates, faults)
                 return Promotion(target=promoting.target.name, place=str(place), fates=fates, faults=faults)
     raise RegistryError(
-        f"{place}: others keep moving the tags of {promoting.target.name}",
-        hint="one promoter at a time: run it again when the other has ended",
+        "tags-contended",
+        f"{place}: another process keeps moving the tags of {promoting.target.name}",
+        hint="run one promotion at a time: try again when the other has ended",
     )
 
 
@@ -138,7 +139,7 @@ class _Approver:
         key = signing_key(self.access, now)
         trusted = self.court.trust.key(key.keyid) if key else None
         if key is None or trusted is None or out_of_period(trusted, now):
-            who = f"the key '{key.name}' is not trusted here" if key else "no key signs here"
+            who = f"the key '{key.name}' is not trusted here" if key else "there is no signing key"
             self.access.tell(f"{wanted.tag} is not approved by you: {who}")
             return False
         if trusted.name in approved:

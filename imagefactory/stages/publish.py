@@ -18,7 +18,7 @@ from imagefactory.catalogue.document import FORM, LARGEST, parse_catalogue, sign
 from imagefactory.catalogue.model import Catalogue, CataloguedImage
 from imagefactory.catalogue.package import CURRENT, catalogue_place, parse_layer, unpack
 from imagefactory.catalogue.publish import publish_catalogue, write_catalogue
-from imagefactory.errors import CheckFailedError, RegistryError, StatementError, UsageError
+from imagefactory.errors import CheckFailedError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.factory import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
@@ -94,8 +94,9 @@ def open_earlier(data: bytes, where: str, trust: Trust, now: datetime) -> Catalo
     late = out_of_period(key, found.made) if found and key else None
     if found is None or late:
         raise StatementError(
-            f"{where} is not taken: {f'{late[0]}, {late[1]}' if late else why}",
-            hint="name another: imagefactory catalogue --rollback --dry-run shows the newest that counts",
+            "catalog-rejected",
+            f"{where} cannot be used: {f'{late[0]}, {late[1]}' if late else why}",
+            hint="choose another: imagefactory catalogue --rollback --dry-run shows the newest valid one",
         )
     return found
 
@@ -109,8 +110,8 @@ def _read(where: Place | Path) -> bytes | None:
             return None
         except OSError as error:  # whose it is would be guessed
             raise UsageError(
-                f"cannot read {where}, which would be replaced: {error.strerror}",
-                hint="make it readable for you, or write another file",
+                *os_problem("read", where, error),
+                hint="it would be replaced: make it readable, or write to another file",
             ) from error
     manifest = where.store.manifest(where.repository, CURRENT)
     if manifest is None:
@@ -131,8 +132,9 @@ def check_signer(current: CurrentCatalogue | None, key: SigningKey, trust: Trust
         return
     whose = f"'{other.name}'" if other else f"a key that is not trusted here, {current.keyid[:16]}"
     raise CheckFailedError(
-        f"{current.where} is signed by {whose}, and people who joined may trust that key only",
-        hint=f"sign with that key, or retire it (keys rotate); to replace its catalogue: {JOIN_AGAIN}, then "
+        "catalog-other-key",
+        f"{current.where} is signed by {whose}, and people who joined may trust only that key",
+        hint=f"sign with that key, or retire it (keys rotate); to replace its catalog: {JOIN_AGAIN}, then "
         "imagefactory invite --push",
     )
 
@@ -218,15 +220,17 @@ def publishing_key(factory: Factory, now: datetime) -> SigningKey:
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
-            "nobody would believe it: there is no key to sign it",
-            hint="imagefactory keys new NAME, or name one: IMAGEFACTORY_SIGNING_KEY",
+            "signing-key-missing",
+            "no key to sign the catalog",
+            hint="create one: imagefactory keys new NAME; or set IMAGEFACTORY_SIGNING_KEY",
         )
     trusted = read_trust(factory.settings.files).key(key.keyid)
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
     if late:
         raise CheckFailedError(
-            f"nobody here would believe the key '{key.name}': {late[1]}",
-            hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
+            "signer-not-trusted",
+            f"signatures of the key '{key.name}' are not valid here: {late[1]}",
+            hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
         )
     return key
 

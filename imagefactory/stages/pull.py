@@ -102,13 +102,18 @@ def _insist_on_image(source: Place, graph: Graph, asked: Reference, platform: st
     manifests = [one for one in graph.manifests if one.descriptor.media_type in MANIFEST_TYPES]
     configs = [read_config(source, one) for one in manifests]
     if not any(configs):
-        raise RegistryError(f"{asked} is no image, but an artifact", hint="is it a .sif? add --format sif")
+        raise RegistryError(
+            "artifact-not-image",
+            f"{asked} is an artifact, not an image",
+            hint="if it is a .sif, add --format sif",
+        )
     others = [one.architecture for one in configs if one and one.architecture != architecture(platform)]
     if platform and others:
         first = others[0][:40]
         raise RegistryError(
-            f"{asked} does not say which of its images is for {platform}, and the first is for {first!r}",
-            hint="pull the one that is meant by the digest of its manifest: HOST/NAME@sha256:...",
+            "platform-ambiguous",
+            f"{asked} does not say which image is for {platform}, and the first is for {first!r}",
+            hint="pull by the digest of the image's manifest: HOST/NAME@sha256:...",
         )
 
 
@@ -166,7 +171,11 @@ def pull_sif(access: Access, reference: Reference, options: SifPull, progress: P
         with access.layout.in_use(progress):
             image = access.layout.image(options.name)
             if image is None:
-                raise BuildError(f"{options.name} was removed from the store meanwhile", hint="run it again")
+                raise BuildError(
+                    "image-removed",
+                    f"another process removed {options.name} from the store",
+                    hint="run the command again",
+                )
             sif = ensure_sif(access, image, options.target, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
             copy_sif(sif, output := options.output or Path(sif.name), progress)

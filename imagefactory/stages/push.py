@@ -122,7 +122,9 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
             candidate = candidate_tag(target, image.digest)
             root = PushRoot(target=target, digest=image.digest, candidate=candidate, unmade=unmade)
         else:
-            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+            raise BuildError(
+                "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
+            )
         joined = join_platforms(factory, factory.targets, image, target) if image and not unmade else None
         plain = replace(options, tags=()) if joined else options
         reference, sent = _push(factory, root, plain, progress)
@@ -198,8 +200,9 @@ def _push(
         except NowhereError as error:
             titles = ", ".join(title for digest, title in lacks.items() if digest in error.digests)
             raise BuildError(
-                f"{root.target.name} is not built yet, and {host} lacks layers of it: {titles}",
-                hint=f"imagefactory build {root.target.name}, then push it again",
+                "image-not-built",
+                f"{root.target.name} is not built, and {host} lacks layers of it: {titles}",
+                hint=f"run imagefactory build {root.target.name}, then push again",
             ) from error
         # What was pushed without this key does not count for other stores.
         mark = {f"{repository}@{graph.root.descriptor.digest} key": hash_key("mac", made, key)} if key else {}

@@ -21,7 +21,7 @@ from imagefactory.access import Access, open_registry, registry_place
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue, CatalogueSource
 from imagefactory.catalogue.package import catalogue_place, pack, parse_layer, unpack
-from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError
+from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.factory import Factory, is_factory, read_factory
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
@@ -215,11 +215,13 @@ def _read_file(path: Path) -> bytes:
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise UsageError(
-            f"catalogue: {path}: {error.strerror}",
-            hint="is the setting right (imagefactory settings)? then ask your center where the file is now",
+            *os_problem("read", path, error),
+            hint="check the setting catalogue (imagefactory settings), or ask your center where the file is",
         ) from error
     if len(data) > LARGEST:
-        raise StatementError(f"{path}: has more than {LARGEST} bytes", hint="is that a catalogue?")
+        raise StatementError(
+            "catalog-too-large", f"{path} has more than {LARGEST} bytes", hint="check that it is a catalog"
+        )
     return data
 
 
@@ -236,9 +238,10 @@ def _read_registry(
     manifest = place.store.manifest(place.repository, asked.wanted)
     if manifest is None:
         raise RegistryError(
-            f"there is no catalogue {reference}",
-            hint="is the setting right (imagefactory settings)? then ask whoever runs the factory: they make "
-            "one by imagefactory catalogue",
+            "catalog-not-found",
+            f"no catalog at {reference}",
+            hint="check the setting catalogue (imagefactory settings), or ask the project's owner to run "
+            "imagefactory catalogue",
         )
     layer = parse_layer(manifest[1], str(asked))
     if f"sha256:{hashlib.sha256(kept).hexdigest()}" == layer.digest:

@@ -67,7 +67,8 @@ def write_models(found: FoundPortable, folder: Path) -> tuple[Path, ...]:
     if found.newest is None or found.newest.statement is None:
         last = next((f": {one.standing}, {one.why}" for one in reversed(found.judged)), "")
         raise NothingSelectedError(
-            f"nothing that can be relied on says that models of {found.manifest} are portable{last}",
+            "portability-not-verified",
+            f"no valid statement says that models of {found.manifest} are portable{last}",
             hint="imagefactory keys trust NAME" if last else "add --models FILE and --to RUNTIME",
         )
     kept = _kept(found)
@@ -85,7 +86,11 @@ def write_models(found: FoundPortable, folder: Path) -> tuple[Path, ...]:
 
 def _blob(model: PortableModel, kept: dict[str, Descriptor]) -> Descriptor:
     if model.digest not in kept:
-        raise NothingSelectedError(f"the file of '{model.name}' is gone from there", hint="export it again")
+        raise NothingSelectedError(
+            "model-file-missing",
+            f"the registry no longer has the file of '{model.name}'",
+            hint="export it again",
+        )
     return kept[model.digest]
 
 

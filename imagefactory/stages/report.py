@@ -209,7 +209,9 @@ def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False)
     )
     if others and not mark.is_file() and not force:
         raise UsageError(
-            f"{folder} has files that imagefactory did not write", hint="name another folder, or --force"
+            "output-foreign-files",
+            f"{folder} has files that imagefactory did not write",
+            hint="choose another directory, or pass --force",
         )
     folder.mkdir(parents=True, exist_ok=True)
     # First of all: whatever ends this, what is there is known to be of a report the next time.

@@ -63,8 +63,9 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, revoking.now)
     if late:
         raise CheckFailedError(
-            f"nobody here would heed the key '{key.name}': {late[1]}",
-            hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
+            "signer-not-trusted",
+            f"signatures of the key '{key.name}' are not valid here: {late[1]}",
+            hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
         )
     subject = read_subject(place, revoking.wanted)
     judged = find_in(access, place, subject, court).judged
@@ -88,8 +89,9 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
     )
     if not taken:
         raise CheckFailedError(
-            f"no verdict of {place}@{subject.manifest} that can be relied on would be taken back",
-            hint="imagefactory verdicts shows what there is",
+            "nothing-to-revoke",
+            f"no valid verdict of {place}@{subject.manifest} to revoke",
+            hint="see imagefactory verdicts",
         )
     attaching = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
     if not isinstance(place.store, LayoutStore):
@@ -108,8 +110,9 @@ def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
     digests = [one for one in names if digits and one.removeprefix("sha256:").startswith(digits)]
     if len(digests) != 1:
         raise UsageError(
-            f"'{text[:80]}' is the beginning of {len(digests)} verdicts of this image",
-            hint="write a digest that `imagefactory verdicts` shows",
+            "verdict-not-unique",
+            f"'{text[:80]}' matches {len(digests)} verdicts of this image",
+            hint="use a digest that imagefactory verdicts shows",
         )
     return digests[0]
 

@@ -114,12 +114,17 @@ def find_earlier(factory: Factory, asked: Publishing, wanted: str, trust: Trust)
         if len(names) != 1:
             listed = ", ".join(sorted((tag[0] for tag in tags), reverse=True)[:5]) or "none"
             raise UsageError(
-                f"'{wanted[:80]}' names {len(names)} of the catalogues of {place}",
-                hint=f"write one of its tags, or a digest; the newest are {listed}",
+                "catalog-not-unique",
+                f"'{wanted[:80]}' matches {len(names)} catalogs of {place}",
+                hint=f"use a tag or a digest; the newest are {listed}",
             )
         found = _open(place, names[0], trust, now)
         if not found.digest.removeprefix("sha256:").startswith(digits) and names[0] != wanted:
-            raise UsageError(f"{place}:{names[0]} is {found.digest}, not {wanted[:80]}", hint="write its tag")
+            raise UsageError(
+                "catalog-digest-mismatch",
+                f"{place}:{names[0]} is {found.digest}, not {wanted[:80]}",
+                hint="use its tag",
+            )
         return found
     return _open(place, wanted, trust, now)
 
@@ -141,7 +146,8 @@ def _find_previous(
         for name in names:
             if (opened := opened + 1) > MOST_OPENED:
                 raise RegistryError(
-                    f"{place} has too many catalogues that are not the previous one",
+                    "catalog-search-limit",
+                    f"{place} has more than {MOST_OPENED} catalogs that are not the previous one",
                     hint="name it: --rollback DIGEST",
                 )
             try:
@@ -156,8 +162,9 @@ def _find_previous(
             return max(found, key=lambda one: one.catalogue.made)
     why = f": {faults[0]}" if faults else ""
     raise UsageError(
-        f"{place} has no earlier catalogue by a key that is trusted now{why}",
-        hint="make one of what is there: imagefactory catalogue",
+        "no-earlier-catalog",
+        f"{place} has no earlier catalog by a key that is trusted now{why}",
+        hint="create one from the available images: imagefactory catalogue",
     )
 
 
@@ -165,11 +172,15 @@ def _open(place: Place, wanted: str, trust: Trust, now: datetime) -> EarlierCata
     where = f"{place}{'@' if DIGEST.fullmatch(wanted) else ':'}{wanted}"
     manifest = place.store.manifest(place.repository, wanted)
     if manifest is None:
-        raise UsageError(f"there is no catalogue {where}", hint="imagefactory catalogue --rollback --dry-run")
+        raise UsageError(
+            "rollback-not-found",
+            f"no catalog at {where}",
+            hint="see imagefactory catalogue --rollback --dry-run",
+        )
     try:
         layer = parse_layer(manifest[1], where)
     except RegistryError as error:
-        raise StatementError(error.message, hint=error.hint) from error
+        raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     data = b"".join(place.store.read(place.repository, layer))
     return EarlierCatalogue(digest=manifest[0].digest, catalogue=open_earlier(data, where, trust, now))
 
@@ -189,15 +200,16 @@ def roll_back(
     former = asked.before.catalogue if asked.before else None
     if former and former.made >= now:
         raise CheckFailedError(
-            f"the current catalogue is of {format_time(former.made)}, and here it is {format_time(now)}",
-            hint="set this machine's clock; readers refuse a catalogue that is older than one they have seen",
+            "clock-before-catalog",
+            f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
+            hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
         )
     court = read_court(factory, asked.making.now)
     judging = _Judging(factory=factory, court=court, revocations=_revocations_of(former))
     left_out: list[tuple[str, str]] = []
     images: list[CataloguedImage] = []
     with (
-        progress.stage("judging the verdicts of the earlier catalogue again"),
+        progress.stage("checking the verdicts of the earlier catalog again"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="rollback") as pool,
     ):
         for before, (image, lines) in zip(
@@ -208,8 +220,9 @@ def roll_back(
     if not images:
         why = [f"{target}: {line}" for target, line in left_out] or ["it has no images"]
         raise NothingSelectedError(
-            f"nothing of the catalogue {earlier.digest} can be offered now: {'; '.join(why[:3])}",
-            hint="name another, or make one of what is there: imagefactory catalogue",
+            "catalog-nothing-valid",
+            f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
+            hint="choose another catalog, or create one from the available images: imagefactory catalogue",
         )
     catalogue = Catalogue(made=now, expires=now + LIFE, images=tuple(images), suites=court.suites)
     made = MadeCatalogue(

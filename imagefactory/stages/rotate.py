@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.factory import Factory
 from imagefactory.files import replacing
 from imagefactory.oci.candidates import APPROVAL_TYPE, PORTABLE_TYPE, VERDICT_TYPE
@@ -69,13 +69,15 @@ def write_record(folder: Path, name: str, record: bytes) -> Path:
     try:
         path.parent.mkdir(exist_ok=True)
         if path.parent.is_symlink():
-            raise UsageError(f"{path.parent} is a link, so it is not read", hint="make a directory of it")
+            raise UsageError(
+                "directory-is-link",
+                f"{path.parent} is a symbolic link, so it is not read",
+                hint="replace it by a directory",
+            )
         with replacing(path, durable=True) as file:
             file.write(record)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="check its permissions"
-        ) from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     return path
 
 

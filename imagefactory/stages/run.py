@@ -37,18 +37,22 @@ def find_stored(access: Access, name: str) -> Image | Sif | None:
     if at or DIGEST.fullmatch(name):
         found = layout.manifest(check_digest(digest or name))
         if found is None:
-            raise NothingSelectedError(f"no image {digest or name} in {layout.path}", hint=_lacking(name))
+            raise NothingSelectedError(
+                "image-not-found", f"no image {digest or name} in {layout.path}", hint=_lacking(name)
+            )
         return load_made(access, name, found[0])
     tags = layout.tags()
     if name in tags:
         return load_made(access, name, tags[name])
     if ":" in name or "/" in name:
-        raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint=_lacking(name))
+        raise NothingSelectedError(
+            "image-not-found", f"no image '{name}' in {layout.path}", hint=_lacking(name)
+        )
     return None
 
 
 def _lacking(name: str) -> str:
-    return f"imagefactory pull {name}" if "/" in name else "imagefactory store list"
+    return f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
 
 
 def find_built(access: Access, target: Target, runner: str) -> Image | Sif:
@@ -62,7 +66,9 @@ def find_built(access: Access, target: Target, runner: str) -> Image | Sif:
     if made is None or (settings.engine.value == "apptainer" and choice in ("", "apptainer")):
         made = stored_sif(access, target) or made
     if made is None:
-        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        raise BuildError(
+            "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
+        )
     return made
 
 
@@ -76,8 +82,11 @@ def offered_reference(offered: CataloguedImage, *, sif: bool = False) -> Referen
         if sif and found:
             return parse_reference(found)
         raise NothingSelectedError(
-            f"{offered.target} is {'a .sif alone' if offered.sifs else 'in no registry'}",
-            hint=f"apptainer exec --nv oras://{found} COMMAND" if found else "imagefactory find shows others",
+            "image-not-pullable",
+            f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
+            hint=f"run apptainer exec --nv oras://{found} COMMAND"
+            if found
+            else "see others with imagefactory find",
         )
     return parse_reference(offered.reference)
 
@@ -94,7 +103,9 @@ def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) 
         pull_image(access, reference, name, progress, platform=offered.platform)
         made = access.layout.image(name)
     if made is None:
-        raise BuildError(f"{name} was removed from the store meanwhile", hint="run it again")
+        raise BuildError(
+            "image-removed", f"another process removed {name} from the store", hint="run the command again"
+        )
     return made
 
 

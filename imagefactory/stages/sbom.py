@@ -43,8 +43,9 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     """
     if not name or name.startswith((".", "/", "~")) or Path(name).is_file():
         raise UsageError(
-            f"'{name}' is no target and no image",
-            hint="name a target, an image of the store or HOST/NAME:TAG",
+            "reference-invalid",
+            f"'{name}' is not a target or an image",
+            hint="pass a target, an image of the store or HOST/NAME:TAG",
         )
     layout = access.layout
     if "/" in name:
@@ -56,7 +57,9 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
         return image_bill(access, recipes, (name, _store(access), wanted), progress)
     factory = None if ":" in name else recipes()
     if factory is None:
-        raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint="imagefactory store list")
+        raise NothingSelectedError(
+            "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory store list"
+        )
     return target_bill(factory, select_one(factory.targets, name), progress)
 
 
@@ -100,7 +103,7 @@ def image_bill(access: Access, recipes: Recipes, asked: tuple[str, Place, str], 
     for fault in layers.faults:
         access.tell(fault)
     if not any(one.kind is Kind.DEB for one in seen):
-        access.tell(f"{name} has no list of dpkg's: what its system is made of is not in the bill")
+        access.tell(f"{name} has no package list of dpkg, so the bill does not have its system packages")
     if locked := _made_from(recipes, image):
         seen = with_hashes(seen, locked)
     return Bill(name=name, digest=image.manifest, created=_moment(image.config.created), components=seen)
@@ -131,7 +134,9 @@ def _locked(
     base = factory.base_of(target)
     base_lock = None if base.image else read_base_lock(factory.base_lock_path(base))
     if base_lock is None and not base.image:
-        raise LockError(f"the base {base.name} has no lock", hint=f"imagefactory lock {target.name}")
+        raise LockError(
+            "lock-missing", f"the base {base.name} has no lock", hint=f"run imagefactory lock {target.name}"
+        )
     return lock_bill(lock, base, base_lock, licences, carried)
 
 

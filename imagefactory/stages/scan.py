@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry
-from imagefactory.errors import RegistryError, StoreError, UsageError
+from imagefactory.errors import RegistryError, StoreError, UsageError, os_problem
 from imagefactory.gpu.model import Contents
 from imagefactory.oci.graph import (
     Manifest,
@@ -59,7 +59,9 @@ def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
         try:
             sif = is_sif(path)
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}", hint="name what this user may read") from error
+            raise UsageError(
+                *os_problem("read", path, error), hint="pass a file that you can read"
+            ) from error
         if sif:
             return _inspect_sif(access, path, progress)
     kind = "folder" if path.is_dir() else "wheel" if path.suffix == ".whl" else "file"
@@ -186,8 +188,9 @@ def _layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer,
     config = read_config(place, manifest)
     if config is None:
         raise RegistryError(
-            f"{place} {manifest.descriptor.digest} is no image, but an artifact",
-            hint="a .sif? `imagefactory pull --format sif`, then inspect the file",
+            "artifact-not-image",
+            f"{place} {manifest.descriptor.digest} is an artifact, not an image",
+            hint="if it is a .sif, run imagefactory pull --format sif and inspect the file",
         )
     return config, tuple(
         Layer(descriptor=blob, diff_id=diff_id, title="")

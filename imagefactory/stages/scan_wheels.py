@@ -100,7 +100,9 @@ def _modules(modules: Modules) -> str:
 
 def _text(value: str) -> str:
     if not value.isprintable() or '"' in value or "\\" in value:
-        raise UsageError(f"{value!a} cannot stand in scanned.toml", hint="such a wheel is not kept")
+        raise UsageError(
+            "wheel-text-invalid", f"scanned.toml cannot contain {value!a}", hint="omit this wheel"
+        )
     return f'"{value}"'
 
 
@@ -109,7 +111,11 @@ def scan_one(path: Path, month: str, progress: Progress) -> ScannedWheel:
     contents = scan_wheel(path, progress, workers=2)
     damaged = [one for one in contents.libraries if one.damage]
     if damaged:
-        raise UsageError(f"{path.name}: {damaged[0].path}: {damaged[0].damage}", hint="fetch the wheel anew")
+        raise UsageError(
+            "wheel-corrupt",
+            f"{path.name}: {damaged[0].path}: {damaged[0].damage}",
+            hint="download the wheel again",
+        )
     name, version = path.name.split("-")[:2]
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()

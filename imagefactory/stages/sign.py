@@ -55,7 +55,8 @@ def signing_key(access: Access, now: datetime) -> SigningKey | None:
         if named.value:
             hint = f"name the new key in signing-key ({named.origin}), or remove that setting"
         raise CheckFailedError(
-            f"the key '{key.name}' is retired since {format_time(trusted.until)}, and signs nothing",
+            "signing-key-retired",
+            f"the key '{key.name}' is retired since {format_time(trusted.until)} and cannot sign",
             hint=hint,
         )
     return key

@@ -52,13 +52,16 @@ def places_of(access: Access, own: Subject, where: Reference | None) -> tuple[tu
         subject = read_subject(place, where.wanted)
         if own.manifest != subject.manifest:
             raise UsageError(
-                f"{where} is {subject.manifest}, and the verdict speaks of {own.manifest}",
-                hint="name the image that was verified, by its digest",
+                "verdict-other-image",
+                f"{where} is {subject.manifest}, but the verdict is for {own.manifest}",
+                hint="pass the digest of the image that was verified",
             )
         places.append((place, subject))
     if not places:
         raise UsageError(
-            f"{own.manifest} is not in the store here", hint="name where it lies: HOST/NAME@sha256:..."
+            "image-not-stored",
+            f"{own.manifest} is not in the local store",
+            hint="pass where it is stored: HOST/NAME@sha256:...",
         )
     return tuple(places)
 

@@ -111,8 +111,11 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
     done, faults = check(layout, progress, mend=mend), []
     for path, count in Journal(layout.path).damaged():
         place = path.relative_to(layout.path)
-        hint = f"`imagefactory reconcile --registry {place.parts[1]}` writes it anew without them"
+        hint = f"run imagefactory reconcile --registry {place.parts[1]} to rewrite it without them"
         faults.append(
-            Fault(place=str(place), error=StoreError(f"{place}: {count} lines cannot be read", hint=hint))
+            Fault(
+                place=str(place),
+                error=StoreError("store-corrupt", f"{place}: {count} lines are corrupt", hint=hint),
+            )
         )
     return replace(done, faults=(*done.faults, *faults))

@@ -235,8 +235,9 @@ def check_limits(limits: JobLimits) -> None:
     longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
     if longest > LIFETIME:
         raise UsageError(
-            f"a job could take {longest.days} days with its retries, and its result must be signed within "
-            f"{LIFETIME.days}",
+            "sweep-too-long",
+            f"a job could take {longest.days} days with its retries, but its result must be signed within "
+            f"{LIFETIME.days} days",
             hint="lower --idle-limit, --run-limit or --retries",
         )
 
@@ -261,11 +262,14 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         rules = Counter(one.rule for one in prepared.plan.left_out)
         told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
         raise NothingSelectedError(
-            f"nothing is left to verify on this pool{told and f': {told}'}",
-            hint="see above why; --allow RULE brings cells back",
+            "nothing-to-verify",
+            f"nothing to verify on this pool{told and f': {told}'}",
+            hint="see the skipped cells above; --allow RULE includes them",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already", hint="name a new folder: --folder DIR")
+        raise UsageError(
+            "directory-exists", f"{folder} already exists", hint="choose a new directory: --folder DIR"
+        )
     factory.layout.make()
     order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
     kits: list[NodeKit] = []
@@ -284,13 +288,19 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
             faults.append((name, error))
             left_out += [_failed(cell, error) for cell in cells]
     if not kits:
-        raise faults[0][1] if faults else NothingSelectedError(left_out[-1].reason, hint=ROOM)
+        raise (
+            faults[0][1]
+            if faults
+            else NothingSelectedError("machines-too-small", left_out[-1].reason, hint=ROOM)
+        )
     claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
     given_up = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
     left_out += [left_out_by(other, kit.node) for kit in kits if (other := given_up[kit.node.name])]
     kits = [kit for kit in kits if not given_up[kit.node.name]]
     if not kits:
-        raise NothingSelectedError(left_out[-1].reason, hint=f"--allow {CLAIMED} queues it all the same")
+        raise NothingSelectedError(
+            "cells-claimed", left_out[-1].reason, hint=f"--allow {CLAIMED} queues it anyway"
+        )
     sweep = Sweep(
         id=prepared.id,
         made=prepared.place.now,
@@ -338,7 +348,7 @@ def _claim(
         if note not in prepared.plan.notes:
             factory.tell(f"note: {note}")
     for other in {one.order: one for one in claimed.lost.values()}.values():
-        factory.tell(f"note: cells are left out meanwhile: {other.reason}")
+        factory.tell(f"note: skipping cells: {other.reason}")
     return claimed
 
 
@@ -383,7 +393,7 @@ def capable_machines(
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
-    reason = f"its image cannot be had: {error.message}"
+    reason = f"its image is not available: {error.message}"
     target, capability = cell.stage.target.name, str(cell.capability)
     return LeftOut(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
 
@@ -397,8 +407,9 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
     pool = pools(sweep.pool)
     if not any(_left(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
-            f"every node of {folder} has its outcome: submitted again, all would run again",
-            hint=f"imagefactory collect {folder}",
+            "sweep-finished",
+            f"every node of {folder} has an outcome, and submitting it again would run them all again",
+            hint=f"run imagefactory collect {folder}",
         )
     job = pool.submit(folder)
     write_submitted(folder, (*jobs, job))
@@ -418,7 +429,11 @@ def read_submitted(folder: Path) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder / SUBMITTED} cannot be read", hint="remove it: it only tells") from error
+        raise UsageError(
+            "sweep-file-invalid",
+            f"{folder / SUBMITTED} cannot be read",
+            hint="delete it: it only lists the jobs of the sweep",
+        ) from error
 
 
 def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
@@ -488,8 +503,9 @@ def find_sweep(settings: Settings, name: str) -> Path:
         return Path(name).absolute()
     ids = [path.name for path in find_sweeps(settings)]
     raise NothingSelectedError(
-        f"there is no sweep {name[:200]!r}",
-        hint=f"the last ones are {', '.join(ids[-5:])}"
+        "sweep-unknown",
+        f"no sweep {name[:200]!r}",
+        hint=f"the latest are {', '.join(ids[-5:])}"
         if ids
-        else f"imagefactory verify TARGET --pool {'|'.join(POOLS)}",
+        else f"start one: imagefactory verify TARGET --pool {'|'.join(POOLS)}",
     )

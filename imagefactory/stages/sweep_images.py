@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.factory import Factory
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Target
@@ -67,8 +67,9 @@ def choose_kind(factory: Factory, asked: str, registry: str) -> ImageKind:
         kind = ImageKind.DOCKER
     if kind in (ImageKind.DOCKER, ImageKind.ORAS) and not registry:
         raise UsageError(
-            f"--image {kind} takes images from a registry, and none is set",
-            hint="name one: --registry HOST[/PATH], or --image sif",
+            "no-registry-set",
+            f"--image {kind} needs a registry, and none is set",
+            hint="pass --registry HOST[/PATH], or --image sif",
         )
     return kind
 
@@ -121,8 +122,9 @@ def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
         built = build_target(factory, target, options, progress)
         if built.report is not None and not built.report.passed:
             raise CheckFailedError(
-                f"{target.name} was built and does not pass its CPU-level checks",
-                hint=f"imagefactory build {target.name} shows them; no GPU would mend it",
+                "smoke-test-failed",
+                f"{target.name} does not pass its CPU checks",
+                hint=f"imagefactory build {target.name} shows them; a GPU does not change them",
             )
         made = built.image
     return made
@@ -132,8 +134,9 @@ def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progres
     made = _made(factory, target, progress)
     if isinstance(made, Sif):
         raise UsageError(
-            f"{target.name} was built by apptainer, as a .sif: --image docker has no image of it",
-            hint="--image oras or --image sif",
+            "image-only-sif",
+            f"Apptainer built {target.name} as a .sif, so --image docker has no image of it",
+            hint="pass --image oras or --image sif",
         )
     options = PushOptions(now=place.now, registry=place.registry, made=made)
     return str(replace(push_target(factory, target, options, progress).reference, tag=""))
@@ -207,7 +210,7 @@ def _file(factory: Factory, target: Target, sif: Sif, place: ImagePlace, progres
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"{path.parent} cannot be made: {error.strerror}", hint="set another sif-folder"
+                *os_problem("create", path.parent, error), hint="set another sif-folder"
             ) from error
         if shared or not _linked(sif.path, path):
             copy_sif(sif, path, progress)

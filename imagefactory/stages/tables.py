@@ -89,7 +89,7 @@ def read_tables(
     """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
     tables = survey(factory, targets, asked, progress)[0]
     for_cpus = ", ".join(target.name for target in targets if not target.gpu)
-    note = (f"for CPUs alone, so no combination: {for_cpus}",) if for_cpus else ()
+    note = (f"only for CPUs, so not a combination: {for_cpus}",) if for_cpus else ()
     return replace(tables, notes=(*tables.notes, *note))
 
 
@@ -217,7 +217,7 @@ def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]
         try:
             told += read_told(folder)
         except UsageError as error:
-            notes.append(f"a sweep of the store is passed over: {error.message}")
+            notes.append(f"skipped a sweep of the store: {error.message}")
     return tuple(told), tuple(notes)
 
 
@@ -258,7 +258,9 @@ def _capability(text: str, folder: Path) -> Capability:
     try:
         return parse_capability(text)
     except ValueError as error:
-        raise UsageError(f"{folder}: {error}", hint="name another sweep, or leave it out") from error
+        raise UsageError(
+            "sweep-file-invalid", f"{folder}: {error}", hint="choose another sweep, or omit it"
+        ) from error
 
 
 def read_catalogued(
@@ -329,8 +331,9 @@ def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False)
     there = [path.name for path in paths if path.exists()]
     if there and not force and not _is_ours(folder / JSON_FILE):
         raise UsageError(
+            "output-foreign-files",
             f"{folder} has a {', '.join(there)} that imagefactory did not write",
-            hint="name another folder by --output, or --force",
+            hint="choose another directory with --output, or pass --force",
         )
     replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
     return tuple(paths)

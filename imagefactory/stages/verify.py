@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import explain_full_disk, replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.oci.model import Image, Sif
@@ -126,7 +126,9 @@ def runner_name(access: Access, made: Image | Sif, asked: str) -> str:
     wanted = asked or access.settings.runner.value
     if isinstance(made, Sif):
         if wanted not in ("", "apptainer"):
-            raise UsageError(f"{wanted} starts no .sif files", hint="--runner apptainer")
+            raise UsageError(
+                "runner-no-sif", f"{wanted} cannot start .sif files", hint="pass --runner apptainer"
+            )
         return "apptainer"
     return wanted or ENGINES[access.settings.engine.value].runner
 
@@ -139,7 +141,7 @@ def check_output(path: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"--output: {path} cannot be written: {error.strerror}", hint="name another file"
+            *os_problem("write", path, error), hint="choose another file: --output FILE"
         ) from error
 
 

@@ -140,8 +140,9 @@ def find_units(factory: Factory, names: Sequence[str]) -> tuple[Unit, ...]:
         if name not in known:
             near = nearest(name, [*known, *roots])
             raise NothingSelectedError(
-                f"there is no family or base '{name}'",
-                hint=f"did you mean '{near}'?" if near else f"they are {', '.join(known)}",
+                "target-unknown",
+                f"no family or base '{name}'",
+                hint=f"did you mean '{near}'?" if near else f"known: {', '.join(known)}",
             )
     return tuple(known[name] for name in dict.fromkeys(wanted)) if names else tuple(units)
 
@@ -218,7 +219,11 @@ def _of_the_index(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> 
     name = canonicalize_name(newest.framework)
     wheel = next((one for one in lock.wheels if one.name == name), None) if lock else None
     if lock is None or wheel is None:
-        raise LockError(f"{newest.name} has no lock to begin from", hint=f"imagefactory lock {newest.name}")
+        raise LockError(
+            "lock-missing",
+            f"{newest.name} has no lock to start from",
+            hint=f"run imagefactory lock {newest.name}",
+        )
     locker = uv_locker(package_index(factory))
     files = locker.listed([wheel], lock).get(wheel, ())
     pythons = {target.python for target in targets}

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from imagefactory.access import Access, package_index
-from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.web import (
     LOOPBACK,
     Login,
@@ -22,6 +22,7 @@ from imagefactory.web import (
 )
 
 LARGEST = 4096
+_WEBHOOK = "pass https://..., or the path of a file that holds the address"
 
 
 def read_address(given: str) -> str:
@@ -34,11 +35,10 @@ def read_address(given: str) -> str:
         try:
             with Path(given).expanduser().open(encoding="utf-8") as file:
                 text = file.read(LARGEST).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"--webhook: cannot read the file {given}: {getattr(error, 'strerror', 'not UTF-8')}",
-                hint="write https://..., or the path of a file that holds the address",
-            ) from error
+        except OSError as error:
+            raise UsageError(*os_problem("read", given, error), hint=_WEBHOOK) from error
+        except UnicodeDecodeError as error:
+            raise UsageError("webhook-not-utf8", f"{given} is not UTF-8", hint=_WEBHOOK) from error
     try:
         parts = urlsplit(text)
         check_address(text)
@@ -47,8 +47,9 @@ def read_address(given: str) -> str:
         parts, local = urlsplit(""), False
     if not (parts.hostname and (parts.scheme == "https" or local)) or not text.isprintable() or " " in text:
         raise UsageError(
-            "--webhook: the address must begin with https://",
-            hint="only a service on this machine may be reached by http://",
+            "webhook-invalid",
+            "the --webhook address must start with https://",
+            hint="http:// is allowed only for a service on this machine",
         )
     return text
 
@@ -81,8 +82,9 @@ def post_json(
         web.patience.retry(send)
     except (TransientError, RefusedError) as error:
         raise CheckFailedError(
-            f"--webhook: {host} did not take the night: {_without(url, str(error))}",
-            hint="check the address that you gave",
+            "webhook-failed",
+            f"{host} did not accept the report of the nightly run: {_without(url, str(error))}",
+            hint="check the address of --webhook",
         ) from None
     finally:
         web.close()

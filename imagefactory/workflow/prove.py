@@ -44,7 +44,9 @@ def prove_image(
     key = signing_key(factory, bench.clock())
     if options.promote and key is None:
         raise UsageError(
-            "--promote needs a verdict, and no key signs here", hint="imagefactory keys new NAME"
+            "promote-key-missing",
+            "--promote needs a signed verdict, and there is no signing key",
+            hint="create one: imagefactory keys new NAME",
         )
     if options.output:
         check_output(options.output)

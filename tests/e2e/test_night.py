@@ -118,7 +118,8 @@ def test_a_night_that_was_killed_is_run_again_and_tells_of_both(ground: Ground) 
         "the plan",
         lambda: any((one / "before.json").exists() for one in set(ground.nights.iterdir()) - known),
     )
-    assert "another night is at work" in ground.factory.run("night", code=2).stderr
+    (error,) = json.loads(ground.factory.run("night", "--json", code=2).stdout)["errors"]
+    assert error["code"] == "night-in-progress"
     night.send_signal(signal.SIGKILL)
     night.wait(LONG)
     again = ground.night()

@@ -61,7 +61,9 @@ class OneRow:
 
     def check_folder(self, folder: Path) -> None:
         if " " in str(folder):
-            raise UsageError(f"{folder} has a space", hint="name another: --folder DIR")
+            raise UsageError(
+                "sweep-folder-invalid", f"{folder} has a space", hint="name another: --folder DIR"
+            )
 
     def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         write_nodes(folder, sweep, texts)
@@ -91,7 +93,7 @@ class OneRow:
 
     def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
         if found.report is None or json.loads(found.report)["nonce"] != kit["nonce"]:
-            raise StatementError("it is of another node", hint="make a new sweep")
+            raise StatementError("report-mismatch", "it is of another node", hint="make a new sweep")
         gpu = GpuIdentity(name="NVIDIA Test GPU", capability=kit["capability"], uuid=UUID, memory=16 << 30)
         run = GpuRun(
             subject=Subject(**kit["subject"]),

@@ -44,7 +44,7 @@ class SmallIndex:
 
     def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
         if target.source == "conda":
-            raise UnreachableError("there are no channels")
+            raise UnreachableError("index-unreachable", "there are no channels")
         self.solved.append(target)
         self.searched.add(target.python)
         found = self._solution(target, under, sources=True)
@@ -52,7 +52,7 @@ class SmallIndex:
         if unbuilt:
             rows = tuple({"name": name, "version": one, "source": "x"} for name, one in unbuilt.items())
             pins = tuple(f"{name}=={one}" for name, one in found.items() if name not in unbuilt)
-            raise UnbuiltError(f"{target.name}: no wheel", packages=rows, pins=pins)
+            raise UnbuiltError("wheel-missing", f"{target.name}: no wheel", packages=rows, pins=pins)
         return found
 
     def declared(self, target: Target, base: Base) -> Mapping[str, str]:
@@ -107,7 +107,11 @@ class SmallIndex:
         bounds = [Requirement(text) for text in target.constraints]
         found = next(self._extend(wanted, bounds, kept, target.python, sources=sources), None)
         if found is None:
-            raise UnsolvableError(f"{target.name}: no solution on {target.python}", tree="the whole account")
+            raise UnsolvableError(
+                "packages-conflict",
+                f"{target.name}: no solution on {target.python}",
+                tree="the whole account",
+            )
         return found
 
     def _is_source(self, name: str, version: str) -> bool:

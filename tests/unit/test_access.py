@@ -87,7 +87,8 @@ def test_a_place_that_is_given_beats_the_setting(tmp_path: Path) -> None:
     ours = access(tmp_path, IMAGEFACTORY_REGISTRY="box.example/images")
     assert registry_place(ours) == ("box.example", "images")
     assert registry_place(ours, "other.example:5000/a/b") == ("other.example:5000", "a/b")
-    with pytest.raises(UsageError, match="no registry is set"):
+    with pytest.raises(UsageError) as caught:
         registry_place(access(tmp_path))
+    assert caught.value.code == "no-registry-set"
     assert repository_of("images", "pytorch") == "images/pytorch"
     assert repository_of("", "pytorch") == "pytorch"

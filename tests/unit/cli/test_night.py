@@ -25,8 +25,8 @@ from tests.made.registry import RegistryMadeHere
         (("--kept", "x", "pytorch-*"), "pytorch-* has no meaning"),
         (("--kept", "x", "--mail", "true"), "--mail has no meaning"),
         (("--kept", "x", "--metrics", "y"), "--metrics has no meaning"),
-        (("--webhook", "http://chat.example.org/x"), "must begin with https://"),
-        (("--kept", "nothing.json"), "nothing.json: No such file or directory"),
+        (("--webhook", "http://chat.example.org/x"), "must start with https://"),
+        (("--kept", "nothing.json"), "nothing.json: no such file or directory"),
         ((), "no registry is set"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Factory, tmp_
     mail = tmp_path / "mail"
     root = factory.settings.root_path
     assert call("night", "--mail", f"cat > {mail}", root=root).code == 2
-    assert "no registry is set\nhint: write registry" in mail.read_text()
+    assert "no registry is set\nhint: set registry" in mail.read_text()
 
 
 def test_what_changed_since_a_plan_is_told_whoever_did_it(

@@ -165,9 +165,9 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
     broken = sweeps / "20261122-000000-aaaa"
     (broken / file).write_text(text)
     said = bench.call("tables", "--output", str(bench.folder / "out"))
-    assert "a sweep of the store is passed over" in said.out
+    assert "skipped a sweep of the store" in said.out
     assert str(broken / file) in said.out
-    assert "passed over" in (bench.folder / "out" / "combos.md").read_text()
+    assert "skipped" in (bench.folder / "out" / "combos.md").read_text()
     told = json_of(bench.call("tables", "--json"), "tables")
     assert [str(broken / file) in note for note in told["notes"]] == [True]
     assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says

@@ -209,8 +209,9 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
     wheel = knowledge.ScannedWheel(
         package="torch", version="1", file="x.whl", sha256="0" * 64, contents=contents, source="measured"
     )
-    with pytest.raises(UsageError, match="cannot stand in"):
+    with pytest.raises(UsageError) as caught:
         scan_wheels.format_wheel(wheel)
+    assert caught.value.code == "wheel-text-invalid"
 
 
 # --- where the two differ ------------------------------------------------------------------------

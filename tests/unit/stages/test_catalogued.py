@@ -121,4 +121,4 @@ def test_no_hint_sends_him_to_what_he_cannot_do(joined: Call) -> None:
 
 
 def test_a_folder_that_is_named_is_a_factory_or_a_mistake(joined: Call, tmp_path: Path) -> None:
-    assert "is no factory" in joined("-C", str(tmp_path), "list", code=2).err
+    assert joined("-C", str(tmp_path), "list", code=2).error_codes == ("project-not-found",)

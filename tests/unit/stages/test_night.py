@@ -73,7 +73,7 @@ matrix:
 
 class NoGpuHere:
     def read(self) -> Hardware:
-        raise NoGpuError("no GPU in this test")
+        raise NoGpuError("no-gpu", "no GPU in this test")
 
 
 class OneGpu:
@@ -270,7 +270,7 @@ def test_what_is_over_the_budget_is_named_and_the_next_night_takes_it(
     (proven,), (due,) = first.proven, first.due
     assert {proven.on, due.on} == {"7.0", "8.0"}
     assert any(
-        f"1 cell is over the budget and waits for another night: {NAME} on {due.on}" in note
+        f"1 cell is over the budget and waits for another nightly run: {NAME} on {due.on}" in note
         for note in first.notes
     )
     nights.site.pool.submitted.clear()
@@ -471,7 +471,7 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
     nights.run()
 
     def silent(now: datetime) -> None:
-        raise ToolError("no collector", hint="condor_status")
+        raise ToolError("pool-unreachable", "no collector", hint="condor_status")
 
     monkeypatch.setattr(nights.site.pool, "inventory", silent)
     done = nights.run()
@@ -484,7 +484,7 @@ def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object, hurried: bool = False) -> None:
-        raise RegistryError("no answer", hint="is it running?")
+        raise RegistryError("registry-unreachable", "no answer", hint="is it running?")
 
     for module in ("plan", "night"):
         monkeypatch.setattr(f"imagefactory.stages.{module}.open_answering", away)
@@ -498,7 +498,7 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def running(folder: Path) -> bool:
-        raise ToolError("no schedd")
+        raise ToolError("pool-unreachable", "no schedd")
 
     monkeypatch.setattr(nights.site.pool, "running", running)
     monkeypatch.setattr(night_sweeps, "PATIENCE", 2)
@@ -529,8 +529,9 @@ def test_without_a_registry_there_is_no_night(site: Site) -> None:
         evidence=NoGpuHere(),
         run=lambda _: (0, ""),
     )
-    with pytest.raises(UsageError, match="no registry is set"):
+    with pytest.raises(UsageError) as caught:
         run_night(site.factory, NightAsk(), bench, Path("/nowhere"), Quiet())
+    assert caught.value.code == "no-registry-set"
 
 
 # --- what is kept ----------------------------------------------------------------------------------
@@ -538,12 +539,9 @@ def test_without_a_registry_there_is_no_night(site: Site) -> None:
 
 def test_one_night_at_a_time(site: Site) -> None:
     settings = site.factory.settings
-    with (
-        one_night(settings),
-        pytest.raises(UsageError, match="another night is at work"),
-        one_night(settings),
-    ):
+    with one_night(settings), pytest.raises(UsageError) as caught, one_night(settings):
         pass
+    assert caught.value.code == "night-in-progress"
     with one_night(settings):
         pass
 
@@ -569,11 +567,15 @@ def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path:
     plan = read_kept_plan(folder / "before.json")
     assert isinstance(plan, KeptPlan)
     assert plan.names == (NAME,)
-    with pytest.raises(UsageError, match="is no imagefactory"):
-        read_kept_plan(folder / NIGHT)
     (tmp_path / "x").write_text("{")
-    with pytest.raises(UsageError, match="it is no JSON"):
-        read_kept_plan(tmp_path / "x")
+    for path, code in (
+        (folder / NIGHT, "night-file-invalid"),
+        (tmp_path / "x", "night-file-not-json"),
+        (tmp_path / "none", "cannot-read-file"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_kept_plan(path)
+        assert (caught.value.code, str(path) in caught.value.message) == (code, True)
     write_night(tmp_path / NIGHT, done)
     row = json.loads((tmp_path / NIGHT).read_text())
     assert row["format"] == "imagefactory.night-kept/1"

@@ -134,7 +134,7 @@ def test_each_is_asked_once_and_a_registry_that_refuses_not_for_all(
 
     def refuse(_: Registry, repository: str, wanted: str) -> None:
         asked.append(wanted)
-        raise RegistryError("it is down")
+        raise RegistryError("registry-unreachable", "it is down")
 
     monkeypatch.setattr(Registry, "manifest", refuse)
     asker = PullAsker(factory)

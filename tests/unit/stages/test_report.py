@@ -84,8 +84,9 @@ def test_pages_never_leave_their_folder(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
     assert (site / "index.html").read_text() == "c"
     assert not (site / "gpus/8.0.html").exists()
-    with pytest.raises(UsageError, match="did not write"):
+    with pytest.raises(UsageError) as caught:
         write_report(tmp_path, {"index.html": "d"})
+    assert caught.value.code == "output-foreign-files"
 
 
 @pytest.mark.parametrize("room", [0, 20, 300])
@@ -99,6 +100,7 @@ def test_a_report_that_a_full_disk_ended_is_written_again_without_force(tmp_path
 
 def test_a_folder_of_somebody_else_is_still_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         write_report(tmp_path, {"index.html": "a"})
+    assert caught.value.code == "output-foreign-files"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -169,8 +169,9 @@ def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, t
 def test_an_image_that_is_gone_is_left_out(bench: Bench, two: tuple[str, str]) -> None:
     earlier = finds(bench, PREVIOUS)
     Registry(bench.registry.host).delete_manifest("one", two[0])
-    with pytest.raises(NothingSelectedError):
+    with pytest.raises(NothingSelectedError) as caught:
         rolls_back(bench, earlier.digest)
+    assert caught.value.code == "catalog-nothing-valid"
 
 
 def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
@@ -205,10 +206,12 @@ def test_one_of_a_retired_key_is_not_taken(bench: Bench, two: tuple[str, str]) -
     digest = finds(bench, PREVIOUS).digest
     (key,) = read_trust(bench.factory.settings.files).keys
     retired = Trust(keys=(replace(key, until=NOW - HOUR),))
-    with pytest.raises(StatementError):
+    with pytest.raises(StatementError) as unusable:
         finds(bench, digest, trust=retired)
-    with pytest.raises(UsageError):
+    assert unusable.value.code == "catalog-rejected"
+    with pytest.raises(UsageError) as caught:
         finds(bench, PREVIOUS, trust=retired)
+    assert caught.value.code == "no-earlier-catalog"
 
 
 def test_what_others_put_there_is_not_the_previous_one(bench: Bench, two: tuple[str, str]) -> None:
@@ -228,8 +231,10 @@ def test_what_others_put_there_is_not_the_previous_one(bench: Bench, two: tuple[
 
 def test_a_name_that_means_none_is_refused(bench: Bench, two: tuple[str, str]) -> None:
     for wanted in ("sha256:" + "0" * 64, "", "00000000", "current", "20000101-000000000000"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as caught:
             finds(bench, wanted)
+        code = "rollback-not-found" if wanted.startswith("sha256:") else "catalog-not-unique"
+        assert caught.value.code == code
 
 
 def test_one_is_named_by_tag_or_digest(bench: Bench, two: tuple[str, str]) -> None:
@@ -243,15 +248,17 @@ def test_one_is_named_by_tag_or_digest(bench: Bench, two: tuple[str, str]) -> No
         f"{NOW - 3 * HOUR:%Y%m%d}-{hexes[:12]}",
     ):
         assert finds(bench, wanted) == one
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         finds(bench, hexes[:12] + "0" * 8 if hexes[12:20] != "0" * 8 else hexes[:12] + "1" * 8)
+    assert caught.value.code == "catalog-digest-mismatch"
 
 
 def test_a_clock_that_is_behind_signs_nothing(bench: Bench, two: tuple[str, str]) -> None:
     asked, earlier = asked_at(bench, NOW), finds(bench, PREVIOUS)
     late = replace(asked, making=replace(asked.making, now=NOW - 2 * HOUR))
-    with pytest.raises(CheckFailedError):
+    with pytest.raises(CheckFailedError) as caught:
         roll_back(bench.factory, late, earlier, QUIET)
+    assert caught.value.code == "clock-before-catalog"
 
 
 def test_a_dry_run_shows_what_differs_and_writes_nothing(bench: Bench, two: tuple[str, str]) -> None:

@@ -46,8 +46,9 @@ def test_it_is_fetched_once_and_started(
 
 def test_what_no_registry_has_is_told(bench: Bench) -> None:
     image = make_image(reference="")
-    with pytest.raises(NothingSelectedError, match=r"is a \.sif alone") as caught:
+    with pytest.raises(NothingSelectedError, match=r"\.sif") as caught:
         fetch_offered(bench.factory, image, Quiet())
+    assert caught.value.code == "image-not-pullable"
     assert "imagefactory find" in caught.value.hint
     sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
     with pytest.raises(NothingSelectedError) as caught:

@@ -25,7 +25,7 @@ from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
 from imagefactory.stages import lock as stages_lock
 from imagefactory.stages import watch as stages_watch
-from tests.made.command import json_of, say
+from tests.made.command import Said, json_of, say
 
 ROOT = Path(__file__).parents[3]
 PAGE = ("2.15.0-cp311-cp311", "2.16.0-cp311-cp311", "2.16.0-cp313-cp313", "2.16.0-cp314-cp314")
@@ -49,12 +49,14 @@ class Index:
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         if self.refused in request.target.name:
-            raise UnsolvableError(f"{request.target.name}: no such torch", hint="change it")
+            raise UnsolvableError(
+                "packages-conflict", f"{request.target.name}: no such torch", hint="change it"
+            )
         target, series = request.target, request.target.version
         like = replace(target, name="pytorch-2.15-cu132", version="2.15", cuda="13.2")
         held = read_lock(self.root / "lockfiles", like if series == "2.16" and self.can else target)
         if held is None:
-            raise UnsolvableError(f"{target.name}: nobody has it", hint="wait")
+            raise UnsolvableError("packages-conflict", f"{target.name}: nobody has it", hint="wait")
         wheels = tuple(
             replace(one, version="99", filename=one.filename.replace(one.version, "99"), sha256="9" * 64)
             if one.name == self.moved
@@ -87,7 +89,7 @@ HELD = next(
     for line in (ROOT / "lockfiles/pytorch-2.3-cu121.requirements.txt").read_text().splitlines()
     if line.startswith("filelock==")
 )
-Ask = Callable[..., tuple[int, str, str]]
+Ask = Callable[..., Said]
 
 
 @pytest.fixture
@@ -246,7 +248,7 @@ def test_as_json_it_holds_the_message(ask: Any) -> None:
 
 
 def test_a_name_that_is_no_family_is_refused(ask: Ask) -> None:
-    code, _, told = ask("pytorhc")
-    assert code == 3
-    assert "did you mean 'pytorch'?" in told
+    said = ask("pytorhc")
+    assert (said.code, said.error_codes) == (3, ("target-unknown",))
+    assert "'pytorch'" in said.err
     assert ask("pytorch", "--github", "--write")[0] == 2

@@ -86,14 +86,14 @@ def test_what_nobody_takes_is_an_error_without_the_secret(
     taker.answers = [answer]
     with pytest.raises(CheckFailedError, match=str(answer)) as caught:
         post_json(access, taker.url, {}, PATIENCE)
-    assert len(taker.got) == posts
+    assert (caught.value.code, len(taker.got)) == ("webhook-failed", posts)
     assert not {"s3cret", "k3y"} & set(re.split(r"\W+", caught.value.message + caught.value.hint))
 
 
 def test_a_service_that_is_not_there_is_named_without_the_secret(access: Access) -> None:
     with pytest.raises(CheckFailedError, match=r"127\.0\.0\.1:1 ") as caught:
         post_json(access, "http://127.0.0.1:1/hook/s3cret", {}, PATIENCE)
-    assert "s3cret" not in caught.value.message
+    assert (caught.value.code, "s3cret" in caught.value.message) == ("webhook-failed", False)
 
 
 def test_an_address_may_be_in_a_file(tmp_path: Path) -> None:
@@ -110,6 +110,7 @@ def test_an_address_may_be_in_a_file(tmp_path: Path) -> None:
 def test_any_other_is_refused_and_not_repeated(given: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_address(given)
+    assert caught.value.code == ("webhook-invalid" if "://" in given else "cannot-read-file")
     assert "://" not in given or "s3cret" not in caught.value.message + caught.value.hint
 
 

@@ -478,7 +478,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     assert [row["rule"] for row in found["left_out"]].count("queued") == 2
     assert (found["queued"], found["notes"]) == ([], [])
     assert run(*asked) == 3
-    assert "nothing is left to verify" in capsys.readouterr().err
+    assert "nothing to verify" in capsys.readouterr().err
     assert pool.submitted == [folder]
     pool.at_work = False
     assert run(*asked, "--dry-run") == 0
