@@ -563,8 +563,8 @@ def test_a_gpu_that_no_image_serves(call: Call, tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("--gpu", "V100", "--capability", "7.0"), errors.EXIT_USAGE, "different tables"),
-        (("--driver", "535"), errors.EXIT_USAGE, "--driver says nothing here"),
-        (("--family", "pytorch"), errors.EXIT_USAGE, "--family says nothing here"),
+        (("--driver", "535"), errors.EXIT_USAGE, "--driver"),
+        (("--family", "pytorch"), errors.EXIT_USAGE, "--family"),
         (("--gpu", "V100", "--driver", "new"), errors.EXIT_USAGE, "write 535 or 535.54.03"),
         (("--capability", "8"), errors.EXIT_USAGE, "no compute capability"),
         (("--gpu", "RTX 5O90"), errors.EXIT_USAGE, "RTX 5090"),

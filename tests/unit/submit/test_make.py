@@ -535,11 +535,11 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "no target is named"),
-        ((NAME, "-o", "../x.sub"), "are written into this folder"),
-        ((NAME, "-o", "x"), "are written into this folder"),
+        ((), "no target is given"),
+        ((NAME, "-o", "../x.sub"), "is not a file name"),
+        ((NAME, "-o", "x"), "is not a file name"),
         ((NAME, "--arguments", "'"), "--arguments"),
-        ((NAME, "--arguments", "x"), "belongs to a program of yours"),
+        ((NAME, "--arguments", "x"), "requires --executable"),
         ((NAME, "--executable", "train.sh", "--arguments", "$HOME"), "would fill something in"),
         ((NAME, "--executable", "no.sh"), "--executable no.sh"),
         ((NAME, "--executable", "train.sh", "--input", "a b"), "is not the path of a file"),
@@ -548,9 +548,9 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
         ((NAME, "--time", "8d"), "takes no jobs that run longer"),
         ((NAME, "--image", "osdf"), "there is no image of the kind"),
         ((NAME, "--dag", "no.csv"), "--dag no.csv"),
-        ((NAME, "--checkpoint", "last.pt"), "belongs to a program of yours"),
-        ((NAME, "--executable", "train.sh", "--gather", "train.sh"), "--gather is for a sweep"),
-        ((NAME, "--executable", "train.sh", "--in-image"), "are named by their whole paths"),
+        ((NAME, "--checkpoint", "last.pt"), "requires --executable"),
+        ((NAME, "--executable", "train.sh", "--gather", "train.sh"), "--gather requires --dag"),
+        ((NAME, "--executable", "train.sh", "--in-image"), "absolute paths of programs"),
         ((NAME, "--executable", "train.sh", "--dag", "2", "--gather", "no.sh"), "--gather no.sh"),
     ],
 )
@@ -585,7 +585,7 @@ def test_what_there_is(call: Call) -> None:
         "verified": ["7.0", "8.0"],
         "predicted": [],
     }
-    assert "takes no TARGET" in call(NAME, "--list", code=2).err
+    assert "--list and TARGET" in call(NAME, "--list", code=2).err
 
 
 # --- looking at a file -----------------------------------------------------------------------------
