@@ -165,7 +165,7 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
 
 def test_what_cannot_be_invited_to(site: Site) -> None:
     said = site.invite("--push", "--catalogue", "/shared/catalogue.json", code=2)
-    assert "no registry has a place beside it" in said.err
+    assert said.error_codes == ("catalog-not-in-registry",)
     root = site.folder / "bare"
     root.mkdir()
     write_settings(root, 'registry = "registry.example.org"\n')

@@ -141,7 +141,7 @@ def test_a_file_is_written_and_what_is_not_known_counted(call: Call, tmp_path: P
         (("nothing-like-it",), errors.EXIT_NOTHING_SELECTED, "no target"),
         (("nothing:like-it",), errors.EXIT_NOTHING_SELECTED, "no image 'nothing:like-it'"),
         (("./bill.whl",), errors.EXIT_USAGE, "is no target and no image"),
-        ((TARGET, "--json"), errors.EXIT_USAGE, "the bill itself is JSON"),
+        ((TARGET, "--json"), errors.EXIT_USAGE, "--json requires --check"),
     ],
 )
 def test_what_names_nothing_says_what_to_name(
