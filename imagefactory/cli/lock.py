@@ -237,7 +237,7 @@ def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[N
     known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
         say(why.tree or why.reason, unless=asked.as_json)
-        raise UnsolvableError("lock-unsolvable", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
+        raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
     try:
         yield
     except UnsolvableError as error:

@@ -71,11 +71,11 @@ def test_the_exit_code_is_the_earliest_failed_stages() -> None:
 def test_a_solvers_account_goes_into_the_document() -> None:
     failures = Failures()
     with failures.of("jax"):
-        raise UnsolvableError("lock-unsolvable", "no solution", hint="ask for less", tree="a needs b")
+        raise UnsolvableError("no-solution", "no solution", hint="ask for less", tree="a needs b")
     assert failures.as_json() == [
         {
             "target": "jax",
-            "code": "lock-unsolvable",
+            "code": "no-solution",
             "exit_code": EXIT_LOCK,
             "message": "no solution",
             "hint": "ask for less",
