@@ -22,6 +22,7 @@ import click
 from sphinx.application import Sphinx
 
 import imagefactory.cli as package
+from docs.error_codes import DIAGNOSTIC, error_classes, find_errors
 from imagefactory import errors
 from imagefactory.catalogue import document as catalogue
 from imagefactory.cli import cli
@@ -79,6 +80,7 @@ PAGES = {
         "docs/reference/recipe-keys",
         "docs/reference/settings",
         "docs/reference/exit-codes",
+        "docs/reference/errors",
         "docs/reference/json",
     ),
     "Behind it": (
@@ -248,6 +250,23 @@ def exit_codes() -> str:
     )
 
 
+def error_codes() -> str:
+    """Each code once, with the first of its messages."""
+    parents = error_classes()
+
+    def exit_code(name: str) -> int:
+        if name == "FactoryError":
+            return errors.EXIT_INTERRUPTED  # the only error of the base class itself
+        known = errors.RecipeError if name == DIAGNOSTIC else getattr(errors, name, None)
+        return known.exit_code if known else exit_code(parents[name])
+
+    rows = {call.code: call for call in reversed(find_errors()) if call.code}
+    return table(
+        ("code", "exit code", "message"),
+        ((f"`{code}`", str(exit_code(row.error)), text(row.message)) for code, row in sorted(rows.items())),
+    )
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 
@@ -361,6 +380,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe-keys": recipe_keys,
     "settings": settings,
     "exit-codes": exit_codes,
+    "errors": error_codes,
     "printed": printed,
     "kept": kept,
 }

@@ -68,9 +68,11 @@ def build(
 
     factory, progress = call.sound_factory, call.progress
     if pushes and no_smoke:
-        raise UsageError("--push sends only what passed its smoke test", hint="leave --no-smoke out")
+        raise UsageError("option-conflict", "--push requires the smoke test", hint="remove --no-smoke")
     if place and not pushes:
-        raise UsageError("--registry says where --push sends to", hint="add --push, or leave it out")
+        raise UsageError(
+            "option-conflict", "--registry requires --push", hint="add --push or remove --registry"
+        )
     push = PushOptions(registry=place, now=datetime.now(UTC)) if pushes else None
     if push is not None:
         registry_place(factory, place)
@@ -130,9 +132,10 @@ def _smoke_failure(built: Built) -> FactoryError:
 
     assert built.report is not None
     return CheckFailedError(
-        f"{built.target.name}: the image is built, but its smoke test did not pass: {built.report.failure}",
+        "smoke-test-failed",
+        f"{built.target.name}: the image is built, but its smoke test failed: {built.report.failure}",
         hint=built.report.hint
-        or f"the checks above say why{_or_qemu(built)}; the image stays in the store under its tag",
+        or f"see the checks above{_or_qemu(built)}; the image stays in the store under its tag",
     )
 
 

@@ -94,8 +94,9 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     wanted = options["rollback"]
     if wanted is not None and names:
         raise UsageError(
-            f"--rollback puts back a whole catalogue, and {names[0][:80]} is a target",
-            hint="leave the targets out; before a target --rollback takes the next word for a digest",
+            "option-conflict",
+            f"--rollback applies to the whole catalog, so it does not accept the target {names[0][:80]}",
+            hint="remove the targets; a word after --rollback is read as a digest",
         )
     key = None if options["dry_run"] else publishing_key(factory, now)
     trust, before = read_trust(factory.settings.files), None
@@ -115,11 +116,14 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         if not made.catalogue.images:
             if made.waiting:
                 raise NothingSelectedError(
-                    f"{', '.join(made.waiting)}: too few keys approved the images there",
-                    hint=f"by the owner of another trusted key: imagefactory promote {made.waiting[0]}",
+                    "catalog-not-approved",
+                    f"{', '.join(made.waiting)}: too few keys approved the images",
+                    hint=f"the owner of another trusted key runs: imagefactory promote {made.waiting[0]}",
                 )
             raise NothingSelectedError(
-                "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
+                "catalog-empty",
+                "no target has an image there",
+                hint="imagefactory build --push TARGET, then verify it",
             )
         written: tuple[str, ...] = ()
         if key:

@@ -81,8 +81,9 @@ def collect(
                 say(_as_text(done), unless=as_json)
                 if not done.passed:
                     raise CheckFailedError(
+                        "verification-failed",
                         f"{folder}: {done.report.outcome}: {done.report.reason}",
-                        hint="the checks above say more",
+                        hint="see the checks above",
                     )
                 for _, fault in done.promotion.faults if done.promotion else ():
                     failures.add(fault)

@@ -84,16 +84,28 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
     ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name] not in (None, False)]
     if len(ways) > 1:
         raise UsageError(
-            "these ask for different tables", hint="one of --gpu, --capability, --cover, --differences"
+            "option-conflict",
+            "these options select different tables",
+            hint="use one of --gpu, --capability, --cover, --differences",
         )
     if asked["driver"] and ways not in (["gpu"], ["capability"]):
-        raise UsageError("--driver says nothing here", hint="it completes --gpu or --capability")
+        raise UsageError(
+            "option-conflict",
+            "--driver requires --gpu or --capability",
+            hint="add one of them or remove --driver",
+        )
     if asked["families"] and ways != ["file"]:
         raise UsageError(
-            "--family says nothing here", hint="it completes --cover; name families as arguments else"
+            "option-conflict",
+            "--family requires --cover",
+            hint="add --cover, or pass the families as arguments",
         )
     if asked["cuda"] and not (names and all("==" in name for name in names)):
-        raise UsageError("--cuda says nothing here", hint="it completes a release: torch==2.6 --cuda 12.4")
+        raise UsageError(
+            "option-conflict",
+            "--cuda requires releases as arguments",
+            hint="write, for example, torch==2.6 --cuda 12.4",
+        )
     if asked["differences"]:
         return _differences(names, as_json=as_json)
     if asked["file"]:
@@ -172,7 +184,9 @@ def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
     """Raises UsageError for a name of what no GPU is asked about."""
     for target in targets:
         if target.name in names and not target.gpu:
-            raise UsageError(f"{target.name} is for CPUs alone: it uses no GPU", hint="leave it out")
+            raise UsageError(
+                "target-without-gpu", f"{target.name} is for CPUs only", hint=f"remove {target.name}"
+            )
 
 
 def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
@@ -185,7 +199,9 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     try:
         driver = read_driver(driver) if driver else ""
     except ValueError as error:
-        raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
+        raise UsageError(
+            "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
+        ) from error
     if name is not None:
         found = find_gpu(name)
         _refuse_driver(found.capability, driver)
@@ -193,14 +209,16 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     try:
         asked = parse_capability(capability or "")
     except ValueError as error:
-        raise UsageError(str(error), hint="--capability 8.6, or --gpu with a name") from error
+        raise UsageError(
+            "option-invalid", f"--capability: {error}", hint="write --capability 8.6, or --gpu with a name"
+        ) from error
     _refuse_driver(asked, driver)
     return CompatGpu(name=str(asked), capability=asked, driver=driver)
 
 
 def _refuse_driver(capability: Capability, driver: str) -> None:
     if capability.processor and driver:
-        raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
+        raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
 
 
 def _candidates(
@@ -264,7 +282,7 @@ def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> No
     frameworks = sorted({*families(), *families().values()})
     near = nearest(name, [*frameworks, *sorted(known)])
     hint = f"did you mean '{near}'?" if near else more or f"the frameworks are {', '.join(frameworks)}"
-    return NothingSelectedError(f"there is no {what} {show(name)}", hint=hint)
+    return NothingSelectedError("target-unknown", f"no {what} is named {show(name)}", hint=hint)
 
 
 def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:

@@ -70,15 +70,23 @@ def compile_(
     try:
         chosen = tuple(str(parse_capability(one)) for one in capabilities)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
     factory = call.factory
     target = select_one(factory.targets, name)
     place = folder or factory.settings.root_path / "wheels"
     if folder is None and factory.settings.shipped:
-        raise UsageError("here is no factory whose wheels/ could get it", hint="--folder FOLDER")
+        raise UsageError(
+            "project-not-found",
+            "there is no project here whose wheels/ could store the wheel",
+            hint="pass --folder FOLDER",
+        )
     root = factory.settings.root_path
     if folder is None and not place.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{place} is a link out of the factory", hint="--folder FOLDER")
+        raise UsageError(
+            "folder-outside-project",
+            f"{place} is a link to a place outside the project",
+            hint="pass --folder FOLDER",
+        )
     asked = parse_limits(limits)
     timeout = asked.pop("time", TIMEOUT)
     ask = CompileAsk(

@@ -44,7 +44,11 @@ def export(
     if kind == "sif":
         return _export_sif(call, name, (compression or "", output), as_json=as_json)
     if compression:
-        raise UsageError("--compression is of --format sif", hint="leave it out")
+        raise UsageError(
+            "option-conflict",
+            "--compression requires --format sif",
+            hint="add --format sif or remove --compression",
+        )
     from imagefactory.oci.archive import export as export_image
     from imagefactory.recipes.expand import select_one
     from imagefactory.stages.stored import stored_image
@@ -55,7 +59,9 @@ def export(
     with factory.layout.in_use(progress):
         image = stored_image(factory, target)
         if image is None:
-            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+            raise BuildError(
+                "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
+            )
         with progress.stage(f"{target.name}: export {kind}"):
             export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:

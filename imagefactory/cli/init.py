@@ -40,7 +40,9 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
     root = folder or call.directory or Path()
     if without_logins(str(root)) != str(root):
         raise UsageError(
-            f"{root} holds a password, so it is no folder", hint="name one: imagefactory init lab"
+            "folder-name-invalid",
+            f"{root} contains a password, so it is not a directory",
+            hint="pass a directory name: imagefactory init lab",
         )
     services = [name for name, asked in (("github", github), ("gitlab", gitlab)) if asked]
     nights = night_files(services, root)

@@ -63,7 +63,7 @@ def inspect(
     asked = [_gpu_asked(gpu, driver) for gpu in gpus]
     asked += [_capability_asked(capability, driver) for capability in capabilities]
     if driver and asked and all(one.capability.processor for one in asked):
-        raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
+        raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
@@ -138,7 +138,9 @@ def _processor_asked(gpu: str) -> Inquiry:
         return Inquiry(title=target, capability=parse_capability(target.partition(":")[0]), target=target)
     except ValueError as error:
         raise UsageError(
-            f"'{gpu}' is no processor of AMD's", hint="write --gpu gfx90a, or gfx90a:xnack-"
+            "option-invalid",
+            f"'{gpu}' is not an AMD processor",
+            hint="write --gpu gfx90a or --gpu gfx90a:xnack-",
         ) from error
 
 
@@ -149,7 +151,9 @@ def _capability_asked(capability: str, driver: str) -> Inquiry:
     try:
         parsed = parse_capability(capability)
     except ValueError as error:
-        raise UsageError(str(error), hint="a GPU's name goes with --gpu") from error
+        raise UsageError(
+            "option-invalid", f"--capability: {error}", hint="to pass the name of a GPU, use --gpu"
+        ) from error
     return Inquiry(title=str(parsed), capability=parsed, driver=driver)
 
 
@@ -159,4 +163,6 @@ def _read_driver(driver: str) -> str:
     try:
         return read_driver(driver) if driver else ""
     except ValueError as error:
-        raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
+        raise UsageError(
+            "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
+        ) from error

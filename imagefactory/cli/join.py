@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
     terminal_width,
     write,
 )
-from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
+from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError, os_problem
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.invitation import Invitation
@@ -71,16 +71,15 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     if push:
         if invitation.catalogue.startswith("/"):
             raise UsageError(
-                f"the catalogue is a file, {invitation.catalogue}: no registry has a place beside it",
-                hint="give the invitation's file away, or name a registry: --catalogue HOST/PATH",
+                "catalog-not-in-registry",
+                f"the catalog is a file ({invitation.catalogue}), not in a registry",
+                hint="share the invitation file, or pass a registry: --catalogue HOST/PATH",
             )
         place = push_invitation(call, str(invitation_place(invitation.catalogue)), text, now)
     try:
         replace_text(path, text)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="name another: -o FILE"
-        ) from error
+        raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
     if as_json:
         keys = [{"name": one.key.name, "keyid": one.key.keyid} for one in invitation.keys]
         return say_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
@@ -201,13 +200,15 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
         return
     if yes:
         raise CheckFailedError(
-            "the site's key has changed, and --yes takes no changed key",
-            hint=f"ask your center; then imagefactory join {where} in a terminal, or delete the [[trust]] "
-            f"rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
+            "center-key-changed",
+            "the center's key has changed, and --yes does not accept a changed key",
+            hint=f"compare the key with your center, then run imagefactory join {where} in a terminal, or "
+            f"delete the [[trust]] rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
         )
     if not at_terminal():
         raise UsageError(
-            "this is not a terminal, so you cannot be asked. Nothing is written",
+            "terminal-required",
+            "this is not a terminal, so imagefactory cannot ask you; nothing was written",
             hint=f"compare the key above, then: imagefactory join {where} --yes",
         )
     question = "Do you believe the NEW key?" if joining.changed else "Do you believe this key?"
@@ -261,8 +262,9 @@ def site_list(call: Call, as_json: bool) -> None:
 
     if is_factory(call.settings):
         raise UsageError(
-            "this folder is a factory: its own images count here, and no center's",
-            hint="go to another folder, such as your home",
+            "project-not-allowed",
+            "this directory is a project, which uses its own images and no center",
+            hint="change to another directory, such as your home",
         )
     rows = list_centers(call.settings, os.environ, datetime.now(UTC))
     if as_json:
@@ -300,7 +302,8 @@ def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
         write(2, "\n".join([f"It takes out of {path}:", *(f"  {line}" for line in gone)]))
         if not at_terminal():
             raise UsageError(
-                "this is not a terminal, so you cannot be asked. Nothing is changed",
+                "terminal-required",
+                "this is not a terminal, so imagefactory cannot ask you; nothing was changed",
                 hint=f"imagefactory site remove {name} --yes",
             )
         if not confirm(f"Leave {name}?"):
@@ -309,7 +312,7 @@ def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
     try:
         path.unlink() if text is None else write_text(path, text)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="check its permissions") from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
         return say_json("site-removed", {"name": name, "file": str(path), "removed": gone})
     return say(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

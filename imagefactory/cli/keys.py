@@ -91,8 +91,9 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
         return make_key(folder, name)
     if command is None or public is None:
         raise UsageError(
-            "--command and --public belong together",
-            hint="--public FILE is the key that the program signs by",
+            "option-conflict",
+            "--command and --public require each other",
+            hint="add --public FILE, the public key of the program that signs",
         )
     return record_program(folder, name, command, read_public(public, folder), os.environ)
 
@@ -208,7 +209,9 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     path, call, now = _file(ctx, user=options["user"]), ctx.obj, datetime.now(UTC).replace(microsecond=0)
     text, where = read_text(path), str(path)
     if until and options["stolen"]:
-        raise UsageError("--stolen and --until contradict each other", hint="leave one of them out")
+        raise UsageError(
+            "option-conflict", "--stolen and --until contradict each other", hint="remove one of them"
+        )
     end: date = until.date() if until else now
     key, record, file = named_key(text, name, where), b"", None
     if options["stolen"]:
@@ -278,24 +281,30 @@ def rotate(
     factory = call.factory
     if factory.settings.signing_key.value:
         raise UsageError(
-            f"signing-key names the key that signs ({factory.settings.signing_key.origin})",
-            hint="remove that setting, since the newest trusted key signs by itself; then rotate",
+            "signing-key-fixed",
+            f"the setting signing-key selects the key that signs ({factory.settings.signing_key.origin})",
+            hint="remove the setting, then rotate: the newest trusted key signs by default",
         )
     signing = signing_key(factory, now)
     if signing is None:
-        raise CheckFailedError("no key signs here", hint="imagefactory keys new NAME, and keys trust NAME")
+        raise CheckFailedError(
+            "signing-key-missing",
+            "no key signs on this machine",
+            hint="imagefactory keys new NAME, then imagefactory keys trust NAME",
+        )
     text, where = read_text(path), str(path)
     old = named_key(text, signing.keyid, where)
     folder = keys_folder(os.environ)
     if command is None and (folder / f"{signing.name}{PROGRAM}").exists():
         raise UsageError(
-            f"'{signing.name}' signs by a program, and its successor would be a file",
-            hint="name a new key: --command ... --public ...; for a file: keys new, keys trust, keys retire",
+            "key-type-mismatch",
+            f"'{signing.name}' signs with a program, but its successor would be a file",
+            hint="pass --command ... --public ...; for a key file: keys new, keys trust, keys retire",
         )
     trusted = read_trust(factory.settings.files)
     if public and (known := trusted.key(read_public(public, folder).keyid)):
         raise UsageError(
-            f"--public: that is the key '{known.name}', which is trusted already", hint="name a new key"
+            "key-already-trusted", f"--public: key '{known.name}' is already trusted", hint="pass a new key"
         )
     taken = {key.name for key in trusted.keys}
     taken |= {key.name for key in own_keys(folder)}
@@ -353,7 +362,8 @@ def _published(
                 written.append(push_invitation(call, place, format_invitation(invitation), now))
     except FactoryError as error:
         return written, CheckFailedError(
-            f"the new key signs, and not all is published: {error.message}",
+            "publish-incomplete",
+            f"the new key signs, but not everything is published: {error.message}",
             hint="then: imagefactory catalogue && imagefactory invite --push",
         )
     return written, None

@@ -85,7 +85,9 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         bases, chosen = [], holding(factory, chosen, update)
     if update and bases:
         raise UsageError(
-            f"base:{bases[0].name} moves as a whole, not by package", hint="lock it with --update-all"
+            "option-conflict",
+            f"--update does not apply to base:{bases[0].name}: a base is updated as a whole",
+            hint="use --update-all",
         )
     if asked.deep:
         from imagefactory.stages.lock_layers import lock_target_layers
@@ -152,20 +154,38 @@ class _LockAsk:
 
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
         if self.check and (self.update or self.update_all):
-            raise UsageError("--check changes nothing, so it cannot update", hint="drop --check or --update")
+            raise UsageError(
+                "option-conflict", "--check and --update exclude each other", hint="remove one of them"
+            )
         if self.build and (self.check or self.render):
-            raise UsageError("--build locks, so it goes with neither --check nor --render", hint="drop one")
+            raise UsageError(
+                "option-conflict",
+                "--build and --check or --render exclude each other",
+                hint="remove one of them",
+            )
         if self.check and self.note is not None:
-            raise UsageError("--check changes nothing, so it writes no note", hint="drop --check or --note")
+            raise UsageError(
+                "option-conflict", "--check and --note exclude each other", hint="remove one of them"
+            )
         if self.render and (self.check or self.update or self.update_all or self.note is not None):
-            raise UsageError("--render prints the lock as it stands", hint="lock first, then --render")
+            raise UsageError(
+                "option-conflict",
+                "--render prints the current lock and changes nothing",
+                hint="lock first, then run --render",
+            )
         if self.deep and (not _no_bases(names) or self.render):
-            raise UsageError("--deep builds the layers of targets", hint="imagefactory lock --deep TARGET")
+            raise UsageError(
+                "option-conflict",
+                "--deep requires targets and excludes --render",
+                hint="imagefactory lock --deep TARGET",
+            )
         if self.render and self.as_json:
-            raise UsageError("--render prints a file, not JSON", hint="drop --json")
+            raise UsageError("option-conflict", "--render prints a file, not JSON", hint="remove --json")
         if (self.explain or self.note is not None) and not _no_bases(names):
             option = "--explain" if self.explain else "--note"
-            raise UsageError(f"{option} is about a target", hint=f"imagefactory lock TARGET {option}")
+            raise UsageError(
+                "option-conflict", f"{option} requires a target", hint=f"imagefactory lock TARGET {option}"
+            )
 
 
 def _lock(
@@ -199,7 +219,8 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
     if len(chosen) != 1 or len(names) != 1:
         file = "explicit.txt" if kind == "explicit" else "env.yml"
         raise UsageError(
-            "--render gives the file of one target",
+            "option-conflict",
+            "--render requires exactly one target",
             hint=f"imagefactory lock TARGET --render {kind} > {file}",
         )
     text, left_out = render_lock(factory, chosen[0], kind)
@@ -216,7 +237,7 @@ def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[N
     known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
         say(why.tree or why.reason, unless=asked.as_json)
-        raise UnsolvableError(f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
+        raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
     try:
         yield
     except UnsolvableError as error:
@@ -258,12 +279,14 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
             hint = "imagefactory lock " + " ".join(bad)
             hint += " --build" if TO_BUILD in bad.values() else ""
-            failures.of("lockfiles").add(StaleError(f"locks to make anew: {listing}", hint=hint))
+            failures.of("lockfiles").add(StaleError("lock-outdated", f"outdated locks: {listing}", hint=hint))
         old = {name: state for name, state in checked.layers.items() if state != "ok"}
         if old:
             listing = ", ".join(f"{name} ({state})" for name, state in old.items())
             hint = "imagefactory lock --deep " + " ".join(old)
-            failures.of("lockfiles").add(StaleError(f"layer locks to make anew: {listing}", hint=hint))
+            failures.of("lockfiles").add(
+                StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
+            )
         for target in [one for one in checked.deep if one.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
@@ -281,7 +304,9 @@ def refuse_orphans(factory: Factory) -> None:
 
     left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
     if left:
-        raise StaleError(f"no recipe makes {', '.join(left)}", hint=f"rm -r {' '.join(left)}")
+        raise StaleError(
+            "lock-orphaned", f"no recipe defines {', '.join(left)}", hint=f"rm -r {' '.join(left)}"
+        )
 
 
 def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -294,6 +319,8 @@ def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Tar
     known = {base.name: base for base in factory.bases}
     unknown = [name for name in asked if name not in known]
     if unknown:
-        raise UsageError(f"no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}")
+        raise UsageError(
+            "base-unknown", f"there is no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}"
+        )
     own = [t.base for t in chosen if (base := known[t.base]).on or base.platform != AMD64]
     return [known[name] for name in dict.fromkeys((*asked, *own))] if names else list(factory.bases)

@@ -118,16 +118,26 @@ def night(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
 def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> None:
     if given["wait"] and not given["pool"]:
-        raise UsageError("--wait-limit is about a pool", hint="add --pool htcondor, or leave it out")
+        raise UsageError(
+            "option-conflict",
+            "--wait-limit requires --pool",
+            hint="add --pool htcondor or remove --wait-limit",
+        )
     if given["github"] and not given["kept"]:
-        raise UsageError("--github goes with --kept", hint="imagefactory night --kept FILE --github")
+        raise UsageError(
+            "option-conflict", "--github requires --kept", hint="imagefactory night --kept FILE --github"
+        )
     if given["github"] and given["as_json"]:
-        raise UsageError("--github and --json both write to stdout", hint="choose one of them")
+        raise UsageError(
+            "option-conflict", "--github and --json both write to stdout", hint="remove one of them"
+        )
     if given["kept"]:
         options = ("pool", "html", "mail", "metrics", "webhook", "install")
         own = [f"--{name}" for name in options if given[name]]
         for word in (*names, *own):
-            raise UsageError(f"--kept does nothing, so {word[:80]} has no meaning", hint="leave it out")
+            raise UsageError(
+                "option-conflict", f"--kept and {word[:80]} exclude each other", hint="remove one of them"
+            )
 
 
 def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:

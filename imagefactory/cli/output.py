@@ -455,7 +455,9 @@ def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ..
         return select(factory.targets, names)
     except NothingSelectedError as error:
         if factory.faults:
-            raise RecipeError(factory.faults, hint=f"{error.message} without these recipes") from error
+            raise RecipeError(
+                factory.faults, hint=f"{error.message} in the recipes without problems"
+            ) from error
         raise
 
 
@@ -464,7 +466,9 @@ def explain(error: OSError | EOFError) -> FactoryError:
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     what = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return BuildError(
-        "system-error", f"{where}{what}", hint="check the disk and its permissions, then run it again"
+        "system-error",
+        f"{where}{what}",
+        hint="check the disk and its permissions, then run the command again",
     )
 
 

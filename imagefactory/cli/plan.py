@@ -133,7 +133,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         machines = call.settings.sweep_machines.value
     listed = read_listed(asked.inventory, parse_machines(machines)) if asked.inventory else Listed()
     if asked.machines is not None and not listed.pool:
-        raise UsageError("--machine is about a pool's inventory", hint="name one: --inventory FILE")
+        raise UsageError("option-conflict", "--machine requires --inventory", hint="add --inventory FILE")
     if asked.tuples:
         devices = tuple(one for one in listed.devices if one not in listed.avoided and not one.part)
         _rows(asked, asked.tuples, (devices, listed.pool), allow)
@@ -158,22 +158,39 @@ class _PlanAsk:
 
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
         if self.github and self.as_json:
-            raise UsageError("--github and --json both write to stdout", hint="choose one of them")
+            raise UsageError(
+                "option-conflict", "--github and --json both write to stdout", hint="remove one of them"
+            )
         if self.recorded and not self.tuples:
-            raise UsageError("--recorded is about the outcomes of rows", hint="name them: --tuples FILE")
+            raise UsageError("option-conflict", "--recorded requires --tuples", hint="add --tuples FILE")
         if self.strict_drivers and not (self.tuples and self.inventory):
             raise UsageError(
-                "--strict-drivers is about rows on the GPUs of a pool",
+                "option-conflict",
+                "--strict-drivers requires --tuples and --inventory",
                 hint="add --tuples FILE --inventory FILE",
             )
         if self.tuples and names:
-            raise UsageError("--tuples judges rows, not targets", hint=f"leave out {' '.join(names)}")
+            raise UsageError(
+                "option-conflict", "--tuples and targets exclude each other", hint=f"remove {' '.join(names)}"
+            )
         if self.tuples and self.github:
-            raise UsageError("rows are no jobs: nothing builds them", hint="leave out --github")
+            raise UsageError(
+                "option-conflict",
+                "--tuples and --github exclude each other: rows are not built",
+                hint="remove --github",
+            )
         if self.tuples and self.keep:
-            raise UsageError("rows change in no night: nothing builds them", hint="leave out --keep")
+            raise UsageError(
+                "option-conflict",
+                "--tuples and --keep exclude each other: rows are not built",
+                hint="remove --keep",
+            )
         if self.tuples and self.registry:
-            raise UsageError("rows have no candidates: nothing builds them", hint="leave out --registry")
+            raise UsageError(
+                "option-conflict",
+                "--tuples and --registry exclude each other: rows are not built",
+                hint="remove --registry",
+            )
 
 
 def _targets(call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], Listed, frozenset[str]]) -> None:

@@ -42,10 +42,11 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
         where = str(path) if path else f"the pool {inventory.pool}".rstrip()
         said = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
-            f"{where} has no machine with a GPU that can be asked for{said}",
-            hint="`sinfo -o '%N %G %T'` lists what the nodes tell"
+            "pool-without-gpu",
+            f"{where} has no machine with a GPU that jobs can request{said}",
+            hint="`sinfo -o '%N %G %T'` lists what the nodes report"
             if pool == SLURM
-            else "condor_status -const 'TotalGPUs > 0' lists the slots that tell of GPUs",
+            else "`condor_status -const 'TotalGPUs > 0'` lists the slots that report GPUs",
         )
     return inventory
 
@@ -122,7 +123,7 @@ def _choose(system: str | None, *, probe: bool) -> str:
     from imagefactory.pools.model import pools_here
 
     if probe and system == HTCONDOR:
-        raise UsageError("--probe is about Slurm", hint="leave out --pool htcondor")
+        raise UsageError("option-conflict", "--probe applies to Slurm only", hint="remove --pool htcondor")
     if system or probe:
         return system or SLURM
     chosen, *others = pools_here(os.environ) or (HTCONDOR,)

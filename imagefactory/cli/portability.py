@@ -74,10 +74,14 @@ def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **
     if models is None:
         for option in ("to", "runner"):
             if given[option]:
-                raise UsageError(f"--{option} is for moving models", hint="add --models models.py")
+                raise UsageError(
+                    "option-conflict", f"--{option} requires --models", hint="add --models models.py"
+                )
         return _show(call, name, given, as_json=as_json)
     if not given["to"]:
-        raise UsageError("no runtime is named", hint="--to onnxruntime-cpu, or --to RUNTIME@TARGET")
+        raise UsageError(
+            "argument-missing", "no runtime is given", hint="add --to onnxruntime-cpu, or --to RUNTIME@TARGET"
+        )
     options = PortabilityOptions(
         models=models,
         to=given["to"],
@@ -113,7 +117,9 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
         fields += [("attached", place) for place in done.attached]
         say(f"{report.format_portability(done.report, terminal_width())}\n\n{report.fields_of(fields)}")
     if not done.report.portable:
-        raise CheckFailedError(f"{name}: {word}", hint=f"the rows above say more; all of it is in {page}")
+        raise CheckFailedError(
+            "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
+        )
     if not done.attached:
         return say_next("keys", "new", "lab")
     return say_next("portability", name, *_registry(options.registry))
@@ -156,7 +162,8 @@ def _batches(text: str) -> tuple[int, ...]:
     fine = all(part.isdecimal() and 0 < int(part) <= LARGEST_BATCH for part in parts)
     if not fine or len(parts) > MOST_BATCHES:
         raise UsageError(
-            f"--batch {text}: that is no list of at most {MOST_BATCHES} sizes from 1 to {LARGEST_BATCH}",
-            hint="--batch 1,8,32",
+            "option-invalid",
+            f"--batch {text} is not a list of at most {MOST_BATCHES} sizes from 1 to {LARGEST_BATCH}",
+            hint="write, for example, --batch 1,8,32",
         )
     return tuple(sorted({int(part) for part in parts}))

@@ -112,19 +112,25 @@ def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
 def _insist(done: Promotion, target: Target, digest: str) -> None:
     if waiting := [fate.tag for fate in done.fates if fate.missing]:
         raise CheckFailedError(
+            "approval-missing",
             f"{', '.join(waiting)}: approvals are missing, see the table",
-            hint=f"another trusted key approves: imagefactory promote {done.target}, by its owner",
+            hint=f"the owner of another trusted key runs: imagefactory promote {done.target}",
         )
     if not target.gpu and not done.proven:
         raise CheckFailedError(
-            f"there is no image of {done.target} in {done.place}",
-            hint=f"imagefactory build --push {done.target}, which tries it before",
+            "image-not-pushed",
+            f"no image of {done.target} is in {done.place}",
+            hint=f"imagefactory build --push {done.target}",
         )
     hint = f"imagefactory verify {done.target}; imagefactory verdicts {done.target} shows what there is"
     if not done.proven:
-        raise CheckFailedError(f"no image of {done.target} in {done.place} is verified", hint=hint)
+        raise CheckFailedError(
+            "not-verified", f"no image of {done.target} in {done.place} is verified", hint=hint
+        )
     if digest and not any(fate.proven and fate.after == digest for fate in done.fates):
-        raise CheckFailedError(f"no tag of {done.target} points to {digest}: see the table", hint=hint)
+        raise CheckFailedError(
+            "tag-missing", f"no tag of {done.target} points to {digest}: see the table", hint=hint
+        )
 
 
 def promotion_json(done: Promotion) -> dict[str, object]:

@@ -78,7 +78,7 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         own, file, platform = local_name(access, where), image.target, image.platform
     elif "/" in name:
         if place:
-            raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
+            raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
         access = call.access
         where = parse_reference(name)
         own = local_name(access, where)
@@ -94,7 +94,9 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
             return say_json("pull", _pulled_sif_json(made))
         return say(format_pulled_sif(made))
     if options["output"]:
-        raise UsageError("--output is of --format sif", hint="add --format sif, or leave it out")
+        raise UsageError(
+            "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"
+        )
     pulled = pull_image(access, where, own, call.progress, platform=platform)
     if as_json:
         return say_json("pull", _pulled_json(pulled))

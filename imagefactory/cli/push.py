@@ -69,13 +69,22 @@ def push(
     named = {(target.family, plain_name(target)) for target in chosen}
     if tags and len(named) > len({family for family, _ in named}):
         raise UsageError(
-            "--tag with two targets of one family: the tag can point to one image",
+            "option-conflict",
+            "--tag does not apply to two targets of one family: a tag points to one image",
             hint="push them one by one",
         )
     if options["compression"] and options["kind"] != "sif":
-        raise UsageError("--compression is of --format sif", hint="leave it out")
+        raise UsageError(
+            "option-conflict",
+            "--compression requires --format sif",
+            hint="add --format sif or remove --compression",
+        )
     if options["sbom"] and options["kind"] == "sif":
-        raise UsageError("--sbom is of an image", hint="leave it out, or push the image")
+        raise UsageError(
+            "option-conflict",
+            "--sbom does not apply to --format sif",
+            hint="remove --sbom, or push the image",
+        )
     sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
     if len(chosen) > 1 or sif:

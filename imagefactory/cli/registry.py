@@ -108,7 +108,9 @@ def parse_age(text: str) -> timedelta:
     """`30d`, `12h` or `2w`. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,5})([hdw])", text)
     if not match:
-        raise UsageError(f"'{text}' is no age", hint="write hours, days or weeks: 12h, 30d, 2w")
+        raise UsageError(
+            "option-invalid", f"'{text}' is not an age", hint="write hours, days or weeks: 12h, 30d, 2w"
+        )
     return timedelta(hours=int(match[1]) * {"h": 1, "d": 24, "w": 168}[match[2]])
 
 

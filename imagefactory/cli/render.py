@@ -67,6 +67,8 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
             write(2, "\n".join([f"{name}:", *differences]))
         if stale:
             hint = "imagefactory render " + " ".join(stale)
-            failures.add(StaleError(f"definitions that are not current: {', '.join(stale)}", hint=hint))
+            failures.add(
+                StaleError("definition-outdated", f"outdated definitions: {', '.join(stale)}", hint=hint)
+            )
     if not check and len(chosen) == 1:
         say_next("build", chosen[0].name)

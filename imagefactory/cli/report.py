@@ -61,15 +61,18 @@ def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     from imagefactory.stages.report import write_report
 
     if not any(options[name] for name in ("folder", "picture", "badge")):
-        raise UsageError("nothing to write", hint="say what: --html DIR, --svg FILE or --badge FILE")
+        raise UsageError(
+            "argument-missing", "no output is given", hint="add --html DIR, --svg FILE or --badge FILE"
+        )
     reported = _read(call, names, options)
     gc.freeze()  # it lives to the end: looking for garbage in it is a quarter of the time
     written = []
     if badge := options["badge"]:
         if len(reported.images) != 1:
             raise UsageError(
-                f"a badge is of one image, and this is of {len(reported.images)}",
-                hint="name one: imagefactory report TARGET --badge FILE",
+                "option-conflict",
+                f"--badge requires exactly one image, found {len(reported.images)}",
+                hint="imagefactory report TARGET --badge FILE",
             )
         replace_text(badge, format_badge(reported.images[0]))
         written.append(badge)

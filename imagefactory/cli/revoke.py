@@ -63,7 +63,9 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
-            "a revocation has to be signed, and this machine holds no key", hint="imagefactory keys new NAME"
+            "signing-key-missing",
+            "a revocation must be signed, but no key signs on this machine",
+            hint="imagefactory keys new NAME",
         )
     asked = Revoking(
         place=where,
@@ -124,8 +126,9 @@ def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, regis
     except FactoryError as error:
         option = f" --registry {registry}" if registry else ""
         raise CheckFailedError(
-            f"the revocation is signed, and the catalogue does not tell of it yet: {error.message}",
-            hint=f"then sign the catalogue again: imagefactory catalogue{option}",
+            "publish-incomplete",
+            f"the revocation is signed, but the catalog does not contain it yet: {error.message}",
+            hint=f"sign the catalog again: imagefactory catalogue{option}",
         ) from error
 
 

@@ -128,7 +128,8 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
-            f"{command[0]} stands after the target, where the command to run is expected",
+            "option-misplaced",
+            f"{command[0]} is after the target, where imagefactory expects the command to run",
             hint=f"imagefactory run {command[0]} {name} -- COMMAND",
         )
     limits = parse_limits(options["limits"])
@@ -137,7 +138,11 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     start = own_start(made, target)
     uid = int(start.user or 0) if options["uid"] is None else options["uid"]
     if uid > HIGHEST_USER:
-        raise UsageError(f"{name} starts as user {uid}, whom a sandbox does not have", hint="--user 0")
+        raise UsageError(
+            "user-not-supported",
+            f"{name} starts as user {uid}, but a sandbox supports users up to {HIGHEST_USER}",
+            hint="add --user 0",
+        )
     if not argv and start.command:
         argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
@@ -158,17 +163,19 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         capture=False,
     )
     if (options["summary"] or options["gpus"] > 1) and not options["emulate"]:
-        raise UsageError("--summary and --gpus are of an emulated run", hint="write --emulate GPU too")
+        raise UsageError(
+            "option-conflict", "--summary and --gpus require --emulate", hint="add --emulate GPU"
+        )
     if options["emulate"]:
         completed = _emulated(call, made, offered, spec, options)
     else:
         completed = run_made(access, made, spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
-        message = f"the run was ended: it reached the limit time={time}s"
-        hint = "`--limit time=...` with more"
+        message = f"the run was stopped: it reached the limit time={time}s"
+        hint = "increase `--limit time=...`"
     if message:
-        raise LimitError(message, hint=hint)
+        raise LimitError("limit-reached", message, hint=hint)
     ctx.exit(completed.returncode)
 
 
@@ -209,7 +216,9 @@ def _emulated(
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UsageError(f"--env {text!r} is not NAME=VALUE")
+        raise UsageError(
+            "option-invalid", f"--env {text!r} is not NAME=VALUE", hint="write, for example, --env SEED=1"
+        )
     return name, value
 
 
@@ -219,10 +228,20 @@ def _mount(text: str) -> Mount:
     parts = text.split(":")
     how = parts[2] if len(parts) == 3 else "ro"
     if len(parts) not in (2, 3) or how not in ("ro", "rw", "bind"):
-        raise UsageError(f"--mount {text!r} is not SOURCE:TARGET, with :rw or :bind at most")
+        raise UsageError(
+            "option-invalid",
+            f"--mount {text!r} is not SOURCE:TARGET, with an optional :rw or :bind",
+            hint="write, for example, --mount data:/data",
+        )
     source = Path(parts[0]).absolute()
     if not source.exists():
-        raise UsageError(f"--mount {text!r}: {source} does not exist")
+        raise UsageError(
+            "mount-source-missing", f"--mount {text!r}: {source} does not exist", hint=f"create {source}"
+        )
     if not parts[1].startswith("/") or ".." in parts[1].split("/"):
-        raise UsageError(f"--mount {text!r}: the target must be an absolute path inside the image")
+        raise UsageError(
+            "option-invalid",
+            f"--mount {text!r}: the target is not an absolute path inside the image",
+            hint="write, for example, --mount data:/data",
+        )
     return Mount(source=source, target=parts[1], writable=how == "rw", bind=how == "bind")

@@ -124,18 +124,26 @@ def _refuse_useless(
     """Raises UsageError for options that would say nothing, and for checks that lack what they go by."""
     allow, osv, allowed = given
     if as_json and not checks:
-        raise UsageError("the bill itself is JSON", hint="leave --json out, or write the bill with --output")
+        raise UsageError(
+            "option-conflict",
+            "--json requires --check: the bill of materials itself is JSON",
+            hint="remove --json, or write the bill with --output",
+        )
     if allow and LICENCES not in checks:
-        raise UsageError("--allow is of a check", hint="add --check licences")
+        raise UsageError("option-conflict", "--allow requires --check licences", hint="add --check licences")
     if osv and VULNERABILITIES not in checks:
-        raise UsageError("--osv is of a check", hint="add --check vulnerabilities")
+        raise UsageError(
+            "option-conflict", "--osv requires --check vulnerabilities", hint="add --check vulnerabilities"
+        )
     if LICENCES in checks and not allowed:
         raise UsageError(
-            "no licence is allowed yet",
-            hint="name them: --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
+            "argument-missing",
+            "no license is allowed",
+            hint="add --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
         )
     if VULNERABILITIES in checks and not osv:
         raise UsageError(
-            "there is nothing to check by",
-            hint="give OSV records: --osv all.zip (an export of an ecosystem), a folder or a file",
+            "argument-missing",
+            "no OSV records are given",
+            hint="add --osv all.zip (an export of an ecosystem), a directory or a file",
         )

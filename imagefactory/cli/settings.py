@@ -69,14 +69,17 @@ def _change(call: Call, *, trust: bool, untrust: bool, as_json: bool) -> None:
     from imagefactory.settings.trusted import trust_project, untrust_project
 
     if trust and untrust:
-        raise UsageError("--trust and --untrust exclude each other", hint="give one of them")
+        raise UsageError(
+            "option-conflict", "--trust and --untrust exclude each other", hint="remove one of them"
+        )
     loaded = call.checked_settings
     root, file = loaded.root_path, loaded.root_path / FILE_NAME
     content = None if loaded.shipped else read_content(file)
     if content is None:
         raise UsageError(
-            "there is no project to trust: no imagefactory.toml here or above",
-            hint="name one: imagefactory -C DIR settings --trust",
+            "project-not-found",
+            "there is no imagefactory.toml here or in a parent directory",
+            hint="pass the project: imagefactory -C DIR settings --trust",
         )
     if untrust:
         before = untrust_project(root, os.environ)

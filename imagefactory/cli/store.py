@@ -143,7 +143,7 @@ def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
         if name not in tags and name not in kept:
             near = difflib.get_close_matches(name, (*tags, *kept), n=1)
             hint = f"did you mean {near[0]}?" if near else "imagefactory store list"
-            raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint=hint)
+            raise NothingSelectedError("image-not-found", f"{layout.path} has no image '{name}'", hint=hint)
     for name in names:
         if name in tags:
             layout.untag(name)

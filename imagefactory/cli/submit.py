@@ -150,19 +150,21 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     its own, NAME-gather.sub or .sbatch.
     """
     if check is not None:
-        _refuse(name, options, "--check looks at a file that is there")
+        _refuse(name, options, "--check")
         from imagefactory.cli.submit_check import check_file
 
         check_file(call, check, options, as_json=as_json)
         return
     if options["fix"]:
-        raise UsageError("--fix mends what --check finds", hint="write --check FILE.sub --fix")
+        raise UsageError("option-conflict", "--fix requires --check", hint="write --check FILE.sub --fix")
     if listed:
-        _refuse(name, options, "--list shows all that there is")
+        _refuse(name, options, "--list")
         _list(call, options, as_json=as_json)
         return
     if not name:
-        raise UsageError("no target is named", hint="see what there is: imagefactory find")
+        raise UsageError(
+            "argument-missing", "no target is given", hint="list the available images: imagefactory find"
+        )
     from imagefactory.stages.centers import centers_of, find_one, read_centers
     from imagefactory.submit.make import make_submit, wish_of
     from imagefactory.submit.places import by_class, find_places, format_places, look
@@ -213,7 +215,11 @@ def _wanted(center: Center, name: str, options: dict[str, Any]) -> SubmitAsk:
     slurm = site.batch == SLURM
     run = run_of(options, site.batch)
     if site.batch == KUBERNETES and options["inventory"]:
-        raise UsageError("--inventory: a Job chooses nodes by their labels", hint="leave it out")
+        raise UsageError(
+            "option-conflict",
+            "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
+            hint="remove --inventory",
+        )
     return SubmitAsk(
         target=name,
         site=site,
@@ -250,7 +256,7 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(
-            f"--arguments: {error}", hint="quote them as in a shell: --arguments '--lr 0.1'"
+            "option-invalid", f"--arguments: {error}", hint="quote them as in a shell: --arguments '--lr 0.1'"
         ) from error
 
 
@@ -288,10 +294,12 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
 # --- looking ---------------------------------------------------------------------------------------
 
 
-def _refuse(name: str, options: dict[str, Any], why: str) -> None:
+def _refuse(name: str, options: dict[str, Any], option: str) -> None:
     given = ["TARGET"] if name else [f"--{key.replace('_', '-')}" for key in ALONE if options[key]]
     if given:
-        raise UsageError(f"{why}, and takes no {given[0]}", hint="write one or the other")
+        raise UsageError(
+            "option-conflict", f"{option} and {given[0]} exclude each other", hint="remove one of them"
+        )
 
 
 def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import click
 
 from imagefactory.cli.output import Call, say, say_json, say_notes, terminal_width, write
 from imagefactory.cli.pool import find_inventory
-from imagefactory.errors import EXIT_CHECK, UsageError
+from imagefactory.errors import EXIT_CHECK, UsageError, os_problem
 from imagefactory.settings.choices import HTCONDOR, SLURM
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     text = read_text(path)
     batch = is_batch(text, path.name)
     if batch and options["fix"]:
-        raise UsageError("--fix mends HTCondor's files alone", hint="of a script --check says what to write")
+        raise UsageError(
+            "option-conflict",
+            "--fix applies to HTCondor submit files only",
+            hint="remove --fix: --check prints what to write in a script",
+        )
     opened = _open_to_compare(call, now)
     catalogue = merge_centers(opened) if opened else None
     inventory = _inventory_to_compare(options["inventory"], now, SLURM if batch else HTCONDOR)
@@ -87,9 +91,7 @@ def _write_mended(path: Path, text: str) -> None:
         with replacing(path, mode=path.stat().st_mode & 0o777) as file:
             file.write(text.encode())
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="copy it into a folder of yours"
-        ) from error
+        raise UsageError(*os_problem("write", path, error), hint="copy it into your own directory") from error
 
 
 def _digests(call: Call) -> Callable[[str], str]:

@@ -60,14 +60,15 @@ def _check_programs(options: dict[str, Any]) -> None:
     for option in ("arguments", "checkpoint"):
         if options[option] and not program:
             raise UsageError(
-                f"--{option} belongs to a program of yours", hint="name it: --executable train.sh"
+                "option-conflict", f"--{option} requires --executable", hint="add --executable train.sh"
             )
     if gather and not options["dag"]:
-        raise UsageError("--gather is for a sweep", hint="say how many runs: --dag N|FILE")
+        raise UsageError("option-conflict", "--gather requires --dag", hint="add --dag N or --dag FILE")
     if options["in_image"] and not (program.startswith("/") and (not gather or gather.startswith("/"))):
         raise UsageError(
-            "--in-image: programs of the image are named by their whole paths",
-            hint="such as --executable /app/train.py",
+            "option-conflict",
+            "--in-image requires absolute paths of programs",
+            hint="write, for example, --executable /app/train.py",
         )
 
 
@@ -80,8 +81,9 @@ def _advice(path: Path) -> Advice:
     advice = advise(run)
     if advice.gpu_memory is None:
         raise UsageError(
-            f"{path}: that run needed more memory than {run.profile} has, and so would a job",
-            hint="emulate a GPU with more memory, or a smaller batch",
+            "gpu-memory-too-small",
+            f"{path}: the run needed more memory than {run.profile} has, and so would a job",
+            hint="emulate a GPU with more memory, or use a smaller batch",
         )
     return advice
 
@@ -92,6 +94,8 @@ def _file_name(output: str, suffix: str) -> str:
         return ""
     if not output.endswith(f".{suffix}") or "/" in output:
         raise UsageError(
-            f"-o {output[:80]}: files are written into this folder", hint=f"write a name: -o train.{suffix}"
+            "option-invalid",
+            f"-o {output[:80]} is not a file name that ends in .{suffix}",
+            hint=f"write, for example, -o train.{suffix}",
         )
     return output.removesuffix(f".{suffix}")

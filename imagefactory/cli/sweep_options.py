@@ -122,7 +122,9 @@ def refuse_alone(given: dict[str, Any]) -> None:
     """Raises UsageError where an option of --pool stands without it."""
     for option in _given(given, OWN):
         raise UsageError(
-            f"{option} goes with --pool", hint=f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
+            "option-conflict",
+            f"{option} requires --pool",
+            hint=f"imagefactory verify TARGET --pool {'|'.join(POOLS)}",
         )
 
 
@@ -131,8 +133,9 @@ def refuse_again(names: tuple[str, ...], given: dict[str, Any]) -> None:
     unset = {**OWN, "capability": (), "wait": given["wait"], "folder": given["folder"]}
     for word in (*names, *_given(given, unset)):
         raise UsageError(
-            f"{given['folder']} is a sweep already, and {word[:80]} would make another",
-            hint="leave it out to go on with that sweep, or name another --folder",
+            "option-conflict",
+            f"{given['folder']} is already a sweep, and {word[:80]} would change it",
+            hint=f"remove {word[:80]} to continue the sweep, or pass another --folder",
         )
 
 

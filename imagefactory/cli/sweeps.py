@@ -46,9 +46,15 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
 
     for name in ("runner", "kit", "ledger", "output"):
         if given[name]:
-            raise UsageError(f"--{name} has no meaning on a pool", hint="leave it out")
+            raise UsageError(
+                "option-conflict", f"--{name} and --pool exclude each other", hint=f"remove --{name}"
+            )
     if given["held"] and given["pool"] == SLURM:
-        raise UsageError("--held-limit: to Slurm a job that is held waits", hint="say --idle-limit")
+        raise UsageError(
+            "option-conflict",
+            "--held-limit does not apply to Slurm, where a held job is a waiting job",
+            hint="use --idle-limit",
+        )
     factory, folder, as_json = call.sound_factory, given["folder"], given["as_json"]
     with collecting(factory) as failures:
         if folder is not None and find_pool(given["pool"]).is_whole(folder):
@@ -92,7 +98,9 @@ def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
     try:
         capabilities = tuple(sorted({parse_capability(text) for text in given["capability"]}))
     except ValueError as error:
-        raise UsageError(f"--capability: {error}", hint="write 8.0") from error
+        raise UsageError(
+            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
+        ) from error
     return SweepOptions(
         asked=SweepAsk(
             capabilities=capabilities,
@@ -130,10 +138,18 @@ def _targets(
 
     if not given["wanted"]:
         if not names:
-            raise UsageError("no target is named", hint="name some ('pytorch-*'), or --tuple F V CUDA X.Y")
+            raise UsageError(
+                "argument-missing",
+                "no target is given",
+                hint="add targets ('pytorch-*'), or --tuple F V CUDA X.Y",
+            )
         return choose_targets(factory, names), options
     if names or given["capability"]:
-        raise UsageError("--tuple says all of it", hint="leave out the targets and --capability")
+        raise UsageError(
+            "option-conflict",
+            "--tuple excludes targets and --capability",
+            hint="remove the targets and --capability",
+        )
     wanted = parse_tuple(given["wanted"])
     asked = replace(options.asked, capabilities=(wanted.capability,))
     return (choose_tuple(factory.targets, wanted),), replace(options, asked=asked)
@@ -170,7 +186,7 @@ def _submitted(
         job = submit_sweep(folder, find_pool)
     except ToolError as error:
         again = f"then go on with it: imagefactory verify --pool {sweep.pool} --folder {folder}"
-        raise ToolError(error.message, hint=f"{error.hint}; {again}") from error
+        raise ToolError(error.code, error.message, hint=f"{error.hint}; {again}") from error
     if given["wait"]:
         _wait(call, folder)
         options = CollectOptions(registry=given["registry"], promote=given["promote"])
@@ -221,9 +237,9 @@ def _wait(call: Call, folder: Path) -> None:
                 return
             if not now.driven:
                 raise CheckFailedError(
-                    f"nothing on the pool works on {folder} any more, and "
-                    f"{len(now.results) - now.ended} nodes are not done",
-                    hint=f"go on with it: imagefactory verify --pool {first.sweep.pool} --folder {folder}",
+                    "sweep-stopped",
+                    f"no job works on {folder}, but {len(now.results) - now.ended} nodes are not done",
+                    hint=f"continue it: imagefactory verify --pool {first.sweep.pool} --folder {folder}",
                 )
             time.sleep(POLL)
 
@@ -286,11 +302,13 @@ def _node_json(done: CollectedSweep, node: CollectedNode) -> dict[str, object]:
 def not_verified(done: CollectedSweep) -> CheckFailedError:
     if done.waiting:
         return CheckFailedError(
+            "sweep-incomplete",
             f"{done.waiting} of {len(done.nodes)} nodes are not done",
-            hint=f"imagefactory status {done.folder}; collect again when they are",
+            hint=f"imagefactory status {done.folder}; collect again when they are done",
         )
     bad = sum(one.result.outcome != "verified" for one in done.nodes)
     return CheckFailedError(
+        "sweep-not-verified",
         f"{bad} of {len(done.nodes)} nodes are not verified",
-        hint=f"the table says why; all logs are in {done.folder}/nodes",
+        hint=f"see the table; all logs are in {done.folder}/nodes",
     )

@@ -134,8 +134,9 @@ def refuse_registry(registry: str) -> None:
     """Outside of a factory a registry has no targets by name, its signed catalogue has."""
     if registry:
         raise UsageError(
-            "outside of a factory the images are those of the signed catalogue",
-            hint="leave --registry out: the settings `catalogue` and `registry` say where it lies",
+            "option-conflict",
+            "--registry requires a project: elsewhere the images are those of the signed catalog",
+            hint="remove --registry: the settings `catalogue` and `registry` say where the catalog is",
         )
 
 
@@ -146,6 +147,8 @@ def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capabil
     try:
         asked = [parse_capability(text) for text in texts]
     except ValueError as error:
-        raise UsageError(str(error), hint="write it as the vendor does: --capability 8.0") from error
+        raise UsageError(
+            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
+        ) from error
     there = read_inventory(inventory).known if inventory else ()
     return (*asked, *(parse_capability(gpu.capability) for gpu in there))

@@ -29,7 +29,7 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.errors import NothingSelectedError, UsageError, os_problem
 
 if TYPE_CHECKING:
     from imagefactory.stages.new import Plan
@@ -229,7 +229,7 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     if not only_print:
         require_own(call.settings, "new")
     path = recipes_folder(call.settings) / f"{family}.yaml"
-    exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
+    exists = UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
     if asked["on"] and not call.settings.shipped:
@@ -265,7 +265,7 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
         if not create_bytes(path, drafted.text.encode()):
             raise exists
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
         return say_json("recipe", {**told, "errors": []})
     say(f"wrote {path}: look it over before it is locked")
@@ -278,15 +278,18 @@ def _build_args(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
             raise UsageError(
-                f"--build-arg {text!a} is not NAME=VALUE", hint="write, for example, VERSION=2.3.1"
+                "option-invalid",
+                f"--build-arg {text!a} is not NAME=VALUE",
+                hint="write, for example, VERSION=2.3.1",
             )
     return found
 
 
 def _lost(file: str, lost: Sequence[str]) -> UsageError:
-    lines = "\n  ".join((f"{file} asks for what a recipe cannot keep:", *lost))
+    lines = "".join(f"\n  {line}" for line in lost)
     return UsageError(
-        lines,
+        "import-incomplete",
+        f"a recipe cannot contain all of {file}:{lines}",
         hint="change the file as the brackets say, or write the recipe without these: --partial",
     )
 
@@ -309,6 +312,7 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
     if only_print:
         root = shlex.quote(str(call.settings.root_path))
         raise UsageError(
+            "family-not-in-project",
             f"{shipped.name} comes with imagefactory, but this project does not have it",
             hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
         )
@@ -340,17 +344,20 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
         ("--source", asked["kind"], not on),
     ):
         if value and not needs:
-            hint = f"leave it out: it comes from {on}" if on else "it completes --from FILE; see --help"
-            if option == "--source":
-                hint = f"leave it out: it comes from {on}"
-            raise UsageError(f"{option} says nothing here", hint=hint)
+            inherited = on or option == "--source"
+            hint = f"remove it: it comes from {on}" if inherited else "add --from FILE; see --help"
+            raise UsageError("option-conflict", f"{option} does not apply here", hint=hint)
     if not source and not on:
         bases = read_bases(call.settings.root_path / "recipes")
         drafted = scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi")
         return Plan(draft=drafted, check=lambda: None)
     check_name(family, "family")
     if asked["cuda"] == "none":
-        raise UsageError("--cuda none: new recipes are for GPUs", hint="write a row with cuda: [none] then")
+        raise UsageError(
+            "option-invalid",
+            "--cuda none: new recipes are for GPUs",
+            hint="afterwards add a row with cuda: [none]",
+        )
     version = version.lstrip("=")
     for value, rule in ((framework, "framework"), (version, "version"), (asked["cuda"], "cuda")):
         if value:

@@ -40,12 +40,14 @@ def parse_option(_: click.Context, __: click.Parameter, text: str) -> str:
     try:
         return str(parse_capability(text))
     except ValueError as error:
-        raise UsageError(str(error), hint="write it as the vendor does: --capability 8.0") from error
+        raise UsageError(
+            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
+        ) from error
 
 
 def refuse_registry(name: str, registry: str) -> None:
     if registry:
-        raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
+        raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
 
 
 @click.command()
@@ -94,7 +96,7 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
         hint = f"imagefactory verify {name} --capability {wanted}"
         if not is_factory(call.settings):
             hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
-        raise CheckFailedError(f"{name} is not verified for {wanted}", hint=hint)
+        raise CheckFailedError("not-verified", f"{name} is not verified for {wanted}", hint=hint)
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
@@ -140,8 +142,9 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Fo
         images.append(verdicts_of(factory, places[0], f"{plain_tag(target)}.sif", now))
     if not images:
         raise NothingSelectedError(
-            f"there is no image of {target.name} in {', '.join(map(str, places))}",
-            hint=f"imagefactory build {target.name}, or name a registry: --registry HOST[/PATH]",
+            "image-not-found",
+            f"no image of {target.name} is in {', '.join(map(str, places))}",
+            hint=f"imagefactory build {target.name}, or pass a registry: --registry HOST[/PATH]",
         )
     return tuple(images), None
 

@@ -116,14 +116,16 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
                     level = "" if given["level"] == FULL else f" --suite {given['level']}"
                     hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{level} --kit DIR"
-                    raise NoGpuError(f"{name}: no-gpu: {error.message}", hint=hint) from error
+                    raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
                 results.append(_as_json(name, done))
                 say(_as_text(done), unless=as_json)
                 if not done.passed:
                     raise _failure(name, done)
                 if options.promote and done.promotion is None:
                     raise CheckFailedError(
-                        f"{name}: no tag follows: {done.signed.why}", hint="only a signed verdict moves tags"
+                        "verdict-not-signed",
+                        f"{name}: no tag is moved: {done.signed.why}",
+                        hint="only a signed verdict moves tags",
                     )
                 for _, fault in done.promotion.faults if done.promotion else ():
                     failures.add(fault)
@@ -146,30 +148,43 @@ def _check_several(given: dict[str, Any]) -> None:
     """Raises UsageError for what goes with one GPU alone."""
     if given["pool"]:
         raise UsageError(
-            f"a pool's jobs have one GPU each, and --suite {SEVERAL} asks for more",
-            hint=f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR, DIR/run.py in a job of two",
+            "option-conflict",
+            f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
+            hint=f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
         )
     if given["promote"]:
         raise UsageError(
-            f"tags follow what is verified on one GPU, and --suite {SEVERAL} speaks of more",
-            hint="leave --promote out",
+            "option-conflict",
+            f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
+            hint="remove --promote",
         )
 
 
 def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:
     """Raises UsageError for options that do not go together."""
     if not names:
-        raise UsageError("no image is named", hint="imagefactory verify TARGET")
+        raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
     if len(given["capability"]) > 1:
-        raise UsageError("a machine is asked for one --capability", hint="several go with --pool")
+        raise UsageError(
+            "option-conflict",
+            "more than one --capability requires --pool",
+            hint="add --pool or keep one --capability",
+        )
     if given["ledger"] and not given["kit"]:
-        raise UsageError("--ledger goes with --kit", hint="leave it out")
+        raise UsageError(
+            "option-conflict", "--ledger requires --kit", hint="add --kit DIR or remove --ledger"
+        )
     if len(names) > 1 and (given["output"] or given["kit"]):
-        raise UsageError("--output and --kit take one image", hint="name one, or leave them out")
+        raise UsageError(
+            "option-conflict",
+            "--output and --kit require exactly one image",
+            hint="pass one image, or remove them",
+        )
     if given["kit"] and (given["promote"] or given["output"] or given["runner"]):
         raise UsageError(
-            "a kit is run elsewhere: --promote, --output and --runner have no meaning here",
-            hint="python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
+            "option-conflict",
+            "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
+            hint="run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
         )
 
 
@@ -179,7 +194,9 @@ def _capability(text: str) -> str:
     try:
         return str(parse_capability(text)) if text else ""
     except ValueError as error:
-        raise UsageError(f"--capability: {error}", hint="write 8.0") from error
+        raise UsageError(
+            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
+        ) from error
 
 
 def _as_text(done: Verified) -> str:
@@ -223,8 +240,9 @@ def _as_json(name: str, done: Verified) -> dict[str, object]:
 def _failure(name: str, done: Verified) -> CheckFailedError:
     report = done.report
     return CheckFailedError(
+        "verification-failed",
         f"{name}: {report.outcome}: {report.reason}",
-        hint=f"the checks above say more; all of it is in {done.path}",
+        hint=f"see the checks above; all details are in {done.path}",
     )
 
 

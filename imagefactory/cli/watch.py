@@ -50,7 +50,9 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
 
     if github and (as_json or write):
         other = "--json" if as_json else "--write"
-        raise UsageError(f"--github and {other} both write to stdout", hint="choose one of them")
+        raise UsageError(
+            "option-conflict", f"--github and {other} both write to stdout", hint="remove one of them"
+        )
     if write:
         require_own(call.settings, "watch --write")
     factory, now = call.sound_factory, datetime.now(UTC)

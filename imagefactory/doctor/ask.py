@@ -80,7 +80,9 @@ def _ask_conda(access: Access) -> str:
     try:
         tools = f"py-rattler {importlib.metadata.version('py-rattler')}"
     except importlib.metadata.PackageNotFoundError:
-        raise ToolError("py-rattler is not installed", hint=extra_hint("conda")) from None
+        raise ToolError(
+            "extra-not-installed", "py-rattler is not installed", hint=extra_hint("conda")
+        ) from None
     solver = access.settings.solver.value
     if solver != SOLVERS[0]:
         tools += f", {find_tool(solver, access.environ).name()} solves"

@@ -28,16 +28,23 @@ def check_values(values: Mapping[str, Setting]) -> None:
     """Raises UsageError for the first value, by the setting's name as an attribute, that cannot be used."""
     codec, workers = values["codec"], values["workers"]
     if codec.value not in ("zstd", "gzip"):
-        raise UsageError(f"codec '{codec.value}' ({codec.origin}) is not known", hint="write zstd or gzip")
+        raise UsageError(
+            "setting-invalid",
+            f"codec: '{codec.value}' ({codec.origin}) is not a codec",
+            hint="write zstd or gzip",
+        )
     if not workers.value.isascii() or not workers.value.isdigit():
         raise UsageError(
-            f"workers '{workers.value}' ({workers.origin}) is not a count", hint="write 0 or more"
+            "setting-invalid",
+            f"workers: '{workers.value}' ({workers.origin}) is not a number",
+            hint="write 0 or more",
         )
     for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
         setting = values[name]
         if setting.value not in known:
             raise UsageError(
-                f"{name} '{setting.value}' ({setting.origin}) is not known",
+                "setting-invalid",
+                f"{name}: '{setting.value}' ({setting.origin}) is not supported",
                 hint=f"write {' or '.join(word for word in known if word)}",
             )
     if values["registry"].value:
@@ -45,8 +52,9 @@ def check_values(values: Mapping[str, Setting]) -> None:
     for host in listed(values["plain_http"].value):
         if _check_place("plain-http", values["plain_http"], host)[1]:
             raise UsageError(
-                f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host alone",
-                hint='write hosts with commas: plain-http = "registry.site:5000,other.site"',
+                "setting-invalid",
+                f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host",
+                hint='write hosts separated by commas: plain-http = "registry.site:5000,other.site"',
             )
     if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
         _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
@@ -56,14 +64,16 @@ def check_values(values: Mapping[str, Setting]) -> None:
     center = values["center"]
     if center.value and not CENTER.fullmatch(center.value):
         raise UsageError(
-            f"center: '{without_secrets(center.value)}' ({center.origin}) cannot be a center's name",
-            hint="write 1 to 32 small letters, digits, '_' and '-', such as chtc",
+            "center-name-invalid",
+            f"center: '{without_secrets(center.value)}' ({center.origin}) is not a center name",
+            hint="write 1 to 32 lowercase letters, digits, '_' and '-', such as chtc",
         )
     folder = values["sif_folder"]
     if folder.value and not SIF_FOLDER.fullmatch(folder.value):
         raise UsageError(
-            f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
-            hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
+            "setting-invalid",
+            f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is not a place for .sif files",
+            hint="write an absolute path or osdf:///PATH, with letters, digits and . _ + - /, without '..'",
         )
     parsers: tuple[tuple[str, Callable[[str], object]], ...] = (
         ("submit_commands", parse_commands),
@@ -77,7 +87,7 @@ def check_values(values: Mapping[str, Setting]) -> None:
             parse(values[name].value)
         except UsageError as error:
             where = f"{name.replace('_', '-')} ({values[name].origin})"
-            raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+            raise UsageError(error.code, f"{where}: {error.message}", hint=error.hint) from error
     _check_mirrors(values["mirrors"])
     _check_indexes(values["indexes"])
     _check_channels(values["channels"])
@@ -92,14 +102,17 @@ def _check_mirrors(setting: Setting) -> None:
         prefix, equals, place = item.partition("=")
         if not equals:
             raise UsageError(
+                "setting-invalid",
                 f"mirrors: '{item.rpartition('@')[2]}' ({setting.origin}) is not HOST=MIRROR",
-                hint="write pairs with commas: docker.io=registry.example.org/hub,quay.io=...",
+                hint="write pairs separated by commas: docker.io=registry.example.org/hub,quay.io=...",
             )
         for text in (prefix, place):
             _check_place("mirrors", setting, text)
         if prefix in seen:
             raise UsageError(
-                f"mirrors: '{prefix}' ({setting.origin}) stands there twice", hint="write one mirror each"
+                "setting-duplicate",
+                f"mirrors: '{prefix}' ({setting.origin}) is a duplicate",
+                hint="write one mirror for each host",
             )
         seen.add(prefix)
 
@@ -110,17 +123,21 @@ def _check_indexes(setting: Setting) -> None:
         name, _, place = item.partition("=")
         if "@" in item:
             raise UsageError(
-                f"indexes ({setting.origin}): a user or password does not belong here",
-                hint="credentials come from ~/.netrc, or from uv's keyring provider",
+                "setting-has-credentials",
+                f"indexes ({setting.origin}): a user or password is not allowed here",
+                hint="put credentials into ~/.netrc, or use uv's keyring provider",
             )
         if not RULES["index name"].allows(name) or not _INDEX.fullmatch(place):
             raise UsageError(
+                "setting-invalid",
                 f"indexes: '{without_secrets(item)}' ({setting.origin}) is not NAME=ADDRESS",
-                hint="write pytorch-cu128=https://packages.example.org/cu128/simple, several with commas",
+                hint="separate several by commas: pytorch-cu128=https://packages.example.org/cu128/simple",
             )
         if name in seen:
             raise UsageError(
-                f"indexes: '{name}' ({setting.origin}) stands there twice", hint="write one address each"
+                "setting-duplicate",
+                f"indexes: '{name}' ({setting.origin}) is a duplicate",
+                hint="write one address for each index",
             )
         seen.add(name)
 
@@ -131,24 +148,29 @@ def _check_channels(setting: Setting) -> None:
         channel, equals, place = item.partition("=")
         if "@" in item or "/t/" in item:
             raise UsageError(
-                f"channels ({setting.origin}): a user, password or token does not belong here",
-                hint="credentials come from ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
+                "setting-has-credentials",
+                f"channels ({setting.origin}): a user, password or token is not allowed here",
+                hint="put credentials into ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
             )
         if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
             raise UsageError(
+                "setting-invalid",
                 f"channels: '{without_secrets(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or "
-                "CHANNEL=FOLDER",
-                hint="write conda-forge=https://mirror.example.org/conda-forge, several with commas",
+                "CHANNEL=DIRECTORY",
+                hint="separate several by commas: conda-forge=https://mirror.example.org/conda-forge",
             )
         if channel_address(channel) in seen:
             raise UsageError(
-                f"channels: '{channel}' ({setting.origin}) stands there twice", hint="write one place each"
+                "setting-duplicate",
+                f"channels: '{channel}' ({setting.origin}) is a duplicate",
+                hint="write one place for each channel",
             )
         seen.add(channel_address(channel))
         if place.startswith("/") and not Path(place).is_dir():
             raise UsageError(
-                f"channels: {place} ({setting.origin}) is not a folder",
-                hint="name the folder that holds noarch/repodata.json",
+                "setting-invalid",
+                f"channels: {place} ({setting.origin}) is not a directory",
+                hint="write the directory that contains noarch/repodata.json",
             )
 
 
@@ -157,7 +179,8 @@ def _check_solver(setting: Setting) -> None:
     if setting.value in SOLVERS or (path.is_absolute() and path.is_file()):
         return
     raise UsageError(
-        f"solver '{setting.value}' ({setting.origin}) is not known",
+        "setting-invalid",
+        f"solver: '{setting.value}' ({setting.origin}) is not a solver",
         hint=f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba",
     )
 
@@ -166,7 +189,9 @@ def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False
     try:
         return split_place(split_tagged(text)[0] if tagged else text)
     except UsageError as error:
-        raise UsageError(f"{name} ({setting.origin}): {error.message}", hint=error.hint) from error
+        raise UsageError(
+            "setting-invalid", f"{name} ({setting.origin}): {error.message}", hint=error.hint
+        ) from error
 
 
 def _check_certificates(setting: Setting) -> None:
@@ -175,11 +200,15 @@ def _check_certificates(setting: Setting) -> None:
     if (
         not path.is_file() or not setting.value.isprintable() or '"' in setting.value
     ):  # it goes into an apt.conf
-        raise UsageError(f"certificates: {path} ({setting.origin}) is not a file", hint=hint)
+        raise UsageError(
+            "setting-invalid", f"certificates: {path} ({setting.origin}) is not a file", hint=hint
+        )
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
-            f"certificates: {path} ({setting.origin}) cannot be used: {error.strerror or error}", hint=hint
+            "certificates-unusable",
+            f"certificates: cannot use {path} ({setting.origin}): {error.strerror or error}",
+            hint=hint,
         ) from error

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.web import redact
 
 FILE_NAME = "imagefactory.toml"
@@ -81,16 +81,20 @@ def read_content(path: Path) -> bytes | None:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path}: cannot be read: it is not a file", hint="remove it, or rename it")
+                raise UsageError("settings-file-invalid", f"{path} is not a file", hint="remove or rename it")
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", hint="look at its rights, and at whose HOME is set"
+            *os_problem("read", path, error), hint="check its permissions and the HOME variable"
         ) from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: is larger than {MAX_BYTES} bytes", hint="is that your file of settings?")
+        raise UsageError(
+            "settings-file-invalid",
+            f"{path} is larger than {MAX_BYTES} bytes",
+            hint="check that it is your settings file",
+        )
     return data
 
 
@@ -100,7 +104,9 @@ def parse_document(data: bytes, path: Path) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
-            f"{path}: cannot be read as TOML: {error}", hint='each line reads: key = "value"'
+            "settings-file-invalid",
+            f"{path} is not TOML: {error}",
+            hint='write each setting as key = "value"',
         ) from error
 
 
@@ -112,13 +118,17 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
             continue
         if key not in known:
             raise UsageError(
-                f"{path}: unknown setting '{key}'", hint=f"the settings are {', '.join(sorted(known))}"
+                "setting-unknown",
+                f"{path}: unknown setting '{key}'",
+                hint=f"the settings are {', '.join(sorted(known))}",
             )
         if key in TABLES:
             result[key] = _table(path, key, value)
             continue
         if not isinstance(value, str | int) or isinstance(value, bool):
-            raise UsageError(f"{path}: '{key}' must be a string", hint=f'write {key} = "..."')
+            raise UsageError(
+                "setting-invalid", f"{path}: '{key}' is not a string", hint=f'write {key} = "..."'
+            )
         result[key] = str(value)
     return result
 
@@ -127,14 +137,16 @@ def _table(path: Path, key: str, value: object) -> str:
     """The table in the form of the environment's variable, the one form that is checked and used."""
     if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
         raise UsageError(
-            f"{path}: '{key}' must be a table of strings",
-            hint=f"write [{key}] and below it lines such as {TABLES[key]}",
+            "setting-invalid",
+            f"{path}: '{key}' is not a table of strings",
+            hint=f"write [{key}], followed by lines such as {TABLES[key]}",
         )
     for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
         what = _HELD[key]
         raise UsageError(
+            "setting-invalid",
             f"{path}: '{without_secrets(text)}' in '{key}' is not {what}",
-            hint=f"write one line each: {TABLES[key]}",
+            hint=f"write one line for each: {TABLES[key]}",
         )
     return ",".join(f"{prefix}={place}" for prefix, place in value.items())
 

@@ -48,8 +48,9 @@ def read_ledger_key(environ: Mapping[str, str]) -> str:
     key = environ.get(LEDGER_KEY, "")
     if 0 < len(key) < SHORTEST_LEDGER_KEY:
         raise UsageError(
-            f"the key in {LEDGER_KEY} has {len(key)} characters, and {SHORTEST_LEDGER_KEY} are needed",
-            hint="make one: openssl rand -hex 32",
+            "ledger-key-too-short",
+            f"the key in {LEDGER_KEY} has {len(key)} characters, fewer than {SHORTEST_LEDGER_KEY}",
+            hint="create one: openssl rand -hex 32",
         )
     return key
 
@@ -239,8 +240,9 @@ def load_settings(
         elif key in FOLDERS and _is_path(key, values[key].value):
             if "://" in values[key].value and key != "sif_folder":
                 raise UsageError(
-                    f"{key}: '{values[key].value}' ({values[key].origin}) is an address",
-                    hint="write a path of this machine",
+                    "setting-invalid",
+                    f"{key}: '{values[key].value}' ({values[key].origin}) is an address, not a path",
+                    hint="write a path on this machine",
                 )
             path = Path(values[key].value).expanduser()
             values[key] = Setting(
@@ -268,16 +270,25 @@ def center_settings(settings: Settings, path: Path) -> Settings:
     document, values = read_document(path), {}
     if not CENTER.fullmatch(path.stem):
         raise UsageError(
-            f"{path}: '{path.stem}' cannot be a center's name",
-            hint="rename the file: 1 to 32 small letters, digits, '_' and '-', and .toml",
+            "center-name-invalid",
+            f"{path}: '{path.stem}' is not a center name",
+            hint="rename the file: 1 to 32 lowercase letters, digits, '_' and '-', then .toml",
         )
     if not isinstance(document.get("catalogue"), str) or not document["catalogue"]:
-        raise UsageError(f"{path}: it names no catalogue", hint='write catalogue = "HOST/PATH", or remove it')
+        raise UsageError(
+            "center-without-catalog",
+            f"{path} has no catalog",
+            hint='write catalogue = "HOST/PATH", or remove the file',
+        )
     for key, text in parse_values(document, path, OF_CENTERS).items():
         values[key.replace("-", "_")] = Setting(value=text, origin=str(path))
     for key in ("catalogue", "sif_folder"):
         if key in values and _is_path(key, values[key].value) and not values[key].value.startswith("/"):
-            raise UsageError(f"{path}: {_toml_name(key)}: not an absolute path", hint="write /...")
+            raise UsageError(
+                "setting-invalid",
+                f"{path}: {_toml_name(key)} is not an absolute path",
+                hint="write a path that starts with /",
+            )
     unset = {key.replace("-", "_"): Setting(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = Setting(value=SITES[0], origin="default")
     own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
@@ -318,7 +329,9 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, LEDGER_KEY):
             raise UsageError(
-                f"the variable {name} is no setting", hint=f"the settings are {', '.join(known)}"
+                "setting-unknown",
+                f"the variable {name} is not a setting",
+                hint=f"the settings are {', '.join(known)}",
             )
 
 

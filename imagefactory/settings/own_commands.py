@@ -48,7 +48,11 @@ def parse_commands(text: str) -> tuple[str, ...]:
     for line in filter(None, map(str.strip, text.splitlines())):
         match = _COMMAND.fullmatch(line)
         if match is None:
-            raise UsageError(f"'{line[:80]}' is not a submit command", hint="write NAME = VALUE, a line each")
+            raise UsageError(
+                "submit-command-invalid",
+                f"'{line[:80]}' is not a submit command",
+                hint="write NAME = VALUE, one on each line",
+            )
         _check(match[1].lower(), _COMMANDS, found)
         found[match[1].lower()] = f"{match[1]} = {match[2].strip()}"
     return tuple(found.values())
@@ -61,20 +65,28 @@ def parse_options(text: str) -> tuple[str, ...]:
         match = _OPTION.fullmatch(word)
         if match is None:
             raise UsageError(
-                f"'{word[:80]}' is not a long option of sbatch", hint="write --account=NAME --partition=NAME"
+                "sbatch-option-invalid",
+                f"'{word[:80]}' is not a long option of sbatch",
+                hint="write --account=NAME --partition=NAME",
             )
         _check(match[1], _OPTIONS, found)
         found[match[1]] = word
     if TIME in found and time_of(found.values()) is None:
-        raise UsageError(f"'{found[TIME][:80]}' is not a time", hint="write hours:minutes:seconds: 12:00:00")
+        raise UsageError(
+            "sbatch-option-invalid",
+            f"'{found[TIME][:80]}' is not a time",
+            hint="write hours:minutes:seconds, such as --time=12:00:00",
+        )
     return tuple(found.values())
 
 
 def _check(name: str, own: Collection[str], found: Collection[str]) -> None:
     if name in own:
-        raise UsageError(f"imagefactory writes '{name}' itself", hint="leave it out")
+        raise UsageError(
+            "submit-command-reserved", f"'{name}' is written by imagefactory", hint=f"remove '{name}'"
+        )
     if name in found:
-        raise UsageError(f"'{name}' is there twice", hint="write it once")
+        raise UsageError("setting-duplicate", f"'{name}' is a duplicate", hint="write it once")
 
 
 def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -100,13 +112,15 @@ def parse_machines(text: str) -> tuple[str, ...]:
     for pattern in found:
         if not _MACHINE.fullmatch(pattern):
             raise UsageError(
-                f"'{pattern[:80]}' cannot be a machine's name",
+                "machine-name-invalid",
+                f"'{pattern[:80]}' is not a machine name",
                 hint="write names with commas, * and ? for any letters, ! before those to avoid: gpu*,!gpu07",
             )
     if len(found) > MOST_PATTERNS or len(text) > LONGEST_PATTERNS:
         raise UsageError(
-            f"more than {MOST_PATTERNS} names of machines, or {LONGEST_PATTERNS} letters",
-            hint="write * for what they share",
+            "machine-list-too-long",
+            f"more than {MOST_PATTERNS} machine names, or {LONGEST_PATTERNS} characters",
+            hint="write * for the common part of names",
         )
     return found
 
@@ -137,7 +151,9 @@ def is_chosen(machine: str, patterns: Iterable[str]) -> bool:
 def parse_limit(text: str) -> int:
     """The number of `sweep-gpu-hours` and `sweep-jobs`, 0 for none. Raises UsageError."""
     if text and not re.fullmatch(r"[1-9][0-9]{0,6}", text):
-        raise UsageError(f"'{text[:80]}' is not a whole number from 1", hint="leave it out for no limit")
+        raise UsageError(
+            "limit-invalid", f"'{text[:80]}' is not a whole number from 1", hint="leave it empty for no limit"
+        )
     return int(text or 0)
 
 

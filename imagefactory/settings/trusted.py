@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.files import replace_text
 from imagefactory.settings.files import FILE_NAME, MAX_BYTES, ROOT, user_file
 from imagefactory.settings.sources import RestrictedSetting
@@ -30,8 +30,9 @@ class UntrustedProjectError(UsageError):
         names = ", ".join(f"'{one.name}'" for one in others)
         more = f"; also {names}" if others else ""
         super().__init__(
-            f"{place}: '{first.name}' counts only in a project that you trust ({first.reason}){more}",
-            hint=f"read the file. To trust it: {trust_command(file.parent)}",
+            "project-not-trusted",
+            f"{place}: '{first.name}' is allowed only in a project that you trust ({first.reason}){more}",
+            hint=f"read the file; to trust it: {trust_command(file.parent)}",
         )
 
 
@@ -53,7 +54,7 @@ def is_trusted(root: Path, content: bytes, environ: Mapping[str, str]) -> bool:
         return False
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", hint="check its permissions, and whose HOME is set"
+            *os_problem("read", path, error), hint="check its permissions and the HOME variable"
         ) from error
 
 
@@ -64,9 +65,7 @@ def trust_project(root: Path, content: bytes, environ: Mapping[str, str]) -> Pat
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         replace_text(path, _text(root, content))
     except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror}", hint="check its permissions"
-        ) from error
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     return path
 
 
@@ -78,9 +77,7 @@ def untrust_project(root: Path, environ: Mapping[str, str]) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be removed: {error.strerror}", hint="check its permissions"
-        ) from error
+        raise UsageError(*os_problem("delete", path, error), hint="check its permissions") from error
     return True
 
 
@@ -98,15 +95,19 @@ def refuse_foreign_project(root: Path, user: int, environ: Mapping[str, str]) ->
     try:
         states = {file: (file.lstat(), file.stat()), root: (root.lstat(), root.stat())}
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}", hint="check its permissions") from error
+        raise UsageError(*os_problem("read", file, error), hint="check its permissions") from error
     hint = f"to use that project: imagefactory -C {shlex.quote(str(root))} ..., or {trust_command(root)}"
     for path, (own, target) in states.items():
         if own.st_uid not in owners or target.st_uid not in owners:
             raise UsageError(
-                f"{path} belongs to another user, who could decide what is built here", hint=hint
+                "project-owner-not-trusted",
+                f"{path} belongs to another user, who could decide what is built here",
+                hint=hint,
             )
         if target.st_mode & stat.S_IWOTH and not (path == root and target.st_mode & stat.S_ISVTX):
-            raise UsageError(f"{path} can be written by every user of this machine", hint=hint)
+            raise UsageError(
+                "project-world-writable", f"every user of this machine can write {path}", hint=hint
+            )
 
 
 def _record(root: Path, environ: Mapping[str, str]) -> Path:

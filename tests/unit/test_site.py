@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from docs.error_codes import find_errors
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_CODES
 from imagefactory.settings.load import load_settings
@@ -53,6 +54,8 @@ def test_the_site_is_built_strictly_asks_nobody_and_holds_the_whole_reference(tm
     assert names - {"root"} - settings == set()
     codes = set(words_of(site / "docs/reference/exit-codes.html").split())
     assert {str(code) for code in EXIT_CODES} - codes == set()
+    errors = set(words_of(site / "docs/reference/errors.html").split())
+    assert {call.code for call in find_errors()} - {"", *errors} == set()
     formats = set(re.findall(r"imagefactory\.([a-z-]+)/\d", words_of(site / "docs/reference/json.html")))
     assert printed_kinds() - formats == set()
 

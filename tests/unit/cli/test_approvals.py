@@ -251,7 +251,8 @@ def test_the_catalogue_waits_too(team: Team) -> None:
     team.promote("lab")
     assert images() == [image]
     team.write("promotion-signatures = 2")
-    assert image in team.call("lab", *words, code=EXIT_NOTHING_SELECTED).err
+    said = team.call("lab", *words, code=EXIT_NOTHING_SELECTED)
+    assert (said.error_codes, image in said.err) == (("catalog-not-approved",), True)
     team.promote("lab", code=EXIT_CHECK)
     team.call("lab", *words, code=EXIT_NOTHING_SELECTED)
     team.promote("mia")

@@ -97,7 +97,7 @@ def test_wrong_words_are_an_error_in_json_too(name: str, call: Call) -> None:
     assert "no-such-option" in said.err
     if name not in SILENT:
         (error,) = json.loads(said.out)["errors"]
-        assert error["exit_code"] == errors.EXIT_USAGE
+        assert (error["code"], error["exit_code"]) == ("invalid-arguments", errors.EXIT_USAGE)
         assert "no-such-option" in error["message"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory import cli, errors
-from imagefactory.errors import FactoryError
+from imagefactory.errors import FactoryError, UsageError
 from imagefactory.oci.layout import Layout
 from imagefactory.recipes.values import SMOKE_CHECKS
 from imagefactory.suite.table import CHECKS
@@ -46,7 +46,7 @@ def test_it_does_not_run_beside_the_other_package_of_its_name(
     assert ended.value.code == errors.EXIT_TOOL
     said = capsys.readouterr()
     assert said.out == ""
-    assert "another program named imagefactory" in said.err
+    assert str(tmp_path) in said.err
     assert " -m pip uninstall imagefactory && " in said.err
     assert said.err.endswith(" -m pip install --force-reinstall --no-deps gpu-imagefactory\n")
 
@@ -100,9 +100,11 @@ def test_checks_are_quiet_about_current_files_and_exit_4_on_stale_ones(call: Cal
     path.write_text(path.read_text().replace("constraints:", "packages: [six]\n    constraints:", 1))
     said = call("lock", "--check", root=root)
     assert said.code == errors.EXIT_STALE
+    assert said.error_codes == ("lock-outdated",)
     assert "imagefactory lock jax-" in said.err
     stale = call("render", "--check", "pytorch-2.3-cu121", root=root)
     assert stale.code == errors.EXIT_STALE
+    assert stale.error_codes == ("definition-outdated",)
     assert "imagefactory render pytorch-2.3-cu121" in stale.err
     assert call("render", "pytorch-2.3-cu121", root=root).code == 0
     assert call("render", "--check", "pytorch-2.3-cu121", root=root).code == 0
@@ -117,13 +119,14 @@ def test_a_check_with_faults_is_one_document(call: Call, root: Path) -> None:
     assert said.code == errors.EXIT_STALE
     value = said.json()
     assert value["format"] == "imagefactory.locks/1"
-    told = [error["message"] for error in value["errors"]]  # type: ignore[attr-defined]
-    assert told[0] == "no recipe makes lockfiles/gone-1.0-cu12.unsolvable.txt"
-    assert told[1].startswith("locks to make anew: jax-")
+    orphaned, outdated = value["errors"]  # type: ignore[misc]
+    assert (orphaned["code"], outdated["code"]) == ("lock-orphaned", "lock-outdated")
+    assert "lockfiles/gone-1.0-cu12.unsolvable.txt" in orphaned["message"]
+    assert "jax-" in outdated["message"]
     assert "rm -r lockfiles/gone-1.0-cu12.unsolvable.txt" in said.err
     rendered = call("render", "--check", "--json", root=root)
     assert rendered.code == errors.EXIT_STALE
-    assert "no recipe makes" in str(rendered.json()["errors"])
+    assert "lock-orphaned" in rendered.error_codes
 
 
 def test_a_folder_without_recipes_is_no_factory(call: Call, tmp_path: Path) -> None:
@@ -151,10 +154,20 @@ def test_run_and_export_need_a_built_image(call: Call) -> None:
         assert "imagefactory build pytorch-2.3-cu121" in said.err
 
 
-@pytest.mark.parametrize("mount", ["/tmp", "/tmp:x", "/tmp:/a/../b", "/tmp:/x:rx", "/no/such/folder:/x"])
-def test_a_wrong_mount_is_refused(mount: str) -> None:
-    with pytest.raises(FactoryError, match="--mount"):
+@pytest.mark.parametrize(
+    ("mount", "code"),
+    [
+        ("/tmp", "option-invalid"),
+        ("/tmp:x", "option-invalid"),
+        ("/tmp:/a/../b", "option-invalid"),
+        ("/tmp:/x:rx", "option-invalid"),
+        ("/no/such/folder:/x", "mount-source-missing"),
+    ],
+)
+def test_a_wrong_mount_is_refused(mount: str, code: str) -> None:
+    with pytest.raises(UsageError, match=f"--mount '{mount}'") as caught:
         cli.run._mount(mount)
+    assert caught.value.code == code
 
 
 def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
@@ -162,8 +175,8 @@ def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
     assert said.code == 0
     assert "mylab-torch" in call("list", root=root).out
     again = call("new", "mylab-torch", root=root)
-    assert again.code == errors.EXIT_USAGE
-    assert "exists" in again.err
+    assert (again.code, again.error_codes) == (errors.EXIT_USAGE, ("recipe-exists",))
+    assert "mylab-torch.yaml" in again.err
     assert call("new", "../escape", root=root).code == errors.EXIT_USAGE
     assert not (root / "escape.yaml").exists()
 
@@ -184,8 +197,8 @@ def test_an_image_is_removed_by_name_and_the_cache_by_need(call: Call, tmp_path:
         path.parent.mkdir(parents=True)
         path.write_bytes(b"x" * 10)
     wrong = call("store", "rm", "demo-1.0-cu12")
-    assert wrong.code == errors.EXIT_NOTHING_SELECTED
-    assert "did you mean demo:1.0-cu12" in wrong.err
+    assert (wrong.code, wrong.error_codes) == (errors.EXIT_NOTHING_SELECTED, ("image-not-found",))
+    assert "demo:1.0-cu12" in wrong.err  # the nearest name
     assert call("store", "rm", "demo:1.0-cu12").code == 0
     planned = call("store", "gc", "--cache", "--dry-run", "--json").json()
     assert (planned["blobs"], planned["cache_bytes"]) == (4, 30)
@@ -226,7 +239,7 @@ def test_a_pattern_that_fits_several_is_refused_where_one_is_meant(call: Call, c
 def test_options_after_the_target_of_run_are_not_taken_for_a_command(call: Call, tmp_path: Path) -> None:
     add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
     said = call("run", "pytorch-2.3-cu121", "--network", "--", "true")
-    assert said.code == errors.EXIT_USAGE
+    assert (said.code, said.error_codes) == (errors.EXIT_USAGE, ("option-misplaced",))
     assert "imagefactory run --network pytorch-2.3-cu121 -- COMMAND" in said.err
 
 
@@ -258,6 +271,7 @@ def test_what_no_recipe_makes_is_stale(call: Call, root: Path) -> None:
     for command in ("lock", "render"):
         said = call(command, "--check", root=root)
         assert said.code == errors.EXIT_STALE
+        assert "lock-orphaned" in said.error_codes
         assert "definitions/ghost-1.0-cu12" in said.err
 
 
@@ -432,20 +446,25 @@ def test_light_commands_import_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "named"),
     [
-        (("compat", "jax-0.10.2-cpu"), "jax-0.10.2-cpu is for CPUs alone: it uses no GPU"),
-        (
-            ("verify", "jax-0.10.2-cpu"),
-            "jax-0.10.2-cpu is for CPUs alone: the GPU suite has nothing to verify",
-        ),
-        (("new", "x", "--from", "y.yml", "--cuda", "none"), "--cuda none: new recipes are for GPUs"),
+        (("compat", "jax-0.10.2-cpu"), "target-without-gpu", "jax-0.10.2-cpu"),
+        (("new", "x", "--from", "y.yml", "--cuda", "none"), "option-invalid", "--cuda none"),
     ],
 )
-def test_what_asks_for_gpus_says_what_is_for_cpus(call: Call, words: tuple[str, ...], said: str) -> None:
+def test_what_asks_for_gpus_says_what_is_for_cpus(
+    call: Call, words: tuple[str, ...], code: str, named: str
+) -> None:
     told = call(*words)
+    assert (told.code, told.error_codes) == (2, (code,))
+    assert named in told.err
+
+
+def test_verify_says_what_is_for_cpus(call: Call) -> None:
+    told = call("verify", "jax-0.10.2-cpu")
     assert told.code == 2
-    assert said in told.err
+    assert "jax-0.10.2-cpu" in told.err
+    assert "the GPU suite" in told.err
 
 
 def test_tables_plans_and_compat_have_no_cell_for_cpus(call: Call, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_what_the_system_refused_is_told_and_the_next_has_its_turn(
     with failures.of("pytorch"):
         raise PermissionError(13, "Permission denied", "/store")
     with failures.of("jax"):
-        raise LockError("jax has no lock")
+        raise LockError("lock-missing", "jax has no lock")
     assert [(name, error.exit_code) for name, error in failures.errors] == [
         ("pytorch", EXIT_BUILD),
         ("jax", EXIT_LOCK),
@@ -63,7 +63,7 @@ def test_the_exit_code_is_the_earliest_failed_stages() -> None:
                 failures.add(error)
 
     with pytest.raises(click.exceptions.Exit) as ended:
-        run(BuildError("no space left"), LockError("no lock"))
+        run(BuildError("disk-full", "no space left"), LockError("lock-missing", "no lock"))
     assert ended.value.exit_code == EXIT_LOCK
     run()
 

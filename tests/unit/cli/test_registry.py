@@ -152,7 +152,8 @@ def test_push_sets_no_tag_that_is_not_its_to_set(
 
 def test_one_tag_for_two_targets_of_a_family_is_refused(call: Call, registry: RegistryMadeHere) -> None:
     said = call("push", "--registry", registry.host, "--tag", "x", "one-*", code=errors.EXIT_USAGE)
-    assert "one by one" in said.err
+    assert said.error_codes == ("option-conflict",)
+    assert "--tag" in said.err
 
 
 def test_a_second_family_takes_shared_layers_from_the_first(
@@ -214,14 +215,16 @@ def files_below(folder: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--push", "--no-smoke"), "leave --no-smoke out"),
-        (("--push",), "no registry is set"),
-        (("--registry", "127.0.0.1:5"), "add --push"),
-        (("--push", "--registry", "https://x.org"), "is not the address of a registry"),
+        (("--push", "--no-smoke"), "--no-smoke"),
+        (("--push",), "registry = "),
+        (("--registry", "127.0.0.1:5"), "--push"),
+        (("--push", "--registry", "https://x.org"), "'https://x.org'"),
     ],
 )
 def test_build_push_is_refused_before_any_work(call: Call, options: tuple[str, ...], said: str) -> None:
-    assert said in call("build", *options, "one-12.1-cu121", code=errors.EXIT_USAGE).err
+    done = call("build", *options, "one-12.1-cu121", code=errors.EXIT_USAGE)
+    assert said in done.err
+    assert (done.error_codes == ("option-conflict",)) == (said in ("--no-smoke", "--push"))
 
 
 # --- pull ----------------------------------------------------------------------------------------
@@ -542,9 +545,10 @@ def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(
     one, two = (stored_sif(tmp_path / "store", subject, data) for data in (b"one", b"two"))
     assert {row["name"] for row in listed(call)["sifs"]} == {one.name, two.name}
     said = call("store", "rm", one.name, "one:12.1-cu12", code=errors.EXIT_NOTHING_SELECTED)
-    assert "did you mean one:12.1-cu121?" in said.err
+    assert said.error_codes == ("image-not-found",)
+    assert "one:12.1-cu121?" in said.err
     said = call("store", "rm", one.name[:-5] + ".sif", code=errors.EXIT_NOTHING_SELECTED)
-    assert f"did you mean {one.name}?" in said.err
+    assert f"{one.name}?" in said.err
     assert len(listed(call)["sifs"]) == 2  # nothing goes where one name is unknown
     assert call("store", "rm", one.name).out == f"removed {one.name}\n"
     assert [row["name"] for row in listed(call)["sifs"]] == [two.name]
@@ -623,5 +627,6 @@ def test_ages() -> None:
         timedelta(days=14),
     )
     for text in ("30", "d", "-1d", "1m", "1.5d", "1d\n"):
-        with pytest.raises(UsageError, match="is no age"):
+        with pytest.raises(UsageError) as caught:
             parse_age(text)
+        assert caught.value.code == "option-invalid"

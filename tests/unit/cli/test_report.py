@@ -130,9 +130,11 @@ def test_a_badge_and_a_picture_are_files_of_their_own(bench: Bench, tmp_path: Pa
 
 
 def test_bad_arguments_are_told(bench: Bench, tmp_path: Path) -> None:
-    assert "--html DIR" in bench.call("report", code=2).err
+    said = bench.call("report", code=2)
+    assert (said.error_codes, "--html DIR" in said.err) == (("argument-missing",), True)
     assert "nothing-*" in bench.call("report", "nothing-*", "--html", str(tmp_path / "x"), code=3).err
-    assert "of one image" in bench.call("report", "--badge", str(tmp_path / "b.svg"), code=2).err
+    said = bench.call("report", "--badge", str(tmp_path / "b.svg"), code=2)
+    assert (said.error_codes, "--badge" in said.err) == (("option-conflict",), True)
 
 
 def test_the_front_pages_picture_is_what_the_recipes_and_locks_say(call: Call, tmp_path: Path) -> None:
@@ -151,5 +153,5 @@ def test_outside_of_a_factory_the_catalogue_says_which_images(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = call("report", "--html", "site", "--registry", "registry.example.org", root=None)
-    assert (said.code, "leave --registry out" in said.err) == (2, True)
+    assert (said.code, said.error_codes, "--registry" in said.err) == (2, ("option-conflict",), True)
     assert not (tmp_path / "site").exists()

@@ -92,13 +92,22 @@ def test_nothing_of_one_maker_runs_on_the_others(run: Run, gpu: str, title: str,
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    "words",
     [
-        (("compat", "--gpu", "MI300X", "--driver", "535"), "depends on no driver here"),
-        (("compat", "--capability", "gfx90a", "--driver", "535"), "depends on no driver here"),
-        (("compat", "--gpu", "MI999"), "unknown AMD GPU 'MI999'"),
-        (("add", "jax", "0.9", "--cuda", "rocm7"), "rocm7"),
+        ("compat", "--gpu", "MI300X", "--driver", "535"),
+        ("compat", "--capability", "gfx90a", "--driver", "535"),
     ],
+)
+def test_no_driver_counts_for_amd(run: Run, words: tuple[str, ...]) -> None:
+    said = run(*words)
+    assert isinstance(said.exception, UsageError)
+    assert said.exception.code == "option-conflict"
+    assert "--driver" in said.exception.message
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(("compat", "--gpu", "MI999"), "'MI999'"), (("add", "jax", "0.9", "--cuda", "rocm7"), "rocm7")],
 )
 def test_what_makes_no_sense_is_told(run: Run, words: tuple[str, ...], told: str) -> None:
     said = run(*words)

@@ -318,6 +318,7 @@ def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
 def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Bench) -> None:
     publish_catalogue(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
     said = site.call("revoke", TARGET, "--why", "wrong sums", code=9)
+    assert said.error_codes == ("publish-incomplete",)
     assert "imagefactory catalogue" in said.err
     assert here(site) == {"8.0": Standing.REVOKED.value}
 

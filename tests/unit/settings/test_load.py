@@ -79,53 +79,62 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "value"),
     [
-        ("stroe = 'x'", "unknown setting 'stroe'"),
-        ("store = ", "cannot be read as TOML"),
-        ("store = ['x']", "'store' must be a string"),
-        ("workers = true", "'workers' must be a string"),
-        ("workers = -1", "workers '-1'"),
-        ("workers = '٣'", "is not a count"),
-        ("codec = 'lzma'", "codec 'lzma'"),
-        ("root = '/'", "unknown setting 'root'"),
-        ("engine = 'podman'", "engine 'podman'"),
-        ("runner = 'chroot'", "runner 'chroot'"),
-        ("registry = 'https://registry.example'", "is not the address of a registry"),
-        ("catalogue = 'https://registry.example'", "catalogue"),
-        ("catalogue = 'registry.example/gpu:a b'", "not a tag"),
-        ("catalogue = 'ann:secret@registry.example/gpu'", "a user, password"),
-        ("site = 'csc'", "site 'csc'"),
-        ("sif-folder = '/data/a b'", "sif-folder: '/data/a b'"),
-        ("sif-folder = 'osdf:///x\\n+a=1'", "sif-folder"),
-        ("sif-folder = 'https://x/y'", "sif-folder"),
-        ("sif-folder = '/data/../x'", "sif-folder: '/data/../x'"),
-        ("sif-folder = 'osdf:///data/..'", "sif-folder"),
-        ("sif-folder = '../images'", "sif-folder"),
-        ("sif_folder = '/x'", "unknown setting 'sif_folder'"),
-        ("registry = 'images'", "is not the address of a registry"),
-        ("registry = 'registry.example/images:latest'", "is not the address of a registry"),
-        ("certificates = 'none.pem'", "none.pem"),
-        ("certificates = 'imagefactory.toml'", "cannot be used"),
-        ("plain-http = 'registry.example/images'", "is not a host alone"),
-        ("plain-http = ['registry.example']", "'plain-http' must be a string"),
-        ("mirrors = 'docker.io=registry.example'", "'mirrors' must be a table"),
-        ("[mirrors]\ndocker.io = 'registry.example'", "'mirrors' must be a table"),
-        ("[mirrors]\n'docker.io' = 'registry.example,x'", "'registry.example,x' in 'mirrors'"),
-        ("[mirrors]\n'library' = 'registry.example'", "'library' is not the address"),
-        ("[mirrors]\n'docker.io' = 'Registry.example/UP'", "is not the address of a registry"),
-        ("indexes = 'lab=https://x/simple'", "'indexes' must be a table"),
-        ("[indexes]\nlab = 'https://x/a,b'", "'https://x/a,b' in 'indexes' is not the name of an index"),
-        ("[indexes]\nLab = 'https://x/simple'", "'Lab=https://x/simple'"),
-        ("[indexes]\nlab = '/srv/simple'", "'lab=/srv/simple'"),
-        ("[indexes]\nlab = 'https://ann:secret@x/simple'", "a user or password does not belong here"),
+        ("stroe = 'x'", "setting-unknown", "'stroe'"),
+        ("root = '/'", "setting-unknown", "'root'"),
+        ("sif_folder = '/x'", "setting-unknown", "'sif_folder'"),
+        ("store = ", "settings-file-invalid", ""),
+        ("store = ['x']", "setting-invalid", "'store'"),
+        ("workers = true", "setting-invalid", "'workers'"),
+        ("workers = -1", "setting-invalid", "workers: '-1'"),
+        ("workers = '٣'", "setting-invalid", "workers: '٣'"),
+        ("codec = 'lzma'", "setting-invalid", "codec: 'lzma'"),
+        ("engine = 'podman'", "setting-invalid", "engine: 'podman'"),
+        ("runner = 'chroot'", "setting-invalid", "runner: 'chroot'"),
+        ("registry = 'https://registry.example'", "setting-invalid", "'https://registry.example'"),
+        ("catalogue = 'https://registry.example'", "setting-invalid", "catalogue"),
+        ("catalogue = 'registry.example/gpu:a b'", "setting-invalid", "catalogue"),
+        ("catalogue = 'ann:secret@registry.example/gpu'", "setting-invalid", "catalogue"),
+        ("site = 'csc'", "setting-invalid", "site: 'csc'"),
+        ("sif-folder = '/data/a b'", "setting-invalid", "sif-folder: '/data/a b'"),
+        ("sif-folder = 'osdf:///x\\n+a=1'", "setting-invalid", "sif-folder"),
+        ("sif-folder = 'https://x/y'", "setting-invalid", "sif-folder"),
+        ("sif-folder = '/data/../x'", "setting-invalid", "sif-folder: '/data/../x'"),
+        ("sif-folder = 'osdf:///data/..'", "setting-invalid", "sif-folder"),
+        ("sif-folder = '../images'", "setting-invalid", "sif-folder"),
+        ("registry = 'images'", "setting-invalid", "'images'"),
+        (
+            "registry = 'registry.example/images:latest'",
+            "setting-invalid",
+            "'registry.example/images:latest'",
+        ),
+        ("certificates = 'none.pem'", "setting-invalid", "none.pem"),
+        ("certificates = 'imagefactory.toml'", "certificates-unusable", "certificates"),
+        (
+            "plain-http = 'registry.example/images'",
+            "setting-invalid",
+            "plain-http: 'registry.example/images'",
+        ),
+        ("plain-http = ['registry.example']", "setting-invalid", "'plain-http'"),
+        ("mirrors = 'docker.io=registry.example'", "setting-invalid", "'mirrors'"),
+        ("[mirrors]\ndocker.io = 'registry.example'", "setting-invalid", "'mirrors'"),
+        ("[mirrors]\n'docker.io' = 'registry.example,x'", "setting-invalid", "'registry.example,x'"),
+        ("[mirrors]\n'library' = 'registry.example'", "setting-invalid", "'library'"),
+        ("[mirrors]\n'docker.io' = 'Registry.example/UP'", "setting-invalid", "'Registry.example/UP'"),
+        ("indexes = 'lab=https://x/simple'", "setting-invalid", "'indexes'"),
+        ("[indexes]\nlab = 'https://x/a,b'", "setting-invalid", "'https://x/a,b'"),
+        ("[indexes]\nLab = 'https://x/simple'", "setting-invalid", "'Lab=https://x/simple'"),
+        ("[indexes]\nlab = '/srv/simple'", "setting-invalid", "'lab=/srv/simple'"),
+        ("[indexes]\nlab = 'https://ann:secret@x/simple'", "setting-has-credentials", "indexes"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, code: str, value: str) -> None:
     environ = trusted(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         load_settings(directory=tmp_path, start=tmp_path, environ=environ)
-    assert message in caught.value.message
+    assert caught.value.code == code
+    assert value in caught.value.message
     assert "imagefactory.toml" in caught.value.message
 
 
@@ -135,12 +144,13 @@ def test_named_indexes_read_alike_from_the_file_and_from_the_environment(tmp_pat
     assert from_file.index_map == (("lab", "https://x/simple"), ("b-2", "file:///srv/b"))
     given = {**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x/simple, b-2=file:///srv/b"}
     assert load_settings(directory=None, start=Path("/"), environ=given).index_map == from_file.index_map
-    with pytest.raises(UsageError, match=r"'lab' .* stands there twice"):
+    with pytest.raises(UsageError, match="'lab'") as caught:
         load_settings(
             directory=None,
             start=Path("/"),
             environ={**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x,lab=https://y"},
         )
+    assert caught.value.code == "setting-duplicate"
 
 
 def test_mirrors_read_alike_from_the_file_and_from_the_environment(tmp_path: Path) -> None:
@@ -160,17 +170,18 @@ def test_mirrors_read_alike_from_the_file_and_from_the_environment(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "code", "named"),
     [
-        ("docker.io", "is not HOST=MIRROR"),
-        ("docker.io=one.example,docker.io=two.example", "stands there twice"),
-        ("docker.io=https://one.example", "is not the address of a registry"),
+        ("docker.io", "setting-invalid", "'docker.io'"),
+        ("docker.io=one.example,docker.io=two.example", "setting-duplicate", "'docker.io'"),
+        ("docker.io=https://one.example", "setting-invalid", "'https://one.example'"),
     ],
 )
-def test_wrong_mirrors_of_the_environment(tmp_path: Path, value: str, message: str) -> None:
+def test_wrong_mirrors_of_the_environment(tmp_path: Path, value: str, code: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_settings(directory=tmp_path, start=tmp_path, environ={**ENVIRON, "IMAGEFACTORY_MIRRORS": value})
-    assert message in caught.value.message
+    assert caught.value.code == code
+    assert named in caught.value.message
     assert "$IMAGEFACTORY_MIRRORS" in caught.value.message
 
 
@@ -277,8 +288,9 @@ def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_variable_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="IMAGEFACTORY_STOER"):
+    with pytest.raises(UsageError, match="IMAGEFACTORY_STOER") as caught:
         load_settings(directory=tmp_path, start=tmp_path, environ={**ENVIRON, "IMAGEFACTORY_STOER": "/x"})
+    assert caught.value.code == "setting-unknown"
 
 
 def test_build_takes_the_configured_engine(tmp_path: Path) -> None:
@@ -406,10 +418,20 @@ def test_a_root_that_is_the_users_own_folder_is_read_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["root", "user", "site", "site2"])
-@pytest.mark.parametrize("text", ["stroe = 'x'", "site = ", "site = 'x'", "x" * 2_000_000])
-def test_a_wrong_file_is_named_whichever_it_is(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("stroe = 'x'", "setting-unknown"),
+        ("site = ", "settings-file-invalid"),
+        ("site = 'x'", "setting-invalid"),
+        ("x" * 2_000_000, "settings-file-invalid"),
+    ],
+    ids=["unknown", "syntax", "value", "size"],
+)
+def test_a_wrong_file_is_named_whichever_it_is(tmp_path: Path, name: str, text: str, code: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_layered(tmp_path, **{name: text})
+    assert caught.value.code == code
     assert str(tmp_path / name) in caught.value.message
     assert caught.value.hint
 
@@ -417,8 +439,9 @@ def test_a_wrong_file_is_named_whichever_it_is(tmp_path: Path, name: str, text: 
 def test_a_folder_in_a_files_place_is_refused(tmp_path: Path) -> None:
     layered(tmp_path)
     (tmp_path / "user" / "imagefactory" / "imagefactory.toml").mkdir()
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/user")) as caught:
         load_layered(tmp_path)
+    assert caught.value.code == "cannot-read-file"
 
 
 # --- whom to believe ------------------------------------------------------------------------------

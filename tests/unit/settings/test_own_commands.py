@@ -68,17 +68,27 @@ def test_machines_are_chosen_by_name(tmp_path: Path, patterns: str, machines: li
 
 
 @pytest.mark.parametrize(
-    "text", ['gpu"07', "gpu(1)", "!", "a" * 1001, "gpu{1}", " ".join(map(str, range(101)))]
+    ("text", "code"),
+    [
+        ('gpu"07', "machine-name-invalid"),
+        ("gpu(1)", "machine-name-invalid"),
+        ("!", "machine-name-invalid"),
+        ("a" * 1001, "machine-name-invalid"),
+        ("gpu{1}", "machine-name-invalid"),
+        (" ".join(map(str, range(101))), "machine-list-too-long"),
+    ],
 )
-def test_a_machine_that_cannot_be_called_so_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
+def test_a_machine_that_cannot_be_called_so_is_refused(text: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
         parse_machines(text)
+    assert caught.value.code == code
 
 
 def test_limits_are_whole_numbers(tmp_path: Path) -> None:
     assert settings(tmp_path, SWEEP_JOBS="20").sweep_jobs.value == "20"
-    with pytest.raises(UsageError, match="sweep-gpu-hours"):
+    with pytest.raises(UsageError, match="sweep-gpu-hours") as caught:
         settings(tmp_path, SWEEP_GPU_HOURS="0")
+    assert caught.value.code == "limit-invalid"
 
 
 def test_a_submit_file_gets_them_too(tmp_path: Path) -> None:
@@ -111,42 +121,46 @@ def test_an_array_gets_the_options_of_sbatch_and_is_as_long_as_they_say(tmp_path
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "code"),
     [
-        "queue",
-        "request_gpus = 2",
-        "Periodic_Remove = false",
-        "a = b\na = c",
-        "a =",
-        "x = {1}",
-        "universe=local",
+        ("queue", "submit-command-invalid"),
+        ("request_gpus = 2", "submit-command-reserved"),
+        ("Periodic_Remove = false", "submit-command-reserved"),
+        ("a = b\na = c", "setting-duplicate"),
+        ("a =", "submit-command-invalid"),
+        ("x = {1}", "submit-command-invalid"),
+        ("universe=local", "submit-command-reserved"),
     ],
 )
-def test_a_line_that_cannot_be_added_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UsageError):
+def test_a_line_that_cannot_be_added_is_refused(tmp_path: Path, line: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
         parse_commands(line)
-    with pytest.raises(UsageError, match=r"submit-commands \(\$IMAGEFACTORY_SUBMIT_COMMANDS\)"):
+    assert caught.value.code == code
+    with pytest.raises(UsageError, match=r"submit-commands \(\$IMAGEFACTORY_SUBMIT_COMMANDS\)") as caught:
         settings(tmp_path, SUBMIT_COMMANDS=line)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code"),
     [
-        "-A x",
-        "account=x",
-        "--gres=gpu:8",
-        "--array=0-9",
-        "--time=soon",
-        "--time=0",
-        "--qos=a --qos=b",
-        "--x=$(y)",
+        ("-A x", "sbatch-option-invalid"),
+        ("account=x", "sbatch-option-invalid"),
+        ("--gres=gpu:8", "submit-command-reserved"),
+        ("--array=0-9", "submit-command-reserved"),
+        ("--time=soon", "sbatch-option-invalid"),
+        ("--time=0", "sbatch-option-invalid"),
+        ("--qos=a --qos=b", "setting-duplicate"),
+        ("--x=$(y)", "sbatch-option-invalid"),
     ],
 )
-def test_a_word_that_cannot_be_added_is_refused(tmp_path: Path, words: str) -> None:
-    with pytest.raises(UsageError):
+def test_a_word_that_cannot_be_added_is_refused(tmp_path: Path, words: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
         parse_options(words)
-    with pytest.raises(UsageError, match="sbatch-options"):
+    assert caught.value.code == code
+    with pytest.raises(UsageError, match="sbatch-options") as caught:
         settings(tmp_path, SBATCH_OPTIONS=words)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_only_a_trusted_project_gives_what_is_restricted(tmp_path: Path, name: s
         load_settings(directory=root, start=root, environ=environ)
     (found,) = caught.value.settings
     assert (found.name, found.line) == (name, 2)
+    assert caught.value.code == "project-not-trusted"
     assert f"{root}/imagefactory.toml:2" in caught.value.message
     assert f"imagefactory -C {root} settings --trust" in caught.value.hint
     shown = load_settings(directory=root, start=root, environ=environ, strict=False)

@@ -70,8 +70,9 @@ def test_a_record_of_another_user_is_not_heeded(home: Path, clone: Path) -> None
 def test_a_fifo_in_the_files_place_is_an_error(clone: Path) -> None:
     (clone / "imagefactory.toml").unlink()
     os.mkfifo(clone / "imagefactory.toml")
-    with pytest.raises(UsageError, match="not a file"):
+    with pytest.raises(UsageError) as caught:
         load_settings(directory=clone, start=clone, environ={})
+    assert caught.value.code == "settings-file-invalid"
 
 
 def test_a_relative_home_is_no_folder_of_a_project(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +114,7 @@ def test_a_project_above_counts_only_where_it_is_the_users_own(
     os.chown({"folder": root, "target": target}.get(whose, file), STRANGER, -1, follow_symlinks=False)
     with pytest.raises(UsageError) as caught:
         upwards(root, environ, user)
+    assert caught.value.code == "project-owner-not-trusted"
     assert f"imagefactory -C {root} settings --trust" in caught.value.hint
     named = load_settings(directory=root, start=root, environ=environ, user=user)
     assert named.site.value == "chtc"
@@ -148,8 +150,9 @@ def test_what_every_user_can_write_does_not_count(
     if counts:
         assert upwards(root, {}, os.geteuid()).site.value == "chtc"
     else:
-        with pytest.raises(UsageError, match="every user"):
+        with pytest.raises(UsageError) as caught:
             upwards(root, {}, os.geteuid())
+        assert caught.value.code == "project-world-writable"
 
 
 # --- the commands ----------------------------------------------------------------------------------
@@ -170,6 +173,7 @@ def test_a_command_stops_and_settings_and_doctor_show_why(
     stopped = run("list", "--json")
     assert stopped.code == EXIT_USAGE
     (error,) = json_of(stopped, "error")["errors"]
+    assert error["code"] == "project-not-trusted"
     assert f"{clone}/imagefactory.toml:1" in error["message"]
     assert error["hint"].endswith(f"imagefactory -C {clone} settings --trust")
     shown = run("settings", "--json")

@@ -138,7 +138,7 @@ def test_nobody_to_ask_writes_nothing(site: Site) -> None:
     site.invite()
     file = str(site.folder / "invitation.toml")
     said = site.join(file, code=2)
-    assert "this is not a terminal, so you cannot be asked. Nothing is written" in said.err
+    assert "this is not a terminal" in said.err
     assert f"imagefactory join {file} --yes" in said.err
     for answer in ("n\n", "\n"):
         site.join(file, answer=answer, code=9)
@@ -152,7 +152,7 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
     first = site.settings.read_bytes()
     site.invite(key=STRANGER.public)
     said = site.join(file, "--yes", code=9)
-    assert "--yes takes no changed key" in said.err
+    assert "center's key has changed" in said.err
     assert site.settings.read_bytes() == first
     said = site.join(file, answer="n\n", code=9)
     assert "WARNING: THE KEY OF THIS SITE HAS CHANGED." in said.err
@@ -165,7 +165,7 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
 
 def test_what_cannot_be_invited_to(site: Site) -> None:
     said = site.invite("--push", "--catalogue", "/shared/catalogue.json", code=2)
-    assert "no registry has a place beside it" in said.err
+    assert said.error_codes == ("catalog-not-in-registry",)
     root = site.folder / "bare"
     root.mkdir()
     write_settings(root, 'registry = "registry.example.org"\n')

@@ -159,7 +159,7 @@ def test_a_check_of_locks_tells_of_stale_layer_locks(
     assert run("-C", root, "lock", "--check", target.name) == EXIT_STALE
     assert run("-C", root, "lock", "--check", "--deep", target.name) == EXIT_STALE
     said = capsys.readouterr().err
-    assert f"layer locks to make anew: {target.name} (stale)" in said
+    assert f"outdated layer locks: {target.name} (stale)" in said
     assert f"imagefactory lock --deep {target.name}" in said
     layers_path(factory.lock_folder, target.name).unlink()
     said = say(capsys, "-C", root, "lock", "--check", "--deep", target.name)

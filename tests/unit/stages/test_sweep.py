@@ -897,7 +897,7 @@ def test_wait_ends_where_the_pool_does_not_answer_for_long(
         (("--run-limit", "1h"), "--run-limit would make another"),
         (("--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple would make another"),
         (("--capability", "8.0"), "--capability would make another"),
-        ((NAME,), "is a sweep already"),
+        ((NAME,), "is already a sweep"),
     ],
 )
 def test_what_would_make_another_sweep_does_not_go_on_with_one(
@@ -939,11 +939,11 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((NAME, "--newest", "1"), "--newest goes with --pool"),
-        ((NAME, "--held-limit", "1h"), "--held-limit goes with --pool"),
+        ((NAME, "--newest", "1"), "--newest requires --pool"),
+        ((NAME, "--held-limit", "1h"), "--held-limit requires --pool"),
         ((NAME, "--capability", "7.0", "--capability", "8.0"), "one --capability"),
-        (("--pool", "htcondor"), "no target is named"),
-        ((NAME, "--pool", "htcondor", "--kit", "k"), "--kit has no meaning"),
+        (("--pool", "htcondor"), "no target is given"),
+        ((NAME, "--pool", "htcondor", "--kit", "k"), "--kit"),
         ((NAME, "--pool", "htcondor", "--idle-limit", "soon"), "no time"),
         ((NAME, "--pool", "htcondor", "--allow", "no-match"), "--allow no-match"),
         ((NAME, "--pool", "htcondor", "--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple says all"),

@@ -445,16 +445,16 @@ def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Factory, t
     half = make_bench(evidence=MadeUp(replace(HOST, known=())))
     out, err = call("verify", NAME, "--suite", "quick", "--promote", code=9, bench=half)
     assert " verified: " in out
-    assert "no tag follows: unsigned: " in err
+    assert "no tag is moved: unsigned: " in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--capability", "A100"), "not a compute capability"),
-        (("--ledger", "x"), "--ledger goes with --kit"),
-        (("--kit", "x", "--promote"), "a kit is run elsewhere"),
-        ((NAME, "-o", "x"), "take one image"),
+        (("--ledger", "x"), "--ledger"),
+        (("--kit", "x", "--promote"), "a kit runs elsewhere"),
+        ((NAME, "-o", "x"), "--output and --kit"),
     ],
 )
 def test_options_that_do_not_go_together(call: Call, arguments: tuple[str, ...], words: str) -> None:
@@ -539,7 +539,7 @@ def test_several_gpus_are_not_there(call: Call, factory: Factory, target: Target
     ("options", "said"),
     [
         (("--pool", "htcondor"), "a pool's jobs have one GPU each"),
-        (("--promote",), "tags follow what is verified on one GPU"),
+        (("--promote",), "--promote"),
     ],
 )
 def test_what_goes_with_one_gpu_alone(call: Call, options: tuple[str, ...], said: str) -> None:
