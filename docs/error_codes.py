@@ -15,7 +15,7 @@ DIAGNOSTIC = "Diagnostic"
 
 @dataclass(frozen=True, slots=True)
 class ErrorCall:
-    """A place that creates an error. `code` is empty if it has none yet."""
+    """A place that creates an error with a code of its own."""
 
     code: str
     error: str
@@ -25,7 +25,7 @@ class ErrorCall:
 
 
 def find_errors(package: Path = PACKAGE) -> list[ErrorCall]:
-    """Return every place in `package` that creates an error with a code of its own, or without a code."""
+    """Return every place in `package` that creates an error with a code of its own."""
     trees = _parse(package)
     classes = error_classes(package)
     with_own_code = {
@@ -40,6 +40,7 @@ def find_errors(package: Path = PACKAGE) -> list[ErrorCall]:
     return found
 
 
+@functools.cache
 def error_classes(package: Path = PACKAGE) -> dict[str, str]:
     """Return the name of each class below FactoryError, and the name of its parent class."""
     parents = {
@@ -91,18 +92,15 @@ def _first(call: ast.Call) -> str:
 
 
 def _read(call: ast.Call, *, diagnostic: bool) -> tuple[str, str] | None:
-    """Return the code and the message's template; None if the code is that of another error."""
+    """Return the code and the message's template; None if the caller or another error provides the code."""
     first = call.args[0] if call.args else None
     if isinstance(first, ast.Starred):
         if not isinstance(first.value, ast.Call):
             return None  # the texts of the subclass's caller
         verb = ast.literal_eval(first.value.args[0])  # os_problem(verb, path, error)
         return f"cannot-{verb}-file", f"cannot {verb} {{path}}: {{reason}}"
-    if isinstance(first, ast.Attribute) and first.attr == "code":
-        return None
-    code = _first(call)
-    at = (2 if diagnostic else 1) if code else 0
-    return code, _template(call.args[at]) if len(call.args) > at else ""
+    code, at = _first(call), 2 if diagnostic else 1
+    return (code, _template(call.args[at])) if code and len(call.args) > at else None
 
 
 def _template(node: ast.expr) -> str:

@@ -94,10 +94,8 @@ class FactoryError(Exception):
 
     exit_code: int = EXIT_BUG
 
-    def __init__(self, *texts: str, hint: str = "") -> None:
-        """Take the code and the message. (Until every error has a code, the message alone will do.)"""
-        *codes, message = texts
-        self.code = codes[0] if codes else ""
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        self.code = code
         self.message, self.hint = without_logins(message), without_logins(hint)
         super().__init__(self.message)
 
@@ -180,8 +178,10 @@ class UnsolvableError(LockError):
     `conflict` are the requirements that contradict one another, none where they are not known.
     """
 
-    def __init__(self, *texts: str, hint: str = "", tree: str = "", conflict: tuple[str, ...] = ()) -> None:
-        super().__init__(*texts, hint=hint)
+    def __init__(
+        self, code: str, message: str, *, hint: str = "", tree: str = "", conflict: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(code, message, hint=hint)
         self.tree, self.conflict = tree, conflict
 
 
@@ -195,8 +195,10 @@ class BehindError(UnsolvableError):
     `behind` are rows for JSON: name, locked, newest, reason, accept.
     """
 
-    def __init__(self, *texts: str, behind: tuple[dict[str, object], ...], hint: str, tree: str) -> None:
-        super().__init__(*texts, hint=hint, tree=tree)
+    def __init__(
+        self, code: str, message: str, *, behind: tuple[dict[str, object], ...], hint: str, tree: str
+    ) -> None:
+        super().__init__(code, message, hint=hint, tree=tree)
         self.behind = behind
 
 
@@ -210,12 +212,14 @@ class UnbuiltError(LockError):
 
     def __init__(
         self,
-        *texts: str,
+        code: str,
+        message: str,
+        *,
         packages: tuple[dict[str, object], ...],
         hint: str = "",
         pins: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(*texts, hint=hint)
+        super().__init__(code, message, hint=hint)
         self.packages, self.pins = packages, pins
 
 

@@ -152,8 +152,8 @@ class Came(StrEnum):
 class NowhereError(RegistryError):
     """Blobs of these digests are on neither side of a transfer."""
 
-    def __init__(self, *texts: str, digests: tuple[str, ...]) -> None:
-        super().__init__(*texts)
+    def __init__(self, code: str, message: str, *, digests: tuple[str, ...]) -> None:
+        super().__init__(code, message)
         self.digests = digests
 
 

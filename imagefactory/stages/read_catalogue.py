@@ -139,7 +139,7 @@ class _Reader:
             found = open_catalogue(unpack(data, kept.where), self.trust, self.now, "the copy kept here")
             kept.refuse_older(found.made)
         except StatementError as fault:
-            raise type(error)(f"{error.message}\n{fault.message}", hint=error.hint) from error
+            raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
         said = f"this is the catalog that is kept here, {age_of(found, self.now)}"
         return self._noted(replace(found, source=CatalogueSource.KEPT), *(faults or (error.message,)), said)
 

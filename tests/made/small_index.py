@@ -63,7 +63,9 @@ class SmallIndex:
             names = {Requirement(text).name for text in target.requirements}
             pins = [pin.split("==") for pin in self.files if self._is_source(*pin.split("=="))]
             if lacking := tuple(name for name, _ in pins if name in names):
-                raise NoWheelError(f"{target.name}: no wheel", hint="", names=lacking, account="") from None
+                raise NoWheelError(
+                    "test-problem", f"{target.name}: no wheel", hint="", names=lacking, account=""
+                ) from None
             raise
 
     def releases(

@@ -211,7 +211,7 @@ def site(
         return factory.layout.image(reference(target))
 
     def build_target(*_: object) -> None:
-        raise BuildError("nothing is built in this test")
+        raise BuildError("test-problem", "nothing is built in this test")
 
     for stage in (build, plan, pushing, sweep_images):
         monkeypatch.setattr(stage, "find_built", find_built)

@@ -52,8 +52,8 @@ class Need:
 class NoCompanionError(UnsolvableError):
     """A companion has no release for a version of its framework, which `need` bounds to those that it has."""
 
-    def __init__(self, *texts: str, hint: str, conflict: tuple[str, ...], need: Need) -> None:
-        super().__init__(*texts, hint=hint, conflict=conflict)
+    def __init__(self, code: str, message: str, *, hint: str, conflict: tuple[str, ...], need: Need) -> None:
+        super().__init__(code, message, hint=hint, conflict=conflict)
         self.need = need
 
 

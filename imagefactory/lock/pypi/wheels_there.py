@@ -26,8 +26,8 @@ _WANTING = (
 class NoWheelError(LockError):
     """The solver found no wheel of `names`; `account` is what it says, with the bounds that it tried."""
 
-    def __init__(self, *texts: str, hint: str, names: tuple[str, ...], account: str) -> None:
-        super().__init__(*texts, hint=hint)
+    def __init__(self, code: str, message: str, *, hint: str, names: tuple[str, ...], account: str) -> None:
+        super().__init__(code, message, hint=hint)
         self.names, self.account = names, account
 
 

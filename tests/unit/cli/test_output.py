@@ -122,7 +122,7 @@ def test_nothing_that_is_printed_steers_a_terminal(capsys: pytest.CaptureFixture
 
 def test_errors_hints_and_results_are_printed_so(capsys: pytest.CaptureFixture[str]) -> None:
     say(HOSTILE)
-    complain(UsageError(HOSTILE, hint=HOSTILE), HOSTILE)
+    complain(UsageError("test-problem", HOSTILE, hint=HOSTILE), HOSTILE)
     assert not STEERS.search("".join(capsys.readouterr()))
 
 

@@ -499,8 +499,8 @@ def test_a_failure_ends_what_waits_and_is_what_is_said(tmp_path: Path) -> None:
         yield arrivals
 
     def fail() -> BaseImage:
-        arrivals.fail(DownloadError("no such wheel"))
-        raise BuildError("no base")
+        arrivals.fail(DownloadError("test-problem", "no such wheel"))
+        raise BuildError("test-problem", "no base")
 
     coming = replace(as_coming(base_layer(layout)), make=fail, made=None)
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)

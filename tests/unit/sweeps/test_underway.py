@@ -323,7 +323,7 @@ def test_a_queue_that_does_not_answer_stops_nothing(
 
     def driven(_: object) -> frozenset[Path]:
         asked.append(1)
-        raise ToolError("condor_q did not answer in 120 s")
+        raise ToolError("test-problem", "condor_q did not answer in 120 s")
 
     monkeypatch.setattr(PoolMadeHere, "driven", driven)
     made = prepares(site)
@@ -589,7 +589,7 @@ def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(
     site.pool.play(folder)
 
     def full(*_: object) -> None:
-        raise UsageError("No space left on device")
+        raise UsageError("test-problem", "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(collect, "write_collected", full)

@@ -303,7 +303,9 @@ def test_an_image_that_leaves_deep_folders_is_judged_like_any(
 def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
     class Refused(ScriptedRunner):
         def run(self, image: Image, spec: RunSpec) -> Completed:
-            raise ToolError("no usable GPU: /dev/nvidia-uvm is missing", hint="nvidia-modprobe -c 0 -u")
+            raise ToolError(
+                "test-problem", "no usable GPU: /dev/nvidia-uvm is missing", hint="nvidia-modprobe -c 0 -u"
+            )
 
     report = verify(gpu_trial(), Refused(write=never))
     assert report.outcome is Outcome.INFRASTRUCTURE

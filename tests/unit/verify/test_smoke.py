@@ -344,7 +344,9 @@ def test_control_characters_of_an_image_reach_nobody(tmp_path: Path) -> None:
 def test_a_runner_that_cannot_run_is_not_the_images_fault(tmp_path: Path) -> None:
     class Refused(ScriptedRunner):
         def run(self, image: Image, spec: RunSpec) -> Completed:
-            raise ToolError("user namespaces are denied", hint="sysctl kernel.unprivileged_userns_clone=1")
+            raise ToolError(
+                "test-problem", "user namespaces are denied", hint="sysctl kernel.unprivileged_userns_clone=1"
+            )
 
     report = run(
         make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), Refused(write=lambda path, asked: None), tmp_path

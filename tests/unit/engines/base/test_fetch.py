@@ -49,7 +49,9 @@ class Archive:
     def download(self, packages: Sequence[DebianPackage], folder: Path, _: object) -> None:
         if self.stale:
             self.stale -= 1
-            raise StaleIndexError("E: Failed to fetch http://m/pool/hello.deb  404  Not Found")
+            raise StaleIndexError(
+                "test-problem", "E: Failed to fetch http://m/pool/hello.deb  404  Not Found"
+            )
         for package in packages:
             self.downloads.append(package.name)
             (folder / downloaded_filename(package)).write_bytes(CONTENT)

@@ -75,7 +75,7 @@ class Asker:
 
     def metadata(self, pin: str, lock: Lock) -> str:
         if pin not in self.needs:
-            raise LockError("no metadata")
+            raise LockError("test-problem", "no metadata")
         needs = "".join(f"Requires-Dist: {need}\n" for need in self.needs[pin])
         return f"Metadata-Version: 2.1\nName: torch\nVersion: 2\n{needs}"
 
@@ -98,12 +98,13 @@ def ask(
 
 
 def refused(text: str) -> UnsolvableError:
-    return UnsolvableError("t: no", tree=f"cause: Because {text}, we can conclude")
+    return UnsolvableError("test-problem", "t: no", tree=f"cause: Because {text}, we can conclude")
 
 
 def test_what_the_recipe_names_is_told_with_the_reason_and_what_accepts_it() -> None:
     asker = Asker(
-        {"demo": ("0.9", "1.0", "1.3")}, {"demo==1.3": LockError("demo==1.3 has no usable wheels and")}
+        {"demo": ("0.9", "1.0", "1.3")},
+        {"demo==1.3": LockError("test-problem", "demo==1.3 has no usable wheels and")},
     )
     (one,) = ask(asker, "torch==2.*", "Demo[x]", locked="demo==0.9 torch==2.0")
     assert (one.name, one.locked, one.newest, one.accept, one.asked) == (
@@ -138,7 +139,7 @@ def test_packages_below_are_told_where_nothing_that_is_named_is_behind() -> None
     why = {"under==1.0": refused("demo==0.9 depends on under<1 and you require under==1.0")}
     (one,) = ask(Asker(has, why), "torch==2.*", "demo<1", locked="demo==0.9 under==0.9 torch==2.0")
     assert (one.name, one.asked, one.reason) == ("under", False, "demo needs under<1")
-    asker = Asker(has, why | {"demo==1.0": LockError("demo==1.0 has no usable wheels and")})
+    asker = Asker(has, why | {"demo==1.0": LockError("test-problem", "demo==1.0 has no usable wheels and")})
     assert [one.name for one in ask(asker, "torch==2.*", "demo", locked="demo==0.9 under==0.9")] == ["demo"]
     assert asker.asked == ["demo==1.0"]
 
@@ -159,7 +160,10 @@ def test_what_the_lock_before_holds_and_what_is_below_stay_unsaid() -> None:
 
 
 def test_an_index_that_fails_is_noted_and_never_fails_a_lock() -> None:
-    asker, notes = Asker({"demo": ("0.9", "1.0")}, {"demo==1.0": LockError("the index is away")}), Notes()
+    asker, notes = (
+        Asker({"demo": ("0.9", "1.0")}, {"demo==1.0": LockError("test-problem", "the index is away")}),
+        Notes(),
+    )
     assert ask(asker, "demo", locked="demo==0.9", progress=notes) == []
     assert "the index is away" in notes.told[0]
 
@@ -167,7 +171,7 @@ def test_an_index_that_fails_is_noted_and_never_fails_a_lock() -> None:
         def listed(
             self, wheels: Sequence[LockedWheel], lock: Lock
         ) -> dict[LockedWheel, tuple[IndexFile, ...]]:
-            raise LockError("t: no page")
+            raise LockError("test-problem", "t: no page")
 
     notes = Notes()
     assert ask(Away({}), "demo", locked="demo==0.9", progress=notes) == []
@@ -179,7 +183,7 @@ def test_an_account_of_wheels_is_a_reason_and_no_failure_of_the_index() -> None:
     said = (
         "Because all of: demo<2 depend on other<1. Wheels are required for `x` because building is disabled"
     )
-    asker, notes = Asker({"demo": ("0.9", "1.0")}, {"demo==1.0": LockError(said)}), Notes()
+    asker, notes = Asker({"demo": ("0.9", "1.0")}, {"demo==1.0": LockError("test-problem", said)}), Notes()
     assert [one.name for one in ask(asker, "demo", locked="demo==0.9", progress=notes)] == ["demo"]
     assert notes.told == []
 
