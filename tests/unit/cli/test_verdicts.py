@@ -167,7 +167,7 @@ def test_the_last_one_revoked_loses_its_tags(bench: Bench) -> None:
     bench.promote()
     host = bench.registry.host
     wrong = ("revoke", f"{host}/one@{first}", "--why", "no", "--capability")
-    assert "no verdict" in bench.call(*wrong, "9.0", code=9).err
+    assert "no valid verdict" in bench.call(*wrong, "9.0", code=9).err
     said = bench.call(*wrong, "8.0")
     assert "removed" in said.out
     assert "no other candidate is verified for 8.0" in said.out

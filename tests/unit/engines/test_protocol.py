@@ -25,6 +25,6 @@ def test_an_image_that_the_store_cannot_hold_is_not_begun(
     insist_on_image_room(tmp_path, definition)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 0, 7_999_999))
     with pytest.raises(
-        StoreError, match=f"{tmp_path}, and the image of {definition.target.name} needs 8.0 MB"
+        StoreError, match=f"{tmp_path}: the image of {definition.target.name} needs at least 8.0 MB"
     ):
         insist_on_image_room(tmp_path, definition)

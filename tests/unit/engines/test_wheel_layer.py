@@ -445,8 +445,8 @@ def test_gzip_takes_large_files_as_the_wheel_has_them(compiler: BaseCompiler, tm
 @pytest.mark.parametrize(
     ("behind", "plain", "word"),
     [
-        (b"\0", NOISE, "behind"),
-        (bytes(1 << 20), NOISE, "behind"),
+        (b"\0", NOISE, "after its end"),
+        (bytes(1 << 20), NOISE, "after its end"),
         (b"", NOISE[:-1] + b"\0", "CRC"),
         (b"", NOISE + b"\0", "CRC"),
         (b"", NOISE[:-1], "larger"),

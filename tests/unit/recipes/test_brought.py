@@ -95,7 +95,7 @@ ENVIRONMENTS = (
         text="channels: [conda-forge]\ndependencies: [python=3.11, 'pytorch[version=2.5]']\n",
         said=(
             "environment.yml:2:29: 'pytorch[version=2.5]' cannot be taken over",
-            "nothing of environment.yml",
+            "error: environment.yml",
         ),
         code=2,
     ),
@@ -289,7 +289,7 @@ PROJECTS = (
         '[environments]\ntrain = ["train"]\n',
         said=(
             "the default environment was taken (--environment train takes another)",
-            "nothing of pixi.toml",
+            "error: pixi.toml",
         ),
         code=2,
     ),

@@ -178,9 +178,9 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--capability", "sm_90a"), "no compute capability"),
-        (("--capability", "8.0", "--driver", "new"), "no version of a driver"),
-        (("--gpu", "GTX 5090"), "no GPU is known"),
+        (("--capability", "sm_90a"), "sm_90a"),
+        (("--capability", "8.0", "--driver", "new"), "535.54.03"),
+        (("--gpu", "GTX 5090"), "RTX 5090"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
         (("--gpu", "gfxfoo"), "an AMD processor"),
         (("--gpu", "gfx11-generic"), "an AMD processor"),

@@ -123,7 +123,7 @@ def test_without_a_copy_a_registry_that_is_down_fails(reader: Reader) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda data: data[:-9], "damaged"),
+        (lambda data: data[:-9], "corrupt"),
         (lambda _: b"", "403"),
         (lambda _: sign_catalogue(of(NOW), STRANGER), "wrong-key"),
         (lambda _: edited(sign_catalogue(of(NOW), LAB)), "edited"),

@@ -163,7 +163,7 @@ def test_it_goes_to_a_registry_that_has_the_image(
     put_image(factory, target)
     trust_own_key(factory)
     with registry_made_here() as registry:
-        with pytest.raises(UsageError, match="has no sha256:"):
+        with pytest.raises(UsageError, match="has no image sha256:"):
             port(factory, models, registry=registry.host)
         push_target(factory, target, PushOptions(registry=registry.host, now=NOW), Quiet())
         done = port(factory, models, registry=registry.host)

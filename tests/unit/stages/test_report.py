@@ -40,7 +40,7 @@ def test_an_image_that_says_it_is_of_the_lock_has_its_packages(factory: Factory)
     assert image.predicted
     assert image.version == "2.3.1"
     assert image.commands == (f"imagefactory run {NAME} -- python",)
-    assert "no job can get it" in image.submit.why
+    assert "imagefactory push" in image.submit.why
 
 
 @pytest.mark.parametrize("told", [digest_of(b"another"), None, "\x00"])
