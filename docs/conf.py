@@ -86,6 +86,7 @@ PAGES = {
     "Behind it": (
         "docs/security",
         "docs/architecture",
+        "docs/dev/decisions",
         "docs/benchmarks",
         "docs/projects",
         "benchmarks/README",
