@@ -35,6 +35,7 @@ _VARIABLE = re.compile(
 _OPENERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac"}
 _PASSED = ("then", "else", "elif", "do", "!", "time")
 _GROUPS = ("(", "{")
+_INSIDE = re.compile(r'\\|[^"\\$`]+')
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?=)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BEFORE = ("if", "while", "until", "{", *_PASSED, "exec", "nohup", "command", "builtin")
@@ -292,8 +293,10 @@ class _Reader:
                 yield _Piece(self.text[self.at + 1].strip("\n"))
                 self.at += 2
             else:
-                self.at += 1
-                yield _Piece(char)
+                found = _INSIDE.match(self.text, self.at)
+                assert found
+                self.at = found.end()
+                yield _Piece(found[0])
         if not self.loose:
             raise refused(self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it")
 
