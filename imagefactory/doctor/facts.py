@@ -18,7 +18,7 @@ class Health(StrEnum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One line of the doctor's answer. `remedy` is a command or a setting, empty when all is well.
 
@@ -54,6 +54,12 @@ class Probe:
     found: str = ""
     refusal: str = ""
     remedy: str = ""
+
+    def judge(self, refused: Health, *, use: str, note: str = "") -> Diagnosis:
+        """Return its line: `refused` and `note` are the state and a remark for one that does not work."""
+        if self.refusal:
+            return Diagnosis(self.name, refused, f"{self.refusal}{note}", self.remedy, use)
+        return Diagnosis(self.name, Health.OK, self.found, needed_for=use)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from imagefactory.verify.suite_report import clean
 def judge_gpus(facts: MachineFacts) -> list[Diagnosis]:
     """A line for each maker's GPUs; one where there is none."""
     amd = [_amd(facts.amd)] if facts.amd else []
-    return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [*_nvidia(facts), *amd]
+    return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [_nvidia(facts), *amd]
 
 
 def _amd(found: AmdGpus) -> Diagnosis:
@@ -21,66 +21,33 @@ def _amd(found: AmdGpus) -> Diagnosis:
     driver = f"amdgpu {found.driver}" if found.driver else "the kernel's own amdgpu"
     detail = f"AMD: {kinds}, {driver}"
     if not any(path.endswith("/dri") for path in found.devices):
-        return Diagnosis(
-            name="GPU",
-            state=Health.DENIED,
-            detail=f"{detail}; there is no /dev/dri",
-            remedy="start this container with --device /dev/dri beside /dev/kfd",
-            needed_for="gpu",
-        )
+        remedy = "start this container with --device /dev/dri beside /dev/kfd"
+        return _line(Health.DENIED, f"{detail}; there is no /dev/dri", remedy)
     if found.refused:
-        return Diagnosis(
-            name="GPU",
-            state=Health.DENIED,
-            detail=f"{detail}; you may not open {', '.join(found.refused)}",
-            remedy="add yourself to the groups that own them: usermod -aG render,video $USER",
-            needed_for="gpu",
-        )
-    return Diagnosis(name="GPU", state=Health.OK, detail=detail, needed_for="gpu")
+        remedy = "add yourself to the groups that own them: usermod -aG render,video $USER"
+        return _line(Health.DENIED, f"{detail}; you may not open {', '.join(found.refused)}", remedy)
+    return _line(Health.OK, detail)
 
 
-def _nvidia(facts: MachineFacts) -> list[Diagnosis]:
+def _nvidia(facts: MachineFacts) -> Diagnosis:
     count = count_gpus(Path(node) for node in facts.gpu_nodes)
     if not count:
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.WARNING,
-                detail="no GPU here: images can be built and smoke-tested, not verified",
-                remedy="go where `nvidia-smi` or `rocminfo` lists one: `imagefactory run --nv TARGET -- ...`",
-                needed_for="gpu",
-            )
-        ]
+        detail = "no GPU here: images can be built and smoke-tested, not verified"
+        remedy = "go where `nvidia-smi` or `rocminfo` lists one: `imagefactory run --nv TARGET -- ...`"
+        return _line(Health.WARNING, detail, remedy)
     detail = f"{count} NVIDIA GPU{'s' if count > 1 else ''}, driver {facts.driver or 'of unknown version'}"
     if not any(name.startswith("libcuda.so") for name in facts.driver_libraries):
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.MISSING,
-                detail=f"{detail}; the dynamic linker knows no libcuda.so",
-                remedy="install the driver's libraries (Debian: apt-get install libcuda1) and run ldconfig",
-                needed_for="gpu",
-            )
-        ]
-    names = {Path(node).name for node in facts.gpu_nodes}
-    if not {"nvidiactl", "nvidia-uvm"} <= names:
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.DENIED,
-                detail=f"{detail}; /dev/nvidiactl or /dev/nvidia-uvm is missing",
-                remedy="nvidia-modprobe -c 0 -u",
-                needed_for="gpu",
-            )
-        ]
+        remedy = "install the driver's libraries (Debian: apt-get install libcuda1) and run ldconfig"
+        return _line(Health.MISSING, f"{detail}; the dynamic linker knows no libcuda.so", remedy)
+    if not {"nvidiactl", "nvidia-uvm"} <= {Path(node).name for node in facts.gpu_nodes}:
+        detail += "; /dev/nvidiactl or /dev/nvidia-uvm is missing"
+        return _line(Health.DENIED, detail, "nvidia-modprobe -c 0 -u")
     if facts.lost_gpus:
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.WARNING,
-                detail=f"{detail}; cannot be used: {'; '.join(map(clean, facts.lost_gpus))}",
-                remedy="nvidia-smi --gpu-reset -i INDEX, or restart the machine",
-                needed_for="gpu",
-            )
-        ]
-    return [Diagnosis(name="GPU", state=Health.OK, detail=detail, needed_for="gpu")]
+        remedy = "nvidia-smi --gpu-reset -i INDEX, or restart the machine"
+        detail += f"; cannot be used: {'; '.join(map(clean, facts.lost_gpus))}"
+        return _line(Health.WARNING, detail, remedy)
+    return _line(Health.OK, detail)
+
+
+def _line(state: Health, detail: str, remedy: str = "") -> Diagnosis:
+    return Diagnosis("GPU", state, detail, remedy, "gpu")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
 from imagefactory.doctor.gpus import judge_gpus
@@ -34,9 +36,7 @@ def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
         *_bounds(facts),
         *_programs(facts),
         *_subordinate_ids(facts),
-        *_engines(facts),
-        *_conda(facts),
-        *_network(facts),
+        *_probes(facts),
         *(_disk(disk) for disk in facts.disks),
         _cores(facts),
         *judge_gpus(facts),
@@ -44,28 +44,20 @@ def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
 
 
 def _python(facts: MachineFacts) -> Diagnosis:
-    version = ".".join(map(str, facts.python))
+    detail = f"Python {'.'.join(map(str, facts.python))}"
     if facts.python[:2] < OLDEST_PYTHON:
-        return Diagnosis(
-            name="python",
-            state=Health.MISSING,
-            detail=f"Python {version} is too old",
-            remedy="use Python 3.11 or newer (Debian 12: apt-get install python3)",
-        )
-    return Diagnosis(name="python", state=Health.OK, detail=f"Python {version}")
+        remedy = "use Python 3.11 or newer (Debian 12: apt-get install python3)"
+        return Diagnosis("python", Health.MISSING, f"{detail} is too old", remedy)
+    return Diagnosis("python", Health.OK, detail)
 
 
 def _kernel(facts: MachineFacts) -> Diagnosis:
+    use = _sandbox_use(facts)
     detail = f"Linux {facts.kernel}" + (f", in a container ({facts.container})" if facts.container else "")
     if _numbers(facts.kernel) < OLDEST_KERNEL:
-        return Diagnosis(
-            name="kernel",
-            state=Health.MISSING,
-            detail=f"{detail}: the unshare runner needs 5.12 (overlay in user namespaces, mount_setattr)",
-            remedy="boot a newer kernel",
-            needed_for=_sandbox_use(facts),
-        )
-    return Diagnosis(name="kernel", state=Health.OK, detail=detail, needed_for=_sandbox_use(facts))
+        detail += ": the unshare runner needs 5.12 (overlay in user namespaces, mount_setattr)"
+        return Diagnosis("kernel", Health.MISSING, detail, "boot a newer kernel", use)
+    return Diagnosis("kernel", Health.OK, detail, needed_for=use)
 
 
 def _sandbox_use(facts: MachineFacts) -> str:
@@ -76,31 +68,18 @@ def _sandbox_use(facts: MachineFacts) -> str:
 def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
     """User namespaces and overlay, from one real attempt and the settings that explain its refusal."""
     refusal, use = facts.sandbox.refusal, _sandbox_use(facts)
+    allowed = Diagnosis("user namespaces", Health.OK, "tried: allowed", needed_for=use)
     if not refusal:
-        return [
-            Diagnosis(name="user namespaces", state=Health.OK, detail="tried: allowed", needed_for=use),
-            Diagnosis(
-                name="overlay", state=Health.OK, detail="tried: works in a user namespace", needed_for=use
-            ),
-        ]
+        overlay = Diagnosis("overlay", Health.OK, "tried: works in a user namespace", needed_for=use)
+        return [allowed, overlay]
     reason, remedy = explain_refusal(facts)
-    namespaces = "namespace" in refusal or "private-mounts" in refusal
-    denied = Diagnosis(
-        name="user namespaces" if namespaces else "overlay",
-        state=Health.DENIED,
-        detail=f"{refusal}; {reason}" if reason else refusal,
-        remedy=remedy,
-        needed_for=use,
-    )
-    if namespaces:
-        return [denied]
-    return [
-        Diagnosis(name="user namespaces", state=Health.OK, detail="tried: allowed", needed_for=use),
-        denied,
-    ]
+    detail = f"{refusal}; {reason}" if reason else refusal
+    if "namespace" in refusal or "private-mounts" in refusal:
+        return [Diagnosis("user namespaces", Health.DENIED, detail, remedy, use)]
+    return [allowed, Diagnosis("overlay", Health.DENIED, detail, remedy, use)]
 
 
-def _bounds(facts: MachineFacts) -> list[Diagnosis]:
+def _bounds(facts: MachineFacts) -> Iterator[Diagnosis]:
     """What a run may take here, and whether Landlock keeps it to its own programs."""
     names = ("processes", "memory", "files", "scratch")
     amounts = ", ".join(format_amount(name, getattr(facts.limits, name)) for name in names)
@@ -108,25 +87,11 @@ def _bounds(facts: MachineFacts) -> list[Diagnosis]:
     how = f"counted by the kernel: cgroup v{version}" if version else "a look ten times a second; rlimits"
     if facts.sandbox.no_cgroup:
         how += f"; no cgroup: {facts.sandbox.no_cgroup}"
-    findings = [
-        Diagnosis(
-            name="limits",
-            state=Health.OK,
-            detail=f"a run may take {amounts} ({how})",
-            needed_for=use,
-        )
-    ]
+    yield Diagnosis("limits", Health.OK, f"a run may take {amounts} ({how})", needed_for=use)
     if not facts.landlock:
-        findings.append(
-            Diagnosis(
-                name="landlock",
-                state=Health.WARNING,
-                detail="off: an image may start the host's Python by way of /proc/self/exe",
-                remedy="boot Linux 5.19 or newer with landlock in `lsm=`",
-                needed_for=use,
-            )
-        )
-    return findings
+        detail = "off: an image may start the host's Python by way of /proc/self/exe"
+        remedy = "boot Linux 5.19 or newer with landlock in `lsm=`"
+        yield Diagnosis("landlock", Health.WARNING, detail, remedy, use)
 
 
 def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
@@ -157,160 +122,74 @@ def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
 
 
 def _programs(facts: MachineFacts) -> list[Diagnosis]:
+    """What a build starts and imports: a row for each, with what was found of it."""
     tools = dict(facts.tools)
-    findings = []
-    if "mmdebstrap" in tools:
-        findings.append(Diagnosis(name="mmdebstrap", state=Health.OK, detail=tools["mmdebstrap"]))
-    else:
-        findings.append(
-            Diagnosis(
-                name="mmdebstrap",
-                state=Health.MISSING,
-                detail="bases are made with it",
-                remedy="apt-get install mmdebstrap",
-            )
-        )
-    if facts.keyrings:
-        findings.append(Diagnosis(name="debian keyring", state=Health.OK, detail=facts.keyrings[0]))
-    else:
-        findings.append(
-            Diagnosis(
-                name="debian keyring",
-                state=Health.MISSING,
-                detail="packages of a base are trusted by it",
-                remedy="apt-get install debian-archive-keyring",
-            )
-        )
-    asked = facts.probe("debian mirror")
-    if facts.debian_mirror or facts.apt_sources:
-        where = (
-            f"set to {redact(facts.debian_mirror)}"
-            if facts.debian_mirror
-            else f"as apt's: {', '.join(facts.apt_sources)}"
-        )
-        sources = Diagnosis(
-            name="debian mirror",
-            state=Health.DENIED if asked and asked.refusal else Health.OK,
-            detail=f"{where}; {asked.refusal or asked.found}" if asked else where,
-            remedy=asked.remedy if asked else "",
-        )
-    else:
-        sources = Diagnosis(
-            name="debian mirror",
-            state=Health.MISSING,
-            detail="apt has no Debian sources here, and no mirror is set",
-            remedy="set IMAGEFACTORY_DEBIAN_MIRROR, or debian-mirror in imagefactory.toml",
-        )
-    findings.append(sources)
-    if "uv" in tools or "uv" in facts.modules:
-        findings.append(Diagnosis(name="uv", state=Health.OK, detail=tools.get("uv", "Python package")))
-    else:
-        findings.append(
-            Diagnosis(
-                name="uv", state=Health.MISSING, detail="locks are solved with it", remedy=extra_hint("build")
-            )
-        )
-    lacking = [name for name in MODULES if name not in facts.modules and name != "uv"]
-    if lacking:
-        findings.append(
-            Diagnosis(
-                name="build packages",
-                state=Health.MISSING,
-                detail=f"not installed: {', '.join(lacking)}",
-                remedy=extra_hint("build"),
-            )
-        )
-    else:
-        findings.append(
-            Diagnosis(
-                name="build packages", state=Health.OK, detail="the extra [build], with zstandard and isal"
-            )
-        )
-    return findings
-
-
-def _engines(facts: MachineFacts) -> list[Diagnosis]:
-    """docker and apptainer: needed where the settings name them, else told as what one could use."""
-    findings = []
-    for name in ("docker", "apptainer"):
-        probe, use = facts.probe(name), facts.use(name)
-        if probe is None:
-            continue
-        if not probe.refusal:
-            findings.append(Diagnosis(name=name, state=Health.OK, detail=probe.found, needed_for=use))
-            continue
-        needed = use in ("build", "run")
-        findings.append(
-            Diagnosis(
-                name=name,
-                state=Health.MISSING if needed else Health.WARNING,
-                detail=probe.refusal if needed else f"{probe.refusal} (only --engine {name} needs it)",
-                remedy=probe.remedy,
-                needed_for=use,
-            )
-        )
-    return findings
-
-
-def _conda(facts: MachineFacts) -> list[Diagnosis]:
-    """What recipes of conda packages need; the others do without."""
-    probe = facts.probe("conda")
-    if probe is None:
-        return []
-    if not probe.refusal:
-        return [Diagnosis(name="conda", state=Health.OK, detail=probe.found, needed_for="conda")]
-    detail = f"{probe.refusal} (only recipes with `source: conda` need it)"
-    return [
-        Diagnosis(name="conda", state=Health.WARNING, detail=detail, remedy=probe.remedy, needed_for="conda")
+    uv = tools.get("uv", "Python package" if "uv" in facts.modules else "")
+    lacking = ", ".join(name for name in MODULES if name not in facts.modules and name != "uv")
+    packages = "" if lacking else "the extra [build], with zstandard and isal"
+    keyring = "".join(facts.keyrings[:1])
+    apt, extra = "apt-get install", extra_hint("build")
+    rows = (
+        ("mmdebstrap", tools.get("mmdebstrap"), "bases are made with it", f"{apt} mmdebstrap"),
+        ("debian keyring", keyring, "packages of a base are trusted by it", f"{apt} debian-archive-keyring"),
+        ("uv", uv, "locks are solved with it", extra),
+        ("build packages", packages, f"not installed: {lacking}", extra),
+    )
+    lines = [
+        Diagnosis(name, Health.OK, found) if found else Diagnosis(name, Health.MISSING, missing, remedy)
+        for name, found, missing, remedy in rows
     ]
+    return [*lines[:2], _mirror(facts), *lines[2:]]
 
 
-def _network(facts: MachineFacts) -> list[Diagnosis]:
-    """What builds and pushes reach; a registry only where one is set."""
-    findings = []
-    for name, use in (("package index", "build"), ("registry", "push")):
-        probe = facts.probe(name)
-        if probe is not None:
-            findings.append(
-                Diagnosis(
-                    name=name,
-                    state=Health.DENIED if probe.refusal else Health.OK,
-                    detail=probe.refusal or probe.found,
-                    remedy=probe.remedy,
-                    needed_for=use,
-                )
-            )
-    return findings
+def _mirror(facts: MachineFacts) -> Diagnosis:
+    name, probe = "debian mirror", facts.probe("debian mirror")
+    if facts.debian_mirror:
+        where = f"set to {redact(facts.debian_mirror)}"
+    elif facts.apt_sources:
+        where = f"as apt's: {', '.join(facts.apt_sources)}"
+    else:
+        remedy = "set IMAGEFACTORY_DEBIAN_MIRROR, or debian-mirror in imagefactory.toml"
+        return Diagnosis(name, Health.MISSING, "apt has no Debian sources here, and no mirror is set", remedy)
+    if probe is None:
+        return Diagnosis(name, Health.OK, where)
+    line = probe.judge(Health.DENIED, use="build")
+    return replace(line, detail=f"{where}; {line.detail}")
 
 
-def _subordinate_ids(facts: MachineFacts) -> list[Diagnosis]:
+def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:
+    """What was tried. Engines are needed where the settings name them, conda by its recipes; a registry is
+    asked only where one is set."""
+    rows = [
+        ("conda", "conda", Health.WARNING, " (only recipes with `source: conda` need it)"),
+        ("package index", "build", Health.DENIED, ""),
+        ("registry", "push", Health.DENIED, ""),
+    ]
+    for name in ("apptainer", "docker"):
+        use = facts.use(name)
+        needed = use in ("build", "run")
+        note = "" if needed else f" (only --engine {name} needs it)"
+        rows.insert(0, (name, use, Health.MISSING if needed else Health.WARNING, note))
+    for name, use, refused, note in rows:
+        if probe := facts.probe(name):
+            yield probe.judge(refused, use=use, note=note)
+
+
+def _subordinate_ids(facts: MachineFacts) -> Iterator[Diagnosis]:
     """mmdebstrap as an ordinary user needs a range of ids of its own; running images does not."""
     if facts.uid == 0:
-        return []
+        return
+    name, user = "subordinate ids", facts.user
+    files = [file for file in ("subuid", "subgid") if not getattr(facts, file)]
     if "newuidmap" not in dict(facts.tools):
-        return [
-            Diagnosis(
-                name="subordinate ids",
-                state=Health.MISSING,
-                detail="newuidmap is not installed: bases cannot be made as an ordinary user",
-                remedy="apt-get install uidmap",
-            )
-        ]
-    if not (facts.subuid and facts.subgid):
-        files = [
-            name
-            for name, there in (("/etc/subuid", facts.subuid), ("/etc/subgid", facts.subgid))
-            if not there
-        ]
-        return [
-            Diagnosis(
-                name="subordinate ids",
-                state=Health.MISSING,
-                detail=f"no line for '{facts.user}' in {' and '.join(files)}",
-                remedy=f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {facts.user}",
-            )
-        ]
-    return [Diagnosis(name="subordinate ids", state=Health.OK, detail=f"for '{facts.user}', with newuidmap")]
+        detail = "newuidmap is not installed: bases cannot be made as an ordinary user"
+        yield Diagnosis(name, Health.MISSING, detail, "apt-get install uidmap")
+    elif files:
+        detail = f"no line for '{user}' in {' and '.join(f'/etc/{file}' for file in files)}"
+        remedy = f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
+        yield Diagnosis(name, Health.MISSING, detail, remedy)
+    else:
+        yield Diagnosis(name, Health.OK, f"for '{user}', with newuidmap")
 
 
 def _disk(disk: Disk) -> Diagnosis:
@@ -318,24 +197,17 @@ def _disk(disk: Disk) -> Diagnosis:
     detail = f"{disk.path} ({disk.origin}): {format_bytes(disk.free)} free"
     setting = f"set IMAGEFACTORY_{disk.name.upper()} to a folder elsewhere"
     if not disk.writable:
-        return Diagnosis(
-            name=disk.name, state=Health.DENIED, detail=f"{detail}, not writable", remedy=setting
-        )
+        return Diagnosis(disk.name, Health.DENIED, f"{detail}, not writable", setting)
     if disk.free < needed:
-        return Diagnosis(
-            name=disk.name,
-            state=Health.WARNING,
-            detail=f"{detail}; one PyTorch with CUDA wants {format_bytes(needed)}",
-            remedy=f"free space there (`imagefactory store gc`), or {setting}",
-        )
-    return Diagnosis(name=disk.name, state=Health.OK, detail=detail)
+        detail += f"; one PyTorch with CUDA wants {format_bytes(needed)}"
+        remedy = f"free space there (`imagefactory store gc`), or {setting}"
+        return Diagnosis(disk.name, Health.WARNING, detail, remedy)
+    return Diagnosis(disk.name, Health.OK, detail)
 
 
 def _cores(facts: MachineFacts) -> Diagnosis:
     state = Health.OK if facts.cores > 1 else Health.WARNING
-    return Diagnosis(
-        name="cores", state=state, detail=f"{facts.cores} for this process", needed_for="comfort"
-    )
+    return Diagnosis("cores", state, f"{facts.cores} for this process", needed_for="comfort")
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -16,28 +16,15 @@ def judge_processor(facts: MachineFacts) -> Iterator[Diagnosis]:
     detail = f"{facts.machine}, {kind or 'unknown C library'} {version}".rstrip()
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if facts.machine not in MACHINES.values():
-        yield Diagnosis(
-            name="platform",
-            state=Health.MISSING,
-            detail=f"{detail}: images are for {', '.join(MACHINES)}",
-            remedy=f"build and run on a machine of {' or '.join(MACHINES.values())}",
-        )
+        remedy = f"build and run on a machine of {' or '.join(MACHINES.values())}"
+        yield Diagnosis("platform", Health.MISSING, f"{detail}: images are for {', '.join(MACHINES)}", remedy)
     elif kind != "glibc" or numbers < OLDEST_GLIBC:
+        detail += ": the tools' wheels are made for glibc 2.28 or newer"
         yield Diagnosis(
-            name="platform",
-            state=Health.WARNING,
-            detail=f"{detail}: the tools' wheels are made for glibc 2.28 or newer",
-            remedy="use a machine with a newer glibc, such as Debian 12",
+            "platform", Health.WARNING, detail, "use a machine with a newer glibc, such as Debian 12"
         )
     else:
-        yield Diagnosis(name="platform", state=Health.OK, detail=detail)
+        yield Diagnosis("platform", Health.OK, detail)
     for probe in facts.emulated:
-        yield Diagnosis(
-            name=probe.name,
-            state=Health.WARNING if probe.refusal else Health.OK,
-            detail=f"{probe.refusal} (only images for {probe.name} need it)"
-            if probe.refusal
-            else probe.found,
-            remedy=probe.remedy,
-            needed_for=probe.name,
-        )
+        note = f" (only images for {probe.name} need it)"
+        yield probe.judge(Health.WARNING, use=probe.name, note=note)

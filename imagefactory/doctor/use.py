@@ -74,8 +74,9 @@ def judge_verify(facts: UseFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagn
     A pool does without a GPU of this machine and without a sandbox.
     """
     pooled = facts.pool is not None and not facts.pool.refusal
+    factory = (facts.factory.judge(Health.MISSING, use="use"),) if facts.factory else ()
     found = tuple(one for one in machine if not (pooled and one.needed_for in ("run", "gpu")))
-    return (*_factory(facts), *_trust(facts, own=True), _signer(facts), _pool(facts, needed=False), *found)
+    return (*factory, *_trust(facts, own=True), _signer(facts), _pool(facts), *found)
 
 
 def works(findings: tuple[Diagnosis, ...]) -> bool:
@@ -84,13 +85,11 @@ def works(findings: tuple[Diagnosis, ...]) -> bool:
 
 
 def _catalogue(facts: UseFacts) -> Iterator[Diagnosis]:
-    asked = facts.catalogue
-    if asked is None:
+    if facts.catalogue is None:
         yield _line("catalogue", Health.MISSING, "none is named in your settings", JOIN)
-    elif asked.refusal:
-        yield _line("catalogue", Health.DENIED, asked.refusal, asked.remedy)
-    else:
-        yield _line("catalogue", Health.OK, asked.found)
+        return
+    yield facts.catalogue.judge(Health.DENIED, use="use")
+    if not facts.catalogue.refusal:
         for note in facts.catalogue_notes:
             yield _line("catalogue", Health.WARNING, note)
         said = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
@@ -129,27 +128,17 @@ def _site(facts: UseFacts) -> Diagnosis:
     return _line("site", Health.WARNING, "not set: files follow no site's own rules", remedy)
 
 
-def _pool(facts: UseFacts, *, needed: bool = False) -> Diagnosis:
+def _pool(facts: UseFacts) -> Diagnosis:
     if facts.pool is None:
         what = "no condor_submit here: files can be written, and submitted on an access point"
         return _line("pool", Health.WARNING, what, "log in to the access point of your pool")
-    if facts.pool.refusal:
-        state = Health.DENIED if needed else Health.WARNING
-        return _line("pool", state, facts.pool.refusal, facts.pool.remedy)
-    return _line("pool", Health.OK, facts.pool.found)
+    return facts.pool.judge(Health.WARNING, use="use")
 
 
 def _reader(facts: UseFacts) -> Iterator[Diagnosis]:
     if not facts.reader:
         said = "HTCondor's own reader is not installed: only submit --check needs it"
         yield _line("submit --check", Health.WARNING, said, facts.mend)
-
-
-def _factory(facts: UseFacts) -> Iterator[Diagnosis]:
-    if facts.factory is not None and facts.factory.refusal:
-        yield _line("factory", Health.MISSING, facts.factory.refusal, facts.factory.remedy)
-    elif facts.factory is not None:
-        yield _line("factory", Health.OK, facts.factory.found)
 
 
 def _signer(facts: UseFacts) -> Diagnosis:
@@ -160,4 +149,4 @@ def _signer(facts: UseFacts) -> Diagnosis:
 
 
 def _line(name: str, state: Health, detail: str, remedy: str = "") -> Diagnosis:
-    return Diagnosis(name=name, state=state, detail=detail, remedy=remedy, needed_for="use")
+    return Diagnosis(name, state, detail, remedy, "use")

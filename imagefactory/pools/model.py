@@ -207,7 +207,7 @@ class CapableMachines:
 class Sweep:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
-    `site` is a row of sites.py, `level` the suite's. `machines` are those of the pool when it was made,
+    `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was made,
     `own` what the settings add to its jobs (sites.Site). `patterns` choose machines (own_commands.is_chosen);
     `at_once` is how many of its jobs may be in the queue, 0 for all.
     """

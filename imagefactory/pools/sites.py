@@ -1,18 +1,17 @@
-"""What sites want to see in a submit file: one row a site. Adding one touches this table alone.
-
-Every row and every rule has its source. `generic` is any HTCondor pool: what a site's own pages ask for is
-not known there.
-"""
+"""What sites want in a submit file. The rows are in sites.toml, each with its source."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import timedelta
+from pathlib import Path
 
+from imagefactory.documents import Fields
 from imagefactory.errors import UsageError
 from imagefactory.pools.model import ImageKind
-from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SLURM
+from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of, parse_commands, parse_options, split_requirements
 
@@ -21,9 +20,9 @@ GENERIC = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLength:
-    """A class of jobs by time: `line` is how a submit file says so of jobs that run for `longest` at most."""
+    """A class of jobs by time: jobs that run for at most `hours` say so by `line`."""
 
-    longest: timedelta
+    hours: int
     line: str
 
 
@@ -86,13 +85,13 @@ class Site:
     name: str
     title: str
     kinds: tuple[ImageKind, ...]
-    commands: tuple[SiteCommand, ...]
-    lengths: tuple[JobLength, ...]
-    usual: int
-    staging: tuple[tuple[str, str], ...]
-    advice: tuple[str, ...]
     source: str
     needs: tuple[SiteNeed, ...]
+    commands: tuple[SiteCommand, ...] = ()
+    lengths: tuple[JobLength, ...] = ()
+    usual: int = 0
+    staging: tuple[tuple[str, str], ...] = ()
+    advice: tuple[str, ...] = ()
     resumable: str = ""
     gpus_alone: bool = False
     nested: bool = False
@@ -140,12 +139,11 @@ class Site:
         if time is None:
             return (self.lengths[self.usual].line,)
         for one in self.lengths:
-            if time <= one.longest:
+            if time <= timedelta(hours=one.hours):
                 return (one.line,)
-        hours = int(self.lengths[-1].longest.total_seconds() // 3600)
         raise UsageError(
             "job-too-long",
-            f"{self.title} does not run jobs longer than {hours} hours",
+            f"{self.title} does not run jobs longer than {self.lengths[-1].hours} hours",
             hint="write checkpoints and split the job into shorter ones, or ask the site",
         )
 
@@ -154,198 +152,24 @@ def _longest(time: timedelta | None) -> tuple[str, ...]:
     return () if time is None else (f"allowed_execute_duration = {int(time.total_seconds())}",)
 
 
-MEMORY = SiteNeed(
-    key="request_memory",
-    write="request_memory = 8GB, or what the job uses",
-    why="HTCondor gives 128 MB where the pool sets nothing else",
-    refused=False,
-    source="(documented): HTCondor's manual, JOB_DEFAULT_REQUESTMEMORY (2026-08)",
-)
-DISK = SiteNeed(
-    key="request_disk",
-    write="request_disk = 10GB, or what image, input and results take",
-    why="HTCondor gives 1 GB, or a quarter more than the input where that is larger",
-    refused=False,
-    source="(documented): HTCondor's manual, JOB_DEFAULT_REQUESTDISK (2026-08)",
-)
-RETIRED = (
-    RetiredAddress(
-        start="/mnt/gluster",
-        instead="/staging/... once the file is there",
-        why="CHTC's Gluster share was taken away, and /staging is in its place",
-        gone=True,
-        same=False,
-        source="(documented): CHTC's guide 'Using Gluster for Large Data and Software', archived (2026-08)",
-    ),
-    RetiredAddress(
-        start="http://proxy.chtc.wisc.edu/SQUID/",
-        instead="osdf:///chtc/staging/... once the file is in /staging",
-        why="CHTC's guide to SQUID is in its archive, and points to file transfer and /staging instead",
-        gone=False,
-        same=False,
-        source="(documented): CHTC's guide 'Transfer Large Input Files Via Squid', archived in 2025-03",
-    ),
-    RetiredAddress(
-        start="stash:///",
-        instead="osdf:///",
-        why="stash:// is the old name of osdf://, and taken for a while still",
-        gone=False,
-        same=True,
-        source="(documented): the OSPool's guide to the OSDF, 'Phase out of stash' (2026-08)",
-    ),
-    RetiredAddress(
-        start="/ospool/ap20/",
-        instead="the name of your access point of today",
-        why="the access point ap20 was shut down in December 2025",
-        gone=False,
-        same=False,
-        source="(documented): the OSPool's page on the migration of ap20, ap21 and ap23 (2025-12)",
-    ),
-    RetiredAddress(
-        start="/ospool/ap21/",
-        instead="the name of your access point of today",
-        why="the access point ap21 was shut down in December 2025",
-        gone=False,
-        same=False,
-        source="(documented): the OSPool's page on the migration of ap20, ap21 and ap23 (2025-12)",
-    ),
-)
-"""Of every site: a file is copied from one to another with the addresses in it."""
+def read_sites(text: str) -> tuple[tuple[Site, ...], tuple[RetiredAddress, ...]]:
+    """Return the rows of sites.toml: sites, and addresses that moved. Raises StatementError for an unknown
+    or missing key."""
+    table = tomllib.loads(text)
+    needs = [(row.pop("sites"), row) for row in table.pop("need", ())]
+    usual = {
+        field.name: [] if field.default == () else field.default
+        for field in fields(Site)
+        if field.default is not MISSING
+    }
+    for row in table["site"]:
+        row["needs"] = [need for names, need in needs if row["name"] in names]
+    table["site"] = [usual | row for row in table["site"]]
+    rows = Fields(site=tuple[Site, ...], retired=tuple[RetiredAddress, ...]).parse(table, "sites.toml")
+    return rows["site"], rows["retired"]
 
-SITES = (
-    Site(
-        name="chtc",
-        title="CHTC",
-        kinds=(ImageKind.OSDF, ImageKind.DOCKER, ImageKind.ORAS, ImageKind.SIF),
-        commands=(
-            SiteCommand(
-                line="+WantGPULab = true",
-                agreed=False,
-                why="CHTC's guide to GPUs took it out of its list in May 2026, but its sample file and "
-                "its known issues still have it",
-                source="(documented): CHTC's guide 'Use GPUs', change of 2026-05-07, and 'Known Issues' "
-                "(2026-08)",
-            ),
-        ),
-        lengths=(
-            JobLength(longest=timedelta(hours=12), line='+GPUJobLength = "short"'),
-            JobLength(longest=timedelta(hours=24), line='+GPUJobLength = "medium"'),
-            JobLength(longest=timedelta(days=7), line='+GPUJobLength = "long"'),
-        ),
-        usual=1,
-        staging=(
-            ("osdf:///chtc/staging/", "HasCHTCStaging"),
-            ("file:///staging/", "HasCHTCStaging"),
-            ("/staging/", "HasCHTCStaging"),
-        ),
-        advice=(),
-        resumable="+is_resumable = true",
-        source="CHTC's guides 'Use GPUs' and 'Use Custom Software in Jobs Using Apptainer' (2026-08); oras: "
-        "CHTC/templates-GPUs, containers/pixi",
-        needs=(MEMORY, DISK),
-        gpus_alone=True,
-        nested=True,
-    ),
-    Site(
-        name="ospool",
-        title="the OSPool",
-        kinds=(ImageKind.OSDF, ImageKind.SIF, ImageKind.DOCKER),
-        commands=(),
-        lengths=(
-            JobLength(longest=timedelta(hours=10), line='+JobDurationCategory = "Medium"'),
-            JobLength(longest=timedelta(hours=20), line='+JobDurationCategory = "Long"'),
-        ),
-        usual=0,
-        staging=(),
-        advice=(),
-        source="the OSPool's guides 'Indicate the Duration Category of Your Jobs' and 'Containers' (2026-08)",
-        needs=(
-            SiteNeed(
-                key="request_memory",
-                write="request_memory = 8GB, or what the job uses",
-                why="the OSPool gives 2 GB",
-                refused=False,
-                source="(documented): the OSPool's guide 'Large Memory Jobs' (2026-08)",
-            ),
-            DISK,
-        ),
-        nested=True,
-        migrated=True,
-    ),
-    Site(
-        name="igwn",
-        title="the IGWN grid",
-        kinds=(ImageKind.OSDF, ImageKind.SIF, ImageKind.DOCKER),
-        commands=(),
-        lengths=(),
-        usual=0,
-        staging=(),
-        advice=(
-            "a job without its group's tag is refused; the collaboration tells yours:",
-            "accounting_group = igwn.dev...",
-        ),
-        source="the IGWN computing guide, 'Job submission' and 'Accessing software with HTCondor' (2026-08); "
-        "getenv: its roadmap, 'Disabling getenv = true' (2025-11)",
-        needs=(
-            MEMORY,
-            SiteNeed(
-                key="request_disk",
-                write="request_disk = 10GB, or what image, input and results take",
-                why="its access points refuse jobs that do not say it",
-                refused=True,
-                source="(reported): public notes on submitting at its Caltech access point (2026-09)",
-            ),
-            SiteNeed(
-                key="accounting_group",
-                write="accounting_group = and the tag of the analysis",
-                why="jobs without a tag fail at once",
-                refused=True,
-                source="(documented): the IGWN computing guide, 'Job submission' (2026-08)",
-            ),
-        ),
-        getenv="its access points refuse it since November 2025",
-    ),
-    Site(
-        name=GENERIC,
-        title="a pool",
-        kinds=(ImageKind.DOCKER, ImageKind.OSDF, ImageKind.SIF, ImageKind.ORAS),
-        commands=(),
-        lengths=(),
-        usual=0,
-        staging=(),
-        advice=(),
-        source="HTCondor's manual, Container Universe Jobs",
-        needs=(MEMORY, DISK),
-    ),
-    Site(
-        name=SLURM,
-        title="a Slurm cluster",
-        kinds=(ImageKind.SIF, ImageKind.DOCKER, ImageKind.ORAS),
-        commands=(),
-        lengths=(),
-        usual=0,
-        staging=(),
-        advice=(),
-        source="Slurm's manual, sbatch(1); Apptainer's user guide, Support for Docker and OCI Containers",
-        needs=(),
-        batch=SLURM,
-    ),
-    Site(
-        name=KUBERNETES,
-        title="a Kubernetes cluster",
-        kinds=(ImageKind.DOCKER,),
-        commands=(),
-        lengths=(),
-        usual=0,
-        staging=(),
-        advice=(),
-        source="Kubernetes' documentation, Jobs and Schedule GPUs; NVIDIA's k8s-device-plugin, GPU feature "
-        "discovery (2026-11)",
-        needs=(),
-        batch=KUBERNETES,
-    ),
-)
 
+SITES, RETIRED = read_sites(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SITE_NAMES = tuple(site.name for site in SITES)
 
 

@@ -1,17 +1,24 @@
 """Shell text -> simple commands, whose words keep their places. Nothing is run.
 
 Quotes, variables that are known, line continuations, operators and here-documents are read as POSIX has them
-(Shell Command Language, 2.2 to 2.9). What only a running shell decides is told apart: a word that holds
-`$(...)` or a variable that nobody set is not `known`, and commands in conditions, loops, functions and
-pipes are not `plain`.
+(Shell Command Language, 2.2 to 2.9), arrays and redirections as bash(1) has them.
+
+    split_words    the words of a Dockerfile's line
+    read_commands  the commands of an installation, strictly: an open quote is an error. Commands in
+                   conditions, loops, functions and pipes are not `plain`
+    read_shell     all commands of any script that a person runs: nothing in it is an error
+
+A word that only a running shell decides is not `known`: it has `$(...)`, or a variable without a value here.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from imagefactory.model import Where
 from imagefactory.recipes.yaml_tree import refused
@@ -21,22 +28,42 @@ MOST_CHARACTERS = 4096
 """Of a word: variables made of variables grow without end."""
 _MOST_EXPANDED = 1024 * 1024
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|()\n]")
-_REDIRECT = re.compile(r"[0-9]*(?:<<-?|>>|>&|<&|>\||[<>]|&>)")
+_REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-?|<[&>]?|>[>&|]?)|&>>?")
 _VARIABLE = re.compile(
     r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?([-+])((?:[^{}]|\{[^{}]*\})*))?\})", re.ASCII
 )
 _OPENERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac"}
 _PASSED = ("then", "else", "elif", "do", "!", "time")
 _GROUPS = ("(", "{")
+_INSIDE = re.compile(r'\\|[^"\\$`]+')
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?=)", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BEFORE = ("if", "while", "until", "{", *_PASSED, "exec", "nohup", "command", "builtin")
+_SETS = ("export", "declare", "typeset", "local", "readonly", "read", "unset", "for", "printf", "mapfile")
+
+
+class _Piece(NamedTuple):
+    """A part of a word. `name` is its variable, `splits` whether a shell splits it at blanks."""
+
+    text: str
+    known: bool = True
+    name: str = ""
+    splits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word without its quotes; as written where it is not `known`, but to a shell that runs."""
+    """A word without its quotes. Where it is not `known` it is as written; of `read_shell` without quotes,
+    with the variables that are known."""
 
     text: str
     where: Where
     known: bool = True
+    pieces: tuple[_Piece, ...] = field(default=(), repr=False, compare=False)
+
+    def after(self, count: int) -> Word:
+        """The value in `--option=value`, or in `NAME=value`."""
+        return replace(self, text=self.text[count:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +93,121 @@ class Command:
     sent: list[Redirect] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellCommand:
+    """A simple command, without redirections and words such as `then`. `sets` are variables for it alone."""
+
+    words: tuple[Word, ...]
+    sets: Mapping[str, Word]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """The commands of a script in their order, and the variables that it sets for all of them."""
+
+    commands: tuple[ShellCommand, ...]
+    sets: Mapping[str, Word]
+
+
 def split_words(text: str, where: Where, variables: Mapping[str, str]) -> list[Word]:
-    """Words without operators, as Dockerfiles have them. Raises RecipeError for a quote without its end."""
+    """Return words without operators, as Dockerfiles have them. Raises RecipeError for an unclosed quote."""
     return list(_Reader(text, where, variables, ends=" \t\n").rest())
 
 
 def read_commands(
     text: str, where: Where, variables: Mapping[str, str], *, joined: bool
 ) -> Iterator[Command]:
-    """The commands of a script; `variables` is asked anew at each. Raises RecipeError as `split_words` does.
+    """Yield the commands of a script; `variables` is read again at each. Raises RecipeError as `split_words`.
 
-    `joined`: lines that end in a backslash are one to whoever hands it over, comments included.
+    `joined`: the caller takes lines that end in a backslash for one line, comments included.
     """
-    reader = _Reader(text, where, variables, ends=" \t\n;&|()<>")
-    reader.joined = joined
-    return _Script(reader).commands()
+    return _Script(_Reader(text, where, variables, ends=_ENDS, joined=joined)).commands()
+
+
+def read_shell(text: str) -> Shell:
+    """Return all commands of a script, those in its conditions, functions and pipes among them.
+
+    Variables are known that the script sets once, to a literal, outside of any condition.
+    """
+    start = Where(file="", line=1, column=1)
+    reader = _Reader(text.replace("\r\n", "\n"), start, {}, ends=_ENDS, loose=True)
+    found = list(_Script(reader).all_words())
+    values = _constants(found)
+    commands: list[ShellCommand] = []
+    sets: dict[str, Word] = {}
+    for raw in found:
+        words = [_fill(word, values) for word in raw]
+        count = 0
+        while count < len(words) and (_ASSIGNED.match(words[count].text) or words[count].text in _BEFORE):
+            count += 1
+        own = _assignments(words[:count])
+        rest = words[count:]
+        if rest:
+            commands.append(ShellCommand(words=tuple(rest), sets=own))
+            own = _assignments(rest[1:]) if rest[0].text == "export" else {}
+        sets |= own
+    return Shell(commands=tuple(commands), sets=sets)
+
+
+def _assignments(words: Sequence[Word]) -> dict[str, Word]:
+    found = ((word, _ASSIGNED.match(word.text)) for word in words)
+    return {match[1]: word.after(match.end()) for word, match in found if match}
+
+
+def _constants(commands: Sequence[Sequence[Word]]) -> Mapping[str, str]:
+    """Return the variables that are set once, to a literal, where the script certainly comes by."""
+    times: Counter[str] = Counter()
+    literals: dict[str, Word] = {}
+    depth = 0
+    for words in commands:
+        first = words[0].text
+        depth += (first in _OPENERS or first == "{") - (first in (*_OPENERS.values(), "}"))
+        assigned = [match for word in words if (match := _ASSIGNED.match(word.text))]
+        times.update(match[1] for match in assigned)
+        if first in _SETS:
+            names = (_NAME.match(word.text) for word in words[1:] if not _ASSIGNED.match(word.text))
+            times.update(name[0] for name in names if name)
+        if not depth and len(assigned) == len(words) - (first == "export"):
+            for word in words:
+                if (match := _ASSIGNED.match(word.text)) and match[2] == "=":
+                    literals[match[1]] = word
+    values: dict[str, str] = {}
+    for name, word in literals.items():  # in the order of the script: one may be in the next
+        filled = _fill(word, values)
+        if times[name] == 1 and filled.known and len(filled.text) <= MOST_CHARACTERS:
+            values[name] = filled.text[len(name) + 1 :]
+    return values
+
+
+def _fill(word: Word, values: Mapping[str, str]) -> Word:
+    """Return a word of `read_shell` with the values of its variables."""
+    known = all(piece.known or piece.name in values for piece in word.pieces)
+    text = "".join(values.get(piece.name, piece.text) for piece in word.pieces)
+    return Word(text, word.where, known)
+
+
+_ENDS = " \t\n;&|()<>"
 
 
 class _Reader:
-    """A text, and how far it is read."""
+    """A text, and how far it is read. With `loose` nothing is an error, and no variable has a value yet."""
 
-    def __init__(self, text: str, first: Where, variables: Mapping[str, str], *, ends: str) -> None:
+    def __init__(
+        self,
+        text: str,
+        first: Where,
+        variables: Mapping[str, str],
+        *,
+        ends: str,
+        joined: bool = False,
+        loose: bool = False,
+    ) -> None:
         self.text, self.first, self.variables, self.ends = text, first, variables, ends
+        self.joined, self.loose, self.shell = joined, loose, ends == _ENDS
         self.at = 0
-        self.joined = False
         self._expanded = 0
-        self._plain = re.compile(rf"[^{re.escape(ends)}\\'\"$`]+")
+        special = ends + "\\'\"$`" + ("*?[" if loose else "")
+        self._plain = re.compile(f"[^{re.escape(special)}]+")
         self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
 
     def place(self, at: int) -> Where:
@@ -104,79 +220,95 @@ class _Reader:
             yield from self.words()
 
     def skip(self) -> bool:
-        """Passes blanks (here, line ends among them only where words alone are read) and continued lines."""
-        blanks = r"(?:[ \t]|\\\n)*" if "|" in self.ends else r"(?:[ \t\n]|\\\n)*"
+        """Pass blanks (line ends among them only where words alone are read) and continued lines."""
+        blanks = r"(?:[ \t]|\\\n)*" if self.shell else r"(?:[ \t\n]|\\\n)*"
         found = re.compile(blanks).match(self.text, self.at)
         self.at = found.end() if found else self.at
         return self.at < len(self.text)
 
     def words(self) -> list[Word]:
-        """The word that begins here; several where a variable without quotes holds several."""
-        start, parts, known, quoted = self.at, [""], True, False
-        while self.at < len(self.text) and (char := self.text[self.at]) not in self.ends:
-            if char == "\\":
-                piece = self.text[self.at + 1 : self.at + 2]
-                parts[-1] += "" if piece == "\n" else piece
-                self.at += 2
-            elif char in "'\"":
-                piece, sure = self._quoted(char)
-                parts[-1] += piece
-                known, quoted = known and sure, True
-            elif char in "$`":
-                piece, sure = self._expansion()
-                known &= sure
-                first, *more = re.split(r"\s+", piece) if "|" in self.ends else [piece]
-                parts[-1] += first
-                parts += more
-            else:
-                found = self._plain.match(self.text, self.at)
-                assert found
-                parts[-1] += found[0]
-                self.at = found.end()
-            if sum(map(len, parts)) > MOST_CHARACTERS:
-                raise refused(
-                    self.place(start),
-                    "word-too-long",
-                    f"has a word of more than {MOST_CHARACTERS} characters",
-                    "split it",
-                )
+        """Return the word that begins here; several where a variable without quotes holds several."""
+        start = self.at
+        pieces = tuple(self._pieces())
         where = self.place(start)
-        if not known:
+        if self.loose:
+            return [Word("".join(piece.text for piece in pieces), where, pieces=pieces)]
+        if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
+            raise refused(
+                where, "word-too-long", f"has a word of more than {MOST_CHARACTERS} characters", "split it"
+            )
+        if not all(piece.known for piece in pieces):
             return [Word(self.text[start : self.at], where, known=False)]
-        return [Word(part, where) for part in parts if part or (quoted and len(parts) == 1)]
+        parts = [""]
+        for piece in pieces:
+            first, *more = re.split(r"\s+", piece.text) if self.shell and piece.splits else [piece.text]
+            parts[-1] += first
+            parts += more
+        solid = len(parts) == 1 and not all(piece.splits for piece in pieces)
+        return [Word(part, where) for part in parts if part or solid]
 
-    def _quoted(self, quote: str) -> tuple[str, bool]:
-        start, known = self.at, True
-        piece: list[str] = []
+    def _pieces(self) -> Iterator[_Piece]:
+        start = self.at
+        while self.at < len(self.text):
+            at, char = self.at, self.text[self.at]
+            if char == "(" and self.shell and _ASSIGNED.fullmatch(self.text, start, at):  # an array
+                self.at = self.close(at)
+                yield _Piece(self.text[at : self.at], known=False)
+            elif char in self.ends:
+                return
+            elif char == "\\":
+                self.at += 2
+                if (piece := self.text[at + 1 : self.at]) not in ("", "\n"):
+                    yield _Piece(piece)
+            elif char in "'\"":
+                yield from self._quoted(char)
+            elif char in "$`":
+                yield self._expansion(splits=True)
+            elif self.loose and (char in "*?[" or (char == "~" and at == start)):
+                self.at += 1
+                yield _Piece(char, known=False)
+            else:
+                found = self._plain.match(self.text, at)
+                assert found
+                self.at = found.end()
+                yield _Piece(found[0])
+
+    def _quoted(self, quote: str) -> Iterator[_Piece]:
+        start = self.at
         self.at += 1
+        yield _Piece("")
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == quote:
                 self.at += 1
-                return "".join(piece), known
-            if (
-                quote == '"'
-                and char == "\\"
-                and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\", "\n")
-            ):
-                piece.append(self.text[self.at + 1].strip("\n"))
+                return
+            if quote == "'":
+                end = self.text.find(quote, self.at)
+                piece = self.text[self.at : end if end >= 0 else None]
+                self.at += len(piece)
+                yield _Piece(piece.replace("\\\n", "") if self.joined else piece)
+            elif char in "$`":
+                yield self._expansion()
+            elif char == "\\" and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\", "\n"):
+                yield _Piece(self.text[self.at + 1].strip("\n"))
                 self.at += 2
-            elif quote == "'" and self.joined and self.text.startswith("\\\n", self.at):
-                self.at += 2
-            elif quote == '"' and char in "$`":
-                more, sure = self._expansion()
-                piece.append(more)
-                known &= sure
             else:
-                piece.append(char)
-                self.at += 1
-        raise refused(self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it")
+                found = _INSIDE.match(self.text, self.at)
+                assert found
+                self.at = found.end()
+                yield _Piece(found[0])
+        if not self.loose:
+            raise refused(self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it")
 
-    def _expansion(self) -> tuple[str, bool]:
-        """What stands for `$...` or a command in backticks, and whether it is known."""
-        if found := _VARIABLE.match(self.text, self.at):
+    def _expansion(self, *, splits: bool = False) -> _Piece:
+        """Return the value of `$...` or of a command in backticks; its text where it has none."""
+        start = self.at
+        if found := _VARIABLE.match(self.text, start):
             self.at = found.end()
-            value = self.variables.get(found[1] or found[2])
+            name, usual = found[1] or found[2], found[3]
+            if self.loose:
+                return _Piece(found[0], known=False, name="" if usual else name)
+            value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
                 raise refused(
@@ -185,35 +317,38 @@ class _Reader:
                     "has variables that grow too long",
                     "write their values",
                 )
-            if found[3] and (found[3] == "+") == bool(value):
+            if usual and (usual == "+") == bool(value):
                 value = _VARIABLE.sub(lambda one: self.variables.get(one[1] or one[2], "$"), found[4])
-                return value, "$" not in value
-            return ("$", False) if value is None else (value, True)
-        opened = self.text[self.at : self.at + 2]
+                return _Piece(value, "$" not in value, splits=splits)
+            return _Piece(value or "", value is not None, splits=splits)
+        opened, known = self.text[start : start + 2], False
         if opened in ("$(", "${"):
-            self.at = self.close(self.at + 1)
+            self.at = self.close(start + 1)
         elif opened[0] == "`":
-            end = self.text.find("`", self.at + 1)
+            end = self.text.find("`", start + 1)
             self.at = len(self.text) if end < 0 else end + 1
         else:
             self.at += 2 if re.match(r"\$[0-9@*#?$!-]", opened) else 1
-            return "$", len(opened) < 2 or opened[1] in self.ends
-        return "$", False
+            known = len(opened) < 2 or opened[1] in self.ends
+        return _Piece(self.text[start : self.at], known, splits=splits)
 
     def close(self, at: int) -> int:
-        """The place behind the bracket that closes the one at `at`."""
-        pair, depth = {"(": "()", "{": "{}"}[self.text[at]], 0
-        for found in re.compile(r"\\.|[(){}]", re.DOTALL).finditer(self.text, at):
-            if found[0] in pair:
-                depth += 1 if found[0] == pair[0] else -1
+        """Return the place behind the bracket that closes the one at `at`."""
+        opened, depth = self.text[at], 0
+        for found in _BRACKETS[opened].finditer(self.text, at):
+            depth += {opened: 1, ")": -1, "}": -1}.get(found[0], 0)
             if depth == 0:
                 return found.end()
-        raise refused(
-            self.place(at),
-            "bracket-unclosed",
-            f"a bracket ({pair[0]}) is not closed",
-            "close it",
-        )
+        if self.loose:
+            return len(self.text)
+        raise refused(self.place(at), "bracket-unclosed", f"a bracket ({opened}) is not closed", "close it")
+
+
+_BRACKETS = {
+    "(": re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<=\s)#[^\n]*|[()]""", re.DOTALL),
+    "{": re.compile(r"\\.|[{}]", re.DOTALL),
+}
+"""What opens or closes a bracket, and what hides one."""
 
 
 class _Script:
@@ -253,6 +388,12 @@ class _Script:
             before = operator
             if ended:
                 return
+
+    def all_words(self) -> Iterator[list[Word]]:
+        """Yield the words of each simple command, wherever it is."""
+        while self.reader.skip():
+            if words := self._simple()[0].words:
+                yield words
 
     def _conditional(self) -> bool:
         return any(block not in _GROUPS for block in self.blocks)
@@ -294,15 +435,13 @@ class _Script:
         if not reader.skip():
             return
         if reader.text[reader.at] == "(":  # the output of another command as a file
-            reader.at = reader.close(reader.at)
+            reader.at = reader.at if reader.loose else reader.close(reader.at)
             return
-        quoted = reader.at
-        words = reader.words() or [Word("", reader.place(quoted))]
-        target = words[0].text
-        if "<<" in operator:
-            self.pending.append((command, target, operator.endswith("-")))
-        elif target != "/dev/null" and not operator.endswith("&"):
-            plain = operator.lstrip("0123456789")
+        target = next((word.text for word in reader.words()), "")
+        plain = operator.lstrip("0123456789")
+        if plain in ("<<", "<<-"):
+            self.pending.append((command, target, plain == "<<-"))
+        elif target != "/dev/null" and not plain.endswith("&") and plain != "<<<":
             word = command.words[-1] if command.words else None
             command.sent.append(Redirect(plain, target, word, joined))
 
@@ -312,6 +451,8 @@ class _Script:
             start, lines = reader.at, []
             while True:
                 if reader.at >= len(reader.text):
+                    if reader.loose:
+                        break
                     raise refused(
                         command.where,
                         "heredoc-unclosed",

@@ -102,7 +102,7 @@ class SweepOptions:
     """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
 
     `folder` is where the sweep is written, None for the store's own place; `pool` is a row of POOLS, `site`
-    one of sites.py. `at_once` is how many jobs may be in the queue, 0 for all.
+    one of sites.toml. `at_once` is how many jobs may be in the queue, 0 for all.
     """
 
     asked: SweepAsk = field(default_factory=SweepAsk)

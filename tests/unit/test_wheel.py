@@ -45,3 +45,10 @@ def test_the_wheel_brings_the_recipes_and_locks_of_this_tree(wheel: Path) -> Non
 def test_the_wheel_is_light_and_says_its_name(wheel: Path) -> None:
     assert wheel.name.startswith(f"{DISTRIBUTION.replace('-', '_')}-")
     assert wheel.stat().st_size < 2_400_000
+
+
+def test_the_wheel_brings_every_table(wheel: Path) -> None:
+    tables = {str(path.relative_to(ROOT)) for path in (ROOT / "imagefactory").rglob("*.toml")}
+    assert "imagefactory/pools/sites.toml" in tables
+    with zipfile.ZipFile(wheel) as archive:
+        assert tables <= set(archive.namelist())

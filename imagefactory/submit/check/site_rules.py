@@ -1,6 +1,6 @@
 """What a site's own pages ask of a submit file, and what a facilitator there would say. Pure.
 
-How much it weighs is the site's: what one refuses is only unwise at another. `pools/sites.py` has the
+How much it weighs is the site's: what one refuses is only unwise at another. `pools/sites.toml` has the
 sources.
 """
 

@@ -111,7 +111,7 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
         if image is None or word is None or image.address in told:
             continue
         told.add(image.address)
-        at = Spot(word.line, word.column)
+        at = Spot(word.where.line, word.where.column)
         misread = misread_by_pyxis(word.text) if start.verb == PYXIS else None
         if misread:
             yield wrong(at.line, "pyxis", *misread, column=at.column)

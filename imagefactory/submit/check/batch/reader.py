@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
-from imagefactory.submit.check.batch.shell import Shell, read_shell
+from imagefactory.recipes.shell_words import Shell, read_shell
 from imagefactory.submit.check.findings import Spot, SubmitFinding, advice, wrong
 from imagefactory.submit.check.reader import MAX_LINES
 from imagefactory.versions import nearest

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.recipes.shell_words import Word
 from imagefactory.submit.check.batch.asked import GPU_OPTIONS, MEMORY_OPTIONS, BatchAsk, memory_in_mb
 from imagefactory.submit.check.batch.reader import BatchScript
-from imagefactory.submit.check.batch.shell import Word
 from imagefactory.submit.check.batch.starts import APPTAINER, DOCKER, PYXIS, Start
 from imagefactory.submit.check.findings import SubmitFinding, advice, wrong
 from imagefactory.submit.check.image import KnownImage
@@ -148,7 +148,7 @@ def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
         elif not start.image.known:
             text = f"the image '{start.image.text[:60]}' is known only at run time, so it is not checked"
             hint = "write the image, or set the variable once, above, to the image"
-            yield advice(start.image.line, "unread", text, hint, column=start.image.column)
+            yield advice(start.image.where.line, "unread", text, hint, column=start.image.where.column)
 
 
 def _opens_gpus(start: Start, case: BatchCase) -> bool:
@@ -221,7 +221,7 @@ def _modules(case: BatchCase) -> Iterator[SubmitFinding]:
             if word.text not in ("load", "add") and _MODULE.fullmatch(word.text):
                 text = f"the image has its own CUDA libraries: {word.text} only adds variables such as"
                 text += " CUDA_HOME, which name paths of the machine"
-                yield advice(word.line, "module", text, "remove it", column=word.column)
+                yield advice(word.where.line, "module", text, "remove it", column=word.where.column)
 
 
 def _libraries(case: BatchCase) -> Iterator[SubmitFinding]:
@@ -234,7 +234,7 @@ def _libraries(case: BatchCase) -> Iterator[SubmitFinding]:
             if word and word not in told:
                 told.add(word)
                 text = f"{before}{name} puts libraries of the machine before those of the image"
-                yield wrong(word.line, "libraries", text, hint, column=word.column)
+                yield wrong(word.where.line, "libraries", text, hint, column=word.where.column)
         if any(one.removeprefix("--env=").startswith(f"{name}=") for one in start.given):
             text = f"--env {name} puts libraries of the machine before those of the image"
             yield wrong(start.at.line, "libraries", text, hint, column=start.at.column)
@@ -244,7 +244,7 @@ def _libraries(case: BatchCase) -> Iterator[SubmitFinding]:
             text = (
                 f"{name} is for the machine: apptainer removes it, and elsewhere it conflicts with the image"
             )
-            yield advice(word.line, "libraries", text, hint, column=word.column)
+            yield advice(word.where.line, "libraries", text, hint, column=word.where.column)
 
 
 def _environments(case: BatchCase) -> Iterator[SubmitFinding]:
@@ -254,7 +254,7 @@ def _environments(case: BatchCase) -> Iterator[SubmitFinding]:
         source = texts[0] in ("source", ".") and len(words) > 1 and texts[1].endswith("activate")
         if conda or source:
             text = "the image has its own Python and packages, and uses none of this environment"
-            yield advice(words[0].line, "environment", text, "remove it", column=words[0].column)
+            yield advice(words[0].where.line, "environment", text, "remove it", column=words[0].where.column)
 
 
 def _commands(case: BatchCase) -> Iterator[tuple[Word, ...]]:

@@ -6,11 +6,12 @@ Source: apptainer exec(1), docker run(1), podman-run(1), NVIDIA's pyxis, "Usage"
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from imagefactory.model import Where
 from imagefactory.pools.model import ImageKind
+from imagefactory.recipes.shell_words import Shell, ShellCommand, Word
 from imagefactory.submit.check.batch.reader import BatchScript
-from imagefactory.submit.check.batch.shell import Shell, ShellCommand, Word
 from imagefactory.submit.check.findings import Spot
 from imagefactory.submit.check.image import JobImage, addressed, has_host, referred
 
@@ -58,13 +59,8 @@ def find_starts(script: BatchScript) -> tuple[Start, ...]:
     """All of them, in order; one that #SBATCH names first."""
     found = []
     if option := script.options.get(PYXIS):
-        word = Word(
-            text=option.value,
-            line=option.at.line,
-            column=option.at.column,
-            known="$" not in option.value,
-            begin=option.value,
-        )
+        where = Where(file="", line=option.at.line, column=option.at.column)
+        word = Word(option.value, where, known="$" not in option.value)
         found.append(_by_pyxis(word, "sbatch", None))
     return (*found, *(_in_shell(script.shell) if script.shell else ()))
 
@@ -105,7 +101,7 @@ def _by_program(program: str, words: Sequence[Word], command: ShellCommand) -> I
     yield Start(
         program=program,
         verb=verb.text,
-        at=Spot(words[0].line, words[0].column),
+        at=Spot(words[0].where.line, words[0].where.column),
         image=image,
         named=named,
         given=tuple(one.text for one in (*before, *given)),
@@ -129,14 +125,8 @@ def _pyxis_image(words: Sequence[Word]) -> Word | None:
         name, equals, value = word.text.partition("=")
         if name == f"--{PYXIS}":
             if equals:
-                skip = len(name) + 1
-                return Word(
-                    text=value,
-                    line=word.line,
-                    column=word.column + skip,
-                    known=word.known,
-                    begin=word.begin[skip:],
-                )
+                where = replace(word.where, column=word.where.column + len(name) + 1)
+                return Word(value, where, word.known)
             return words[at + 1] if at + 1 < len(words) else None
     return None
 
@@ -156,7 +146,7 @@ def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
     return Start(
         program=program,
         verb=PYXIS,
-        at=Spot(word.line, word.column),
+        at=Spot(word.where.line, word.where.column),
         image=word,
         named=named,
         given=(),
