@@ -2,6 +2,7 @@
 
     format_value(value, kind) -> what json.dumps takes
     parse_value(found, kind, where) -> the value that `format_value` made this of
+    json.dumps(value, default=plain) -> output that imagefactory does not read again
 
 A dataclass is an object with exactly its fields, a tuple a list, an enumeration its word, a time its text in
 UTC, a duration its seconds. What a kind does not say stands beside it: `Annotated[str, Among(WORDS)]`. What
@@ -16,9 +17,10 @@ import json
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from imagefactory.errors import HIDDEN, StatementError
@@ -127,6 +129,25 @@ def parse_value(value: object, kind: Any, where: str) -> Any:
     Raises StatementError for anything else.
     """
     return _told(_codec(kind).parse, value, where)
+
+
+def plain(value: object) -> object:
+    """Return the next step of a value towards JSON, for `json.dumps(default=plain)`.
+
+    A dataclass with a text of its own (`__str__`) is that text. Raises TypeError for a type without JSON.
+    """
+    if isinstance(value, datetime):
+        return format_time(value)
+    if is_dataclass(value) and type(value).__str__ is object.__str__:
+        return fields_of(value)
+    if is_dataclass(value) or isinstance(value, date | Path):
+        return str(value)
+    raise TypeError(f"no JSON is agreed on for {type(value)}")
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, in order, without going into them."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def format_document(value: object, version: int) -> dict[str, Any]:
