@@ -97,6 +97,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 Digest = Annotated[str, Matching(DIGEST)]
 Capability = Annotated[str, Matching(CAPABILITY)]
 Name = Annotated[str, Matching(NAME)]
+AnyText = Annotated[str, Matching(re.compile("(?s:.*)"))]  # to be cleaned before it is shown
 Count = Annotated[int, Within(0, LARGEST_COUNT)]
 
 
@@ -373,7 +374,8 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
     if len(kinds) == 2 and kinds[1] is ...:
         most = _of(Most, notes, Most(MOST_ROWS)).rows
         if _of(Pairs, notes, None):
-            return _pairs_codec(_codec(get_args(kinds[0])[1]), most)
+            name, own = get_args(kinds[0])
+            return _pairs_codec(_codec(name).parse, _codec(own), most)
         return _list_codec(_codec(kinds[0]), most)
     codecs = tuple(_codec(kind) for kind in kinds)
     if named := _of(Named, notes, None):
@@ -406,11 +408,11 @@ def _list_codec(codec: _Codec, most: int) -> _Codec:
     return _Codec(lambda value: [codec.format(one) for one in value], parse)
 
 
-def _pairs_codec(codec: _Codec, most: int) -> _Codec:
+def _pairs_codec(parse_name: Callable[[object], str], codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or len(value) > most:
             raise _Fault(f"that is no object of at most {most}")
-        return tuple((_parse_line(name), _at(f".{name}", codec.parse, value[name])) for name in sorted(value))
+        return tuple((parse_name(name), _at(f".{name}", codec.parse, value[name])) for name in sorted(value))
 
     return _Codec(lambda value: {name: codec.format(one) for name, one in value}, parse)
 
