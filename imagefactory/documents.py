@@ -2,6 +2,7 @@
 
     format_value(value, kind) -> what json.dumps takes
     parse_value(found, kind, where) -> the value that `format_value` made this of
+    json.dumps(value, default=plain) -> output that imagefactory does not read again
 
 A dataclass is an object with exactly its fields, a tuple a list, an enumeration its word, a time its text in
 UTC, a duration its seconds. What a kind does not say stands beside it: `Annotated[str, Among(WORDS)]`. What
@@ -16,9 +17,10 @@ import json
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from imagefactory.errors import HIDDEN, StatementError
@@ -95,6 +97,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 Digest = Annotated[str, Matching(DIGEST)]
 Capability = Annotated[str, Matching(CAPABILITY)]
 Name = Annotated[str, Matching(NAME)]
+AnyText = Annotated[str, Matching(re.compile("(?s:.*)"))]  # to be cleaned before it is shown
 Count = Annotated[int, Within(0, LARGEST_COUNT)]
 
 
@@ -127,6 +130,25 @@ def parse_value(value: object, kind: Any, where: str) -> Any:
     Raises StatementError for anything else.
     """
     return _told(_codec(kind).parse, value, where)
+
+
+def plain(value: object) -> object:
+    """Return the next step of a value towards JSON, for `json.dumps(default=plain)`.
+
+    A dataclass with a text of its own (`__str__`) is that text. Raises TypeError for a type without JSON.
+    """
+    if isinstance(value, datetime):
+        return format_time(value)
+    if is_dataclass(value) and type(value).__str__ is object.__str__:
+        return fields_of(value)
+    if is_dataclass(value) or isinstance(value, date | Path):
+        return str(value)
+    raise TypeError(f"no JSON is agreed on for {type(value)}")
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, in order, without going into them."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def format_document(value: object, version: int) -> dict[str, Any]:
@@ -352,7 +374,8 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
     if len(kinds) == 2 and kinds[1] is ...:
         most = _of(Most, notes, Most(MOST_ROWS)).rows
         if _of(Pairs, notes, None):
-            return _pairs_codec(_codec(get_args(kinds[0])[1]), most)
+            name, own = get_args(kinds[0])
+            return _pairs_codec(_codec(name).parse, _codec(own), most)
         return _list_codec(_codec(kinds[0]), most)
     codecs = tuple(_codec(kind) for kind in kinds)
     if named := _of(Named, notes, None):
@@ -385,11 +408,11 @@ def _list_codec(codec: _Codec, most: int) -> _Codec:
     return _Codec(lambda value: [codec.format(one) for one in value], parse)
 
 
-def _pairs_codec(codec: _Codec, most: int) -> _Codec:
+def _pairs_codec(parse_name: Callable[[object], str], codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or len(value) > most:
             raise _Fault(f"that is no object of at most {most}")
-        return tuple((_parse_line(name), _at(f".{name}", codec.parse, value[name])) for name in sorted(value))
+        return tuple((parse_name(name), _at(f".{name}", codec.parse, value[name])) for name in sorted(value))
 
     return _Codec(lambda value: {name: codec.format(one) for name, one in value}, parse)
 

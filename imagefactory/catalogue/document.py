@@ -215,17 +215,7 @@ def _format_image(image: CataloguedImage) -> dict[str, Any]:
             {"capability": capability, **format_value(claim)} for capability, claim in image.predicted
         ],
         "sifs": [{"sha256": sif.sha256, **_format_place(sif)} for sif in image.sifs],
-        "revoked": [
-            {
-                "capability": one.capability,
-                "subject": _format_subject(one.subject),
-                "by": one.by,
-                "keyid": one.keyid,
-                "when": format_time(one.when),
-                "why": one.why,
-            }
-            for one in image.revoked
-        ],
+        "revoked": [{**format_value(one), "subject": _format_subject(one.subject)} for one in image.revoked],
     }
 
 

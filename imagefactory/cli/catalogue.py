@@ -76,7 +76,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     again: what was revoked since stays revoked. Repeated, it puts back what it had replaced.
     """
     from imagefactory.catalogue.offers import ages_of, judge_offer
-    from imagefactory.report.verdicts import ages_json, format_ages
+    from imagefactory.report.verdicts import format_ages
     from imagefactory.stages.catalogue import CatalogueMaking
     from imagefactory.stages.publish import (
         Publishing,
@@ -134,7 +134,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
         proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
         if as_json:
-            more = {"proofs": ages_json(ages), "errors": failures.as_json()}
+            more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
             return say_json("catalogue", {**_as_json(made, proven, written), **more})
         for image in made.catalogue.images:

@@ -98,7 +98,6 @@ def _answer(
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import beside
     from imagefactory.gpu.predict import predict
-    from imagefactory.report.compat import claim_json
     from imagefactory.report.inspect import format_answer
     from imagefactory.report.inspect_json import prediction_json
 
@@ -110,7 +109,7 @@ def _answer(
     prediction = beside(scanned, inspected.platform, asked.host)
     proof = verified.get(asked.capability) if prediction is scanned else None
     value = {"name": name, "gpu": asked.title, "driver_asked": asked.driver, **prediction_json(prediction)}
-    value["verified"] = claim_json(proof) if proof else None
+    value["verified"] = proof
     line = format_answer(name, asked, prediction, proof)
     answer = (proof or prediction).answer
     return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}

@@ -138,7 +138,9 @@ def say(text: str, *, unless: bool = False) -> None:
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
     """One JSON document on stdout. `format` names its kind and version."""
-    say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
+    from imagefactory.documents import plain
+
+    say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
 
 
 def say_document(text: str) -> None:

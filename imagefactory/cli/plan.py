@@ -319,8 +319,6 @@ def _row_json(ruled: RuledRow) -> dict[str, object]:
 
 def _ruling_json(ruling: Ruling) -> dict[str, object]:
     """`basis` and `rule` are null where nothing is known; `override` are the options that bring it back."""
-    from imagefactory.report.compat import claim_json
-
     claim = ruling.claim
     return {
         "basis": claim.basis if claim else None,
@@ -329,7 +327,7 @@ def _ruling_json(ruling: Ruling) -> dict[str, object]:
         "reason": ruling.reason,
         "source": claim.source if claim else "",
         "override": " ".join(f"--allow {one.rule}" for one in ruling.against),
-        "against": [claim_json(one) for one in ruling.against],
-        "allowed": [claim_json(one) for one in ruling.allowed],
-        "warnings": [claim_json(one) for one in ruling.warnings],
+        "against": ruling.against,
+        "allowed": ruling.allowed,
+        "warnings": ruling.warnings,
     }

@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.stages.pull import Pulled, PulledSif
+    from imagefactory.stages.pull import Pulled
 
 
 @click.command()
@@ -91,7 +91,9 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         to = SifPull(name=own, target=file, output=options["output"], platform=platform)
         made = pull_sif(access, where, to, call.progress)
         if as_json:
-            return say_json("pull", _pulled_sif_json(made))
+            from imagefactory.documents import fields_of
+
+            return say_json("pull", fields_of(made))
         return say(format_pulled_sif(made))
     if options["output"]:
         raise UsageError(
@@ -115,16 +117,6 @@ def _is_catalogued(call: Call, name: str) -> bool:
     plain = not any(mark in name for mark in "/:@")
     joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
     return bool(plain and joined) or names_center(name, settings)
-
-
-def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
-    return {
-        "reference": str(pulled.reference),
-        "path": str(pulled.path),
-        "sha256": pulled.digest,
-        "size": pulled.size,
-        "how": pulled.how,
-    }
 
 
 def _pulled_json(pulled: Pulled) -> dict[str, object]:

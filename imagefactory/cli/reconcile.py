@@ -26,17 +26,6 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
     with collecting(factory) as failures:
         done = reconcile_all(factory, place, datetime.now(UTC), call.progress)
         if as_json:
-            rows = [
-                {
-                    "place": repository.place,
-                    "listed": repository.listed,
-                    "mended": list(repository.mended),
-                    "gone": repository.gone,
-                    "expired": repository.expired,
-                    "damaged": repository.damaged,
-                }
-                for repository in done
-            ]
-            return say_json("reconcile", {"repositories": rows, "errors": failures.as_json()})
+            return say_json("reconcile", {"repositories": done, "errors": failures.as_json()})
         say(format_reconciled(done))
     return say_next("registry", "list")

@@ -79,8 +79,6 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 
 
 def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
-    from imagefactory.pools.faults import machines_json
-
     return {
         "sweep": sweep_status.sweep.id,
         "pool": sweep_status.sweep.pool,
@@ -89,5 +87,5 @@ def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object
         "done": sweep_status.done,
         "jobs": list(sweep_status.jobs),
         "nodes": results,
-        "machines": machines_json(sweep_status.machines),
+        "machines": sweep_status.machines,
     }

@@ -172,7 +172,6 @@ def _submitted(
     call: Call, folder: Path, given: dict[str, Any], failures: Failures, made: Made | None = None
 ) -> None:
     """Says what runs now, or waits for it and collects."""
-    from imagefactory.report.sweep import left_out_json
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.sweep import claim_again, submit_sweep
     from imagefactory.sweeps.sweep_file import read_sweep
@@ -196,7 +195,7 @@ def _submitted(
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
-        left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(made.notes) if made else []}
+        left_out = {"left_out": sweep.left_out, "notes": list(made.notes) if made else []}
         say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
     else:
         ours = sweep.id if _in_store(call, folder, sweep.id) else folder

@@ -43,8 +43,8 @@ class Modules:
     `codes` is sorted and holds nothing twice; no code at all is possible.
     """
 
-    codes: tuple[Code, ...]
     count: int
+    codes: tuple[Code, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +142,8 @@ class Prediction:
     reason: str
     driver: str
     driver_reason: str
-    libraries: tuple[LibraryReach, ...]
     warnings: tuple[str, ...] = ()
+    libraries: tuple[LibraryReach, ...]
 
 
 # --- what is claimed of a cell -------------------------------------------------------------------

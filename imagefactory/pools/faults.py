@@ -133,23 +133,3 @@ def format_excluded(faults: Sequence[Fault]) -> tuple[str, ...]:
             f"{datetime.fromtimestamp(last.at, UTC):%Y-%m-%d %H:%M} UTC: {last.why[:200]}"
         )
     return tuple(lines)
-
-
-def machines_json(machines: Sequence[FailedMachine]) -> list[dict[str, object]]:
-    """The same for programs."""
-    return [
-        {
-            "machine": one.machine,
-            "left_out": one.left_out,
-            "faults": [
-                {
-                    "node": fault.node,
-                    "job": fault.job,
-                    "at": f"{fault.at:%Y-%m-%dT%H:%M:%SZ}",
-                    "why": fault.why,
-                }
-                for fault in one.faults
-            ],
-        }
-        for one in machines
-    ]

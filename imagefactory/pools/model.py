@@ -179,9 +179,9 @@ class LeftOut:
 
     target: str
     capability: str
+    part: str = ""
     rule: str
     reason: str
-    part: str = ""
 
     @property
     def row(self) -> str:

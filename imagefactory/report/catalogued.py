@@ -11,7 +11,7 @@ from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import CPUS, MIN_FOLDED, format_fields, format_table, wrap
-from imagefactory.report.verdicts import ages_json, format_ages
+from imagefactory.report.verdicts import format_ages
 from imagefactory.stages.catalogued import Shelf
 from imagefactory.stages.centers import OpenCenter
 from imagefactory.submit.forms import expected_grounds
@@ -160,7 +160,7 @@ def _head_json(shelf: Shelf) -> Mapping[str, object]:
         **source_json(shelf.catalogue),
         "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
         "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
-        "proofs": ages_json(ages_of(shelf.offers, shelf.now)),
+        "proofs": ages_of(shelf.offers, shelf.now),
     }
 
 

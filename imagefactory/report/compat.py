@@ -247,19 +247,8 @@ def cell_json(cell: Cell) -> dict[str, object]:
         "capability": str(cell.question.capability),
         "driver": cell.question.driver,
         "answer": cell.answer.value,
-        "claims": [claim_json(claim) for claim in cell.claims],
-        "warnings": [claim_json(claim) for claim in cell.warnings],
-    }
-
-
-def claim_json(claim: Claim) -> dict[str, object]:
-    return {
-        "basis": claim.basis.value,
-        "answer": claim.answer.value,
-        "rule": claim.rule,
-        "reason": claim.reason,
-        "source": claim.source,
-        "driver": claim.driver,
+        "claims": cell.claims,
+        "warnings": cell.warnings,
     }
 
 
@@ -277,7 +266,7 @@ def cover_json(cover: Cover) -> dict[str, object]:
             {
                 **gpu_json(unserved.gpu),
                 "nearest": candidate_json(unserved.candidate) if unserved.candidate else None,
-                "why": claim_json(unserved.claim) if unserved.claim else None,
+                "why": unserved.claim,
             }
             for unserved in cover.unserved
         ],

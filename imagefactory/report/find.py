@@ -10,7 +10,7 @@ from imagefactory.pools.sizes import format_size
 from imagefactory.report.catalogued import centers_json, source_json
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
-from imagefactory.report.verdicts import ages_json, format_ages, revoked_json
+from imagefactory.report.verdicts import format_ages, revoked_json
 from imagefactory.stages.find import Finding
 from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
@@ -132,7 +132,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
         "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
         **source_json(catalogue),
         **centers_json(finding.open),
-        "proofs": ages_json(finding.ages) if finding.ages else None,
+        "proofs": finding.ages,
         "pool": {
             "name": inventory.pool,
             "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",

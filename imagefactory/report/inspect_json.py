@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from imagefactory.documents import fields_of
 from imagefactory.gpu.amd import amd_targets
 from imagefactory.gpu.frameworks import cuda_of, find_framework, find_package
 from imagefactory.gpu.model import Prediction
-from imagefactory.report.compat import claim_json
 from imagefactory.report.inspect import Inspection, library_versions, ordered_libraries
 
 
@@ -32,17 +32,14 @@ def inspection_json(inspection: Inspection) -> dict[str, object]:
                 "compressions": library.compressions,
                 "damage": library.damage,
                 "unread": library.unread,
-                "modules": [
-                    {"count": modules.count, "codes": [str(code) for code in modules.codes]}
-                    for modules in library.modules
-                ],
+                "modules": library.modules,
             }
             for library, role in ordered_libraries(contents)
         ],
         "amd_targets": amd_targets(contents),
         "predictions": [prediction_json(prediction) for prediction in inspection.predictions],
         "verified": [
-            {"capability": str(capability), **claim_json(claim)}
+            {"capability": capability, **fields_of(claim)}
             for capability, claim in inspection.verified.items()
         ],
         "packages": [
@@ -59,24 +56,4 @@ def inspection_json(inspection: Inspection) -> dict[str, object]:
 
 
 def prediction_json(prediction: Prediction) -> dict[str, object]:
-    return {
-        "capability": str(prediction.capability),
-        "basis": "predicted",
-        "answer": prediction.answer.value,
-        "reason": prediction.reason,
-        "driver": prediction.driver,
-        "driver_reason": prediction.driver_reason,
-        "warnings": prediction.warnings,
-        "libraries": [
-            {
-                "path": reach.path,
-                "reach": reach.reach.value,
-                "native": reach.native,
-                "ptx": reach.ptx,
-                "without": reach.without,
-                "isa": reach.isa,
-                "gates": reach.gates,
-            }
-            for reach in prediction.libraries
-        ],
-    }
+    return {"capability": prediction.capability, "basis": "predicted", **fields_of(prediction)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from imagefactory.documents import fields_of
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.report.text import fold, format_table
 from imagefactory.verdicts.statement import is_simulated
@@ -30,7 +31,7 @@ class Kind:
     simulated: bool
     machines: tuple[str, ...]
     free: int
-    count: int
+    gpus: int
 
 
 def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
@@ -52,7 +53,7 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
             simulated=simulated,
             machines=tuple(dict.fromkeys(machine.name for machine, _ in members)),
             free=sum(gpu.free for _, gpu in members),
-            count=len(members),
+            gpus=len(members),
         )
         for (capability, name, memory, driver, cuda, mig, simulated), members in by_kind.items()
     ]
@@ -61,18 +62,7 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
 
 
 def kind_json(kind: Kind) -> dict[str, object]:
-    return {
-        "capability": kind.capability,
-        "name": kind.name,
-        "memory": kind.memory,
-        "driver": kind.driver,
-        "cuda": kind.cuda,
-        "mig": kind.mig,
-        "simulated": kind.simulated,
-        "machines": len(kind.machines),
-        "free": kind.free,
-        "gpus": kind.count,
-    }
+    return {**fields_of(kind), "machines": len(kind.machines)}
 
 
 def format_pool(inventory: Inventory, width: int | None = None) -> str:
@@ -86,7 +76,7 @@ def format_pool(inventory: Inventory, width: int | None = None) -> str:
             kind.cuda or UNTOLD,
             str(len(kind.machines)),
             str(kind.free),
-            str(kind.count),
+            str(kind.gpus),
         )
         for kind in kinds_of(inventory)
     ]

@@ -44,7 +44,7 @@ def format_attested(attested: Attested) -> str:
 def format_pulled_sif(pulled: PulledSif) -> str:
     fields = [
         ("file", f"{pulled.path} ({format_bytes(pulled.size)})"),
-        ("sha256", pulled.digest.removeprefix("sha256:")),
+        ("sha256", pulled.sha256.removeprefix("sha256:")),
         ("came", pulled.how),
         ("try it", f"apptainer exec {pulled.path} python"),
     ]

@@ -30,9 +30,7 @@ def format_licences(check: LicenceCheck, width: int | None) -> str:
 
 
 def format_vulnerabilities(check: VulnerabilityCheck, width: int | None) -> str:
-    rows = [
-        (one.package, one.version, one.identifier, _fixed(one), " ".join(one.aliases)) for one in check.found
-    ]
+    rows = [(one.package, one.version, one.id, _fixed(one), " ".join(one.aliases)) for one in check.found]
     header = ("PACKAGE", "VERSION", "VULNERABILITY", "FIXED IN", "ALIASES")
     blocks = [format_table(header, rows, width, drop=("ALIASES",))] if rows else []
     lines = [f"checked: {count} packages of {ecosystem}" for ecosystem, count in check.checked]
@@ -68,18 +66,7 @@ def licences_json(check: LicenceCheck) -> dict[str, object]:
 def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
     return {
         "holds": not check.found,
-        "found": [
-            {
-                "ecosystem": one.ecosystem,
-                "package": one.package,
-                "version": one.version,
-                "id": one.identifier,
-                "aliases": one.aliases,
-                "fixed": one.fixed,
-                "decided": one.decided,
-            }
-            for one in check.found
-        ],
+        "found": check.found,
         "checked": dict(check.checked),
         "not_checked": dict(check.unchecked),
     }

@@ -63,7 +63,7 @@ def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
 def _row(one: Reached) -> tuple[str, ...]:
     unsure = f"{one.unsure} of them may not take it (START or what changes)" if one.unsure else ""
     why = "; ".join(part for part in (one.why, unsure) if part)
-    return one.capability, str(one.gpus), str(one.free), one.word or "not known", why
+    return one.capability, str(one.gpus), str(one.free), one.image or "not known", why
 
 
 def check_json(checked: Checked) -> Mapping[str, object]:
@@ -90,17 +90,7 @@ def check_json(checked: Checked) -> Mapping[str, object]:
                 "target": jobs.target,
                 "gpus": jobs.gpus if jobs.known else None,
                 "of": jobs.total if jobs.known else None,
-                "reached": [
-                    {
-                        "capability": reached.capability,
-                        "gpus": reached.gpus,
-                        "free": reached.free,
-                        "unsure": reached.unsure,
-                        "image": reached.word,
-                        "why": reached.why,
-                    }
-                    for reached in jobs.reached
-                ],
+                "reached": jobs.reached,
                 "missed": [{"gpus": count, "why": cause} for cause, count in jobs.causes],
             }
             for jobs in checked.jobs

@@ -167,19 +167,6 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
             }
             for cell in plan.cells
         ],
-        "left_out": left_out_json(plan.left_out),
+        "left_out": plan.left_out,
         "notes": list(plan.notes),
     }
-
-
-def left_out_json(left_out: Iterable[LeftOut]) -> list[dict[str, str]]:
-    return [
-        {
-            "target": one.target,
-            "capability": one.capability,
-            "part": one.part,
-            "rule": one.rule,
-            "reason": one.reason,
-        }
-        for one in left_out
-    ]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from imagefactory.documents import format_time
+from imagefactory.documents import format_time, plain
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.combos import INVALID, REPORTED, VERIFIED, Combo, ComboState, unite
 from imagefactory.matrix.ranges import Range
@@ -78,8 +78,8 @@ def tables_json(tables: Tables) -> dict[str, object]:
         "made": format_time(tables.made),
         "place": tables.place,
         "counts": counts(tables.combos),
-        "combos": [_combo_json(one) for one in tables.combos],
-        "ranges": [_range_json(one) for one in tables.ranges],
+        "combos": tables.combos,
+        "ranges": tables.ranges,
         "notes": list(tables.notes),
     }
 
@@ -88,33 +88,6 @@ def counts(combos: Iterable[Combo]) -> dict[str, int]:
     """How many combinations are in each state, several targets of one counted once."""
     found = Counter(one.state for one in unite(combos))
     return {state.value: found[state] for state in ComboState}
-
-
-def _combo_json(combo: Combo) -> dict[str, object]:
-    return {
-        "target": combo.target,
-        "framework": combo.framework,
-        "version": combo.version,
-        "cuda": combo.cuda,
-        "capability": str(combo.capability),
-        "state": combo.state.value,
-        "cause": str(combo.cause),
-        "basis": str(combo.basis),
-        "reason": combo.reason,
-        "source": combo.source,
-        "driver": combo.driver,
-    }
-
-
-def _range_json(span: Range) -> dict[str, object]:
-    return {
-        "framework": span.framework,
-        "capability": str(span.capability),
-        "first": span.first,
-        "last": span.last,
-        "cuda": list(span.cuda),
-        "state": span.state.value,
-    }
 
 
 # --- for people ----------------------------------------------------------------------------------
@@ -235,5 +208,5 @@ def format_files(tables: Tables) -> dict[str, str]:
         INVALID_FILE: format_invalid(tables.combos),
         RANGES_FILE: format_ranges(tables.ranges),
         MARKDOWN_FILE: format_markdown(tables),
-        JSON_FILE: json.dumps(document, indent=2) + "\n",
+        JSON_FILE: json.dumps(document, indent=2, default=plain) + "\n",
     }

@@ -30,11 +30,6 @@ def format_ages(ages: ProofAges) -> str:
     return f"oldest verdict of {ages.oldest:%Y-%m-%d}; {soon}"
 
 
-def ages_json(ages: ProofAges) -> dict[str, object]:
-    """The same for programs: `oldest` is null where none is valid."""
-    return {"oldest": format_time(ages.oldest) if ages.oldest else None, "lapsing": ages.lapsing}
-
-
 def format_verdicts(
     images: Sequence[Found], keys: Mapping[str, str], width: int | None = None, *, numbers: bool = False
 ) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from imagefactory.documents import fields_of
 from imagefactory.lock.moves import Move
 from imagefactory.report.text import wrap
 from imagefactory.stages.watch import NewCuda, NewRelease, News
@@ -161,19 +162,9 @@ def news_json(news: News) -> dict[str, object]:
             }
             for one in news.releases
         ],
-        "cudas": [{"series": one.series, "cuda": one.cuda, "command": one.command} for one in news.cudas],
-        "python": (
-            {"release": news.python.release, "python": news.python.python, "base": news.python.base}
-            if news.python
-            else None
-        ),
-        "locks": [
-            {
-                "name": one.name,
-                "moves": [{"name": m.name, "before": m.before, "after": m.after} for m in one.moves],
-            }
-            for one in news.locks
-        ],
+        "cudas": news.cudas,
+        "python": news.python,
+        "locks": [{"name": one.name, "moves": [fields_of(move) for move in one.moves]} for one in news.locks],
         "expiring": [
             {"target": one.target, "capability": one.capability, "until": str(one.day)}
             for one in news.expiring

@@ -125,12 +125,12 @@ def _insist_on_room(layout: Layout, graph: Graph, asked: Reference) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulledSif:
-    """A .sif that was pulled. `digest` is its sha256; `how` says in a few words where it came from."""
+    """A .sif that was pulled. `how` says in a few words where it came from."""
 
     reference: Reference
     path: Path
+    sha256: str
     size: int
-    digest: str
     how: str
 
 
@@ -179,7 +179,7 @@ def pull_sif(access: Access, reference: Reference, options: SifPull, progress: P
             sif = ensure_sif(access, image, options.target, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
-    return PulledSif(reference=reference, path=output, size=sif.file.size, digest=sif.file.digest, how=how)
+    return PulledSif(reference=reference, path=output, sha256=sif.file.digest, size=sif.file.size, how=how)
 
 
 def _sif_in_registry(source: Place, digest: str) -> str:

@@ -5,33 +5,35 @@ The same rules hold for a run on this machine and for what a kit brought back.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from imagefactory.documents import CAPABILITY
+from imagefactory.documents import LARGEST_COUNT, Among, AnyText, Capability, Fields, Fixed, Matching, Within
 from imagefactory.model import CheckResult, CheckState, Completed, Outcome
 from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.verify.model import (
     GPUS,
     SEVERAL,
-    UUID,
     GpuIdentity,
     GpuReport,
     Hardware,
     Subject,
+    Uuid,
     digits_of,
 )
 from imagefactory.verify.suite_report import (
     ReportFault,
     SuiteCheck,
+    checks_kind,
     clean,
+    clean_check,
     how_it_ended,
     parse_fields,
-    parse_row,
 )
 
 MOST_NUMBERS = 256
@@ -51,8 +53,10 @@ OF_SEVERAL = {
 }
 """The words for several GPUs: none of those that tables take for a claim about one."""
 
-_FIELDS = ("format", "nonce", "target", "python", "level", "rehearsal", "cuda", "device", "running", "checks")
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
+_DEVICE = Fields(
+    name=AnyText, capability=Capability, uuid=Uuid, memory=Annotated[int, Within(1, LARGEST_COUNT)]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,49 +102,36 @@ class GpuSuiteReport:
 # --- reading -------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _fields(level: str) -> Fields:
+    names = table.checks_of(level)
+    return Fields(
+        format=Annotated[int, Fixed(table.FORMAT)],
+        nonce=object,
+        target=object,
+        python=object,
+        level=object,
+        rehearsal=object,
+        cuda=Annotated[str, Matching(_CUDA, empty=True)],
+        device=Annotated[object, _DEVICE] | None,
+        running=Annotated[str, Among(("", *names))],
+        checks=checks_kind(names, table.OUTCOMES, MOST_NUMBERS),
+    )
+
+
 def parse_suite_report(data: bytes, asked: Mapping[str, Any]) -> GpuSuiteReport:
     """Raises ReportFault for anything but a report of this suite's format that answers `asked`."""
-    document = parse_fields(data, _FIELDS)
-    if document["format"] != table.FORMAT or isinstance(document["format"], bool):
-        raise ReportFault("its report has another format")
-    if document["nonce"] != asked["nonce"]:
+    found = parse_fields(data, _fields(asked["level"]))
+    if found["nonce"] != asked["nonce"]:
         raise ReportFault("its report does not bring back the nonce of this run")
     for key in ("target", "level", "rehearsal"):
-        if document[key] != asked[key] or type(document[key]) is not type(asked[key]):
+        if found[key] != asked[key] or type(found[key]) is not type(asked[key]):
             raise ReportFault(f"its report is of another {key}")
-    running, rows, cuda = document["running"], document["checks"], document["cuda"]
-    names = table.checks_of(asked["level"])
-    if not isinstance(rows, list) or not isinstance(running, str) or running not in ("", *names):
-        raise ReportFault("its report names no checks")
-    if not isinstance(cuda, str) or not (cuda == "" or _CUDA.fullmatch(cuda)):
-        raise ReportFault("its report has a version of CUDA that is none")
-    checks = tuple(parse_row(row, names, table.OUTCOMES) for row in rows)
-    if any(len(check.result.numbers) > MOST_NUMBERS for check in checks):
-        raise ReportFault(f"a check in its report has more than {MOST_NUMBERS} numbers")
+    checks = tuple(map(clean_check, found["checks"]))
     if len({check.result.name for check in checks}) != len(checks):
         raise ReportFault("its report has a check twice")
-    return GpuSuiteReport(cuda=cuda, device=_parse_device(document["device"]), running=running, rows=checks)
-
-
-def _parse_device(value: object) -> GpuIdentity | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict) or set(value) != {"name", "capability", "uuid", "memory"}:
-        raise ReportFault("its report has a device without the fields of one")
-    name, capability, uuid, memory = (value[key] for key in ("name", "capability", "uuid", "memory"))
-    whole = (
-        isinstance(name, str)
-        and isinstance(capability, str)
-        and CAPABILITY.fullmatch(capability)
-        and isinstance(uuid, str)
-        and UUID.fullmatch(uuid)
-        and isinstance(memory, int)
-        and not isinstance(memory, bool)
-        and 0 < memory < 1 << 53
-    )
-    if not whole:
-        raise ReportFault("its report has a device that is none")
-    return GpuIdentity(name=clean(name), capability=capability, uuid=uuid, memory=memory)
+    device = found["device"] and GpuIdentity(**{**found["device"], "name": clean(found["device"]["name"])})
+    return GpuSuiteReport(cuda=found["cuda"], device=device, running=found["running"], rows=checks)
 
 
 # --- judging -------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from imagefactory.documents import format_value, parse_value
+from imagefactory.errors import StatementError
 from imagefactory.files import replacing, seal, unseal
-from imagefactory.model import CheckResult, CheckState, Outcome, Report
+from imagefactory.model import CheckResult, Outcome, Report
 from imagefactory.verify.model import Trial
 from imagefactory.verify.suite_files import required_checks
-from imagefactory.verify.suite_report import format_row
 
 RECORD_FORMAT = REPORT_FORMAT = 1
 
@@ -46,19 +47,10 @@ def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
             passed=True,
             failure=None,
             gpu=Outcome.NOT_TESTED,
-            checks=tuple(
-                CheckResult(
-                    name=row["name"],
-                    state=CheckState(row["state"]),
-                    detail=str(row["detail"]),
-                    seconds=float(row["seconds"]),
-                    numbers=tuple((str(key), float(value)) for key, value in sorted(row["numbers"].items())),
-                )
-                for row in kept["checks"]
-            ),
+            checks=parse_value(kept["checks"], tuple[CheckResult, ...], "record"),
             from_record=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StatementError):
         return None
 
 
@@ -85,5 +77,5 @@ def format_report(report: Report) -> dict[str, Any]:
         "gpu": report.gpu.value,
         "hint": report.hint,
         "from_record": report.from_record,
-        "checks": [format_row(check) for check in report.checks],
+        "checks": format_value(report.checks, tuple[CheckResult, ...]),
     }

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from imagefactory.documents import parse_json
+from imagefactory.documents import (
+    LARGEST_NUMBER,
+    Among,
+    AnyText,
+    Fields,
+    Fixed,
+    Most,
+    Pairs,
+    Within,
+    parse_json,
+)
+from imagefactory.errors import StatementError
 from imagefactory.model import CheckResult, CheckState, Completed
 from imagefactory.suite import table
 from imagefactory.trees import read_file
 
 LARGEST_REPORT = 1 << 20
 LONGEST_DETAIL = 2000
-LARGEST_NUMBER = 1e300
-_STATES = tuple(CheckState)
 
 
 class ReportFault(Exception):
@@ -40,59 +49,45 @@ def read_report(path: Path) -> bytes:
         raise ReportFault(f"its report cannot be read: {error.strerror}") from error
 
 
-def parse_fields(data: bytes, keys: Collection[str]) -> dict[str, Any]:
-    """The one JSON object that a report is, with exactly these fields. Raises ReportFault."""
+def parse_fields(data: bytes, fields: Fields) -> dict[str, Any]:
+    """Return the one JSON object that a report is. Raises ReportFault unless it has exactly these fields."""
     try:
-        document = parse_json(data)
+        return fields.parse(parse_json(data), "its report")
     except ValueError as error:
         raise ReportFault("its report is not JSON") from error
-    if not isinstance(document, dict) or set(document) != set(keys):
-        raise ReportFault("its report has not the fields of the suite's")
-    return document
+    except StatementError as error:
+        raise ReportFault(error.message) from error
 
 
-def parse_row(row: object, names: Collection[str], outcomes: Collection[str]) -> SuiteCheck:
-    """One check of a report. `names` are the suite's checks, `outcomes` its words for a failure.
+def checks_kind(names: Iterable[str], outcomes: Iterable[str], most: int = LARGEST_REPORT) -> Any:
+    """Return the type of a report's checks, for `Fields`.
 
-    Raises ReportFault for anything else.
+    `names` are the suite's checks, `outcomes` its labels for a failure. A check has at most `most` numbers.
     """
-    keys = {"name", "state", "detail", "outcome", "seconds", "numbers"}
-    if not isinstance(row, dict) or set(row) != keys:
-        raise ReportFault("a check in its report has not the fields of the suite's")
-    name, state, outcome, numbers = row["name"], row["state"], row["outcome"], row["numbers"]
-    if not isinstance(name, str) or name not in names:
-        raise ReportFault("its report has a check that this suite does not have")
-    if state not in _STATES or outcome not in ("", *outcomes):
-        raise ReportFault(f"its report has a state of '{name}' that is none")
-    if not isinstance(row["detail"], str) or not is_number(row["seconds"]) or row["seconds"] < 0:
-        raise ReportFault(f"its report has a value of '{name}' that is none")
-    if not isinstance(numbers, dict) or not all(is_number(value) for value in numbers.values()):
-        raise ReportFault(f"its report has a number of '{name}' that is none")
-    result = CheckResult(
-        name=name,
-        state=CheckState(state),
-        detail=clean(row["detail"]),
-        seconds=float(row["seconds"]),
-        numbers=tuple(sorted({clean(key): float(value) for key, value in numbers.items()}.items())),
+    row = Fields(
+        name=Annotated[str, Among(tuple(names))],
+        state=CheckState,
+        detail=AnyText,
+        outcome=Annotated[str, Among(("", *outcomes))],
+        seconds=Annotated[float, Within(0, LARGEST_NUMBER)],
+        numbers=Annotated[tuple[tuple[AnyText, float], ...], Pairs(), Most(most)],
     )
-    return SuiteCheck(result=result, outcome=outcome)
+    return Annotated[tuple[Annotated[object, row], ...], Most(LARGEST_REPORT)]
 
 
-def format_row(check: CheckResult) -> dict[str, Any]:
-    """A check as reports, records and statements write it."""
-    return {
-        "name": check.name,
-        "state": check.state.value,
-        "detail": check.detail,
-        "seconds": check.seconds,
-        "numbers": dict(check.numbers),
-    }
-
-
-def is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= LARGEST_NUMBER  # false for NaN as well
+def clean_check(row: Mapping[str, Any]) -> SuiteCheck:
+    """Return a check of `checks_kind` with printable texts."""
+    numbers = {clean(name): value for name, value in row["numbers"]}
+    return SuiteCheck(
+        result=CheckResult(
+            name=row["name"],
+            state=row["state"],
+            detail=clean(row["detail"]),
+            seconds=row["seconds"],
+            numbers=tuple(sorted(numbers.items())),
+        ),
+        outcome=row["outcome"],
+    )
 
 
 def how_it_ended(completed: Completed) -> str:
@@ -120,15 +115,19 @@ class SmokeReport:
     rows: tuple[SuiteCheck, ...]
 
 
+_FIELDS = Fields(
+    format=Annotated[int, Fixed(table.FORMAT)],
+    nonce=object,
+    target=object,
+    python=object,
+    running=Annotated[str, Among(("", *table.CHECKS))],
+    checks=checks_kind(table.CHECKS, (table.LOAD_FAILED, table.WRONG_NUMBERS)),
+)
+
+
 def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
     """Raises ReportFault for anything but a report of this suite's format with this nonce."""
-    document = parse_fields(data, ("format", "nonce", "target", "python", "running", "checks"))
-    if document["format"] != table.FORMAT:
-        raise ReportFault("its report has another format")
-    if document["nonce"] != nonce:
+    found = parse_fields(data, _FIELDS)
+    if found["nonce"] != nonce:
         raise ReportFault("its report does not bring back the nonce of this run")
-    running, rows = document["running"], document["checks"]
-    if not isinstance(rows, list) or not isinstance(running, str) or running not in ("", *table.CHECKS):
-        raise ReportFault("its report names no checks")
-    words = (table.LOAD_FAILED, table.WRONG_NUMBERS)
-    return SmokeReport(running=running, rows=tuple(parse_row(row, table.CHECKS, words) for row in rows))
+    return SmokeReport(running=found["running"], rows=tuple(map(clean_check, found["checks"])))

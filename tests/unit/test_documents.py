@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -30,6 +31,7 @@ from imagefactory.documents import (
     parse_document,
     parse_json,
     parse_value,
+    plain,
 )
 from imagefactory.errors import StatementError
 
@@ -203,6 +205,33 @@ def test_fields_that_become_no_value_of_their_own() -> None:
     with pytest.raises(StatementError, match=r"^x: inner\[0\]\.size: ") as caught:
         outer.parse({"form": 1, "any": 0, "inner": [{"size": "3"}]}, "x")
     assert caught.value.code == "document-invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    major: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.0"
+
+
+def test_output_is_written_from_values_of_any_kind() -> None:
+    value = {
+        "leaves": TREE.leaves,
+        "at": TREE.made,
+        "day": TREE.made.date(),
+        "path": Path("/a"),
+        "is": Spoken(8),
+    }
+    assert json.loads(json.dumps(value, default=plain)) == {
+        "leaves": WRITTEN["leaves"],
+        "at": "2026-11-22T03:00:00Z",
+        "day": "2026-11-22",
+        "path": "/a",
+        "is": "8.0",
+    }
+    with pytest.raises(TypeError, match="set"):
+        json.dumps({1}, default=plain)
 
 
 def test_a_kind_that_has_no_json_is_a_fault_of_the_program() -> None:

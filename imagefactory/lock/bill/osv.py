@@ -34,7 +34,7 @@ class Vulnerability:
     ecosystem: str
     package: str
     version: str
-    identifier: str
+    id: str
     aliases: tuple[str, ...]
     fixed: str
     decided: bool
@@ -236,7 +236,7 @@ def _vulnerability(
         ecosystem=ecosystem,
         package=one.source[0] if one.kind is Kind.DEB else one.name,
         version=_version(one),
-        identifier=record["id"],
+        id=record["id"],
         aliases=tuple(sorted(map(str, record.get("aliases") or ()))),
         fixed=fixed,
         decided=decided,

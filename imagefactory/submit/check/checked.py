@@ -40,7 +40,7 @@ class Reached:
     gpus: int
     free: int
     unsure: int
-    word: str
+    image: str
     why: str
 
 

@@ -48,7 +48,7 @@ def reached_by(places: Iterable[GpuPlace], grounds: Grounds | None) -> Iterator[
             gpus=len(own),
             free=sum(place.gpu.free for place in own),
             unsure=sum(bool(place.unsure) for place in own),
-            word=word,
+            image=word,
             why=why,
         )
 
@@ -134,7 +134,7 @@ def unverified(
         (PREDICTED, "is not verified"),
     )
     for word, severity in words:
-        found = [one for one in reached if one.word == word]
+        found = [one for one in reached if one.image == word]
         if found:
             said = [one.why if one.why.startswith(word) else f"{word}: {one.why}" for one in found[:_FEW]]
             where = "; ".join(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.documents import plain
 from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Answer
 from imagefactory.model import Outcome
@@ -344,7 +345,7 @@ def test_strange_values_are_findings_and_no_crash(lines: list[tuple[str, list[st
         assert error.message.startswith("a.sub:")  # noqa: PT017
         return
     assert format_check(checked)
-    json.dumps(check_json(checked))
+    json.dumps(check_json(checked), default=plain)
 
 
 def test_each_size_of_a_list_of_retries_is_judged() -> None:
@@ -475,7 +476,7 @@ def test_gpus_that_match_and_where_the_image_is_not_proven() -> None:
     )
     checked = check(f"{RUNS}container_image = {DOCKER}\nqueue", offered=offered)
     assert found(checked) == {("refused", 3), ("unverified", 3)}
-    words = {one.capability: (one.gpus, one.word) for one in checked.jobs[0].reached}
+    words = {one.capability: (one.gpus, one.image) for one in checked.jobs[0].reached}
     assert words == {"7.0": (2, "refused"), "8.0": (4, "verified"), "9.0": (3, "predicted")}
     assert checked.jobs[0].target == IMAGE.target
     assert checked.wrong
@@ -498,7 +499,7 @@ def test_a_slice_of_a_proven_gpu_is_not_proven() -> None:
     pool = replace(pool, machines=tuple(replace(one, attributes={}) for one in pool.machines))
     both = check(text.format(""), offered=offer(verdict("8.0")), inventory=pool)
     assert found(both) == {("unverified", 3)}
-    assert {(one.gpus, one.word) for one in both.jobs[0].reached} == {(1, "verified"), (1, "not-tested")}
+    assert {(one.gpus, one.image) for one in both.jobs[0].reached} == {(1, "verified"), (1, "not-tested")}
     whole = ' && regexp(" mig ", DeviceName, "i") =!= true'
     assert not check(text.format(whole), offered=offer(verdict("8.0")), inventory=pool).wrong
 
@@ -592,7 +593,7 @@ def test_text_and_json() -> None:
     assert said.count("request_disk is missing") == 1  # of two queues
     assert said.endswith("a.sub: nothing is wrong, 3 can be had better")
     assert max(len(line) for line in said.splitlines()) <= 80
-    told = json.loads(json.dumps(check_json(checked)))
+    told = json.loads(json.dumps(check_json(checked), default=plain))
     assert (told["wrong"], [one["gpus"] for one in told["queues"]]) == (False, [7, 6])
     unknown = check_json(check(text, inventory=None))
     assert unknown["queues"][0]["gpus"] is None  # type: ignore[index]
@@ -673,12 +674,12 @@ def test_a_file_of_before_learns_what_was_revoked(capability: str) -> None:
     text = f"{RUNS}universe = container\ncontainer_image = {DOCKER}\nqueue\n"
     checked = check(text, offered=offered)
     assert ("revoked", 4) in found(checked)
-    words = {one.capability: one.word for one in checked.jobs[0].reached}
+    words = {one.capability: one.image for one in checked.jobs[0].reached}
     assert words == {"7.0": "not-tested" if capability else "revoked", "8.0": "revoked", "9.0": "verified"}
     (told,) = (one for one in checked.all_findings if one.rule == "revoked")
     assert all(word in told.message for word in ("lab", "2026-11-22", "wrong sums"))
     again = offer(verdict("8.0"), revoked=revoked)  # verified anew since
-    assert {one.capability: one.word for one in check(text, offered=again).jobs[0].reached}[
+    assert {one.capability: one.image for one in check(text, offered=again).jobs[0].reached}[
         "8.0"
     ] == "verified"
 

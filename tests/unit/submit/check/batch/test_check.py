@@ -133,7 +133,7 @@ def test_what_is_written_for_cpus_stands_it_too() -> None:
 def test_the_reach_of_a_good_script() -> None:
     checked = check(GPU.replace("a100", "h100") + START)
     (jobs,) = checked.jobs
-    assert [(one.capability, one.gpus, one.word) for one in jobs.reached] == [("9.0", 2, "verified")]
+    assert [(one.capability, one.gpus, one.image) for one in jobs.reached] == [("9.0", 2, "verified")]
     assert (jobs.total, dict(jobs.causes)) == (9, {"its type is not asked for": 7})
     assert rules(checked) == [("narrow", 3, 9)]
     assert "4 GPUs (8.0)" in told(checked, "narrow")
@@ -385,7 +385,7 @@ def test_that_partitions_are_not_told_apart_is_said() -> None:
 def test_without_a_catalogue_all_else_is_judged() -> None:
     checked = check(GPU + START, offered=None)
     assert rules(checked) == [("no-catalogue", 4, 46)]
-    assert [one.word for one in checked.jobs[0].reached] == [""]
+    assert [one.image for one in checked.jobs[0].reached] == [""]
 
 
 PARTS = (
