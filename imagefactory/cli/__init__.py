@@ -236,7 +236,7 @@ def _print_what_python_prints() -> None:
     """Tracebacks and warnings go through `write` as all texts do: they quote what they are about."""
     sys.excepthook = _say_bug
     threading.excepthook = lambda bug: _say_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
-    warnings.showwarning = lambda message, kind, *_, **__: write(2, f"{kind.__name__}: {message}")
+    warnings.showwarning = lambda message, kind, *_: write(2, f"{kind.__name__}: {message}")
 
 
 def _say_bug(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -58,7 +58,18 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_obj
-def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, **options: Any) -> None:
+def catalogue(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    place: str,
+    output: Path | None,
+    dry_run: bool,
+    rollback: str | None,
+    yes_everybody_must_join_again: bool,
+    as_json: bool,
+) -> None:
     """Sign a catalogue of what there is, for people without a factory.
 
     \b
@@ -90,27 +101,26 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     from imagefactory.stages.rollback import find_earlier, roll_back
     from imagefactory.verdicts.trust import read_trust
 
-    factory, now, output = call.sound_factory, datetime.now(UTC), options["output"]
-    wanted = options["rollback"]
-    if wanted is not None and names:
+    factory, now = call.sound_factory, datetime.now(UTC)
+    if rollback is not None and names:
         raise UsageError(
             "option-conflict",
             f"--rollback applies to the whole catalog, so it does not accept the target {names[0][:80]}",
             hint="remove the targets; a word after --rollback is read as a digest",
         )
-    key = None if options["dry_run"] else publishing_key(factory, now)
+    key = None if dry_run else publishing_key(factory, now)
     trust, before = read_trust(factory.settings.files), None
-    if output or key or wanted is not None:  # before the work, not after it
+    if output or key or rollback is not None:  # before the work, not after it
         before = read_current(output or current_place(factory, place), trust, now)
-    if key and not options["yes_everybody_must_join_again"]:
+    if key and not yes_everybody_must_join_again:
         check_signer(before, key, trust, now)
     with collecting(factory) as failures:
         targets = choose_targets(factory, names)
         making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
         asked = Publishing(making=making, output=output, before=before)
         back: RolledBack | None = None
-        if wanted is not None:
-            back = roll_back(factory, asked, find_earlier(factory, asked, wanted, trust), call.progress)
+        if rollback is not None:
+            back = roll_back(factory, asked, find_earlier(factory, asked, rollback, trust), call.progress)
             asked = replace(asked, rollback=back.why)
         made = back.made if back else make_catalogue(factory, asked, call.progress)
         if not made.catalogue.images:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     json_option,
+    reject_conflicts,
     say,
     say_json,
     say_next,
@@ -64,7 +65,20 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @click.option("--differences", is_flag=True, help="Where the scanned wheels are not what is documented.")
 @json_option
 @click.pass_obj
-def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+def compat(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    gpu: str | None,
+    capability: str | None,
+    cuda: str,
+    driver: str,
+    file: Path | None,
+    families: tuple[str, ...],
+    differences: bool,
+    as_json: bool,
+) -> None:
     """Say what runs on which GPU: documented, predicted or verified.
 
     \b
@@ -81,42 +95,37 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
     --cover prefers machine code to PTX, what was verified, then what a scan found, and the newer. What some
     calls fail in, and PTX that is only documented, serves where nothing better does.
     """
-    ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name] not in (None, False)]
-    if len(ways) > 1:
-        raise UsageError(
-            "option-conflict",
+    by_gpu = gpu is not None or capability is not None
+    reject_conflicts(
+        (
+            (gpu is not None) + (capability is not None) + (file is not None) + differences > 1,
             "these options select different tables",
-            hint="use one of --gpu, --capability, --cover, --differences",
-        )
-    if asked["driver"] and ways not in (["gpu"], ["capability"]):
-        raise UsageError(
-            "option-conflict",
+            "use one of --gpu, --capability, --cover, --differences",
+        ),
+        (
+            driver and not by_gpu,
             "--driver requires --gpu or --capability",
-            hint="add one of them or remove --driver",
-        )
-    if asked["families"] and ways != ["file"]:
-        raise UsageError(
-            "option-conflict",
+            "add one of them or remove --driver",
+        ),
+        (
+            families and file is None,
             "--family requires --cover",
-            hint="add --cover, or pass the families as arguments",
-        )
-    if asked["cuda"] and not (names and all("==" in name for name in names)):
-        raise UsageError(
-            "option-conflict",
+            "add --cover, or pass the families as arguments",
+        ),
+        (
+            cuda and not (names and all("==" in name for name in names)),
             "--cuda requires releases as arguments",
-            hint="write, for example, torch==2.6 --cuda 12.4",
-        )
-    if asked["differences"]:
+            "write, for example, torch==2.6 --cuda 12.4",
+        ),
+    )
+    if differences:
         return _differences(names, as_json=as_json)
-    if asked["file"]:
-        return _cover(call, asked["file"], (*names, *asked["families"]), as_json=as_json)
-    if ways:
-        return _one_gpu(
-            _gpu(asked["gpu"], asked["capability"], asked["driver"]),
-            _candidates(call, names, cuda=asked["cuda"]),
-            as_json=as_json,
-        )
-    return _table(_candidates(call, names, cuda=asked["cuda"], every_version=True), as_json=as_json)
+    if file:
+        return _cover(call, file, (*names, *families), as_json=as_json)
+    if by_gpu:
+        device = _gpu(gpu, capability, driver)
+        return _one_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
+    return _table(_candidates(call, names, cuda=cuda, every_version=True), as_json=as_json)
 
 
 def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:

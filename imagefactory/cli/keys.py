@@ -147,12 +147,14 @@ def show(ctx: click.Context, as_json: bool) -> None:
 def trust(
     ctx: click.Context,
     /,
+    *,
     key: str,
     name: str | None,
     since: datetime | None,
     until: datetime | None,
     evidence: tuple[str, ...],
-    **options: bool,
+    user: bool,
+    as_json: bool,
 ) -> None:
     """Believe what a key signs.
 
@@ -172,7 +174,7 @@ def trust(
     public = replace(public, name=check_name(name or public.name))
     begin = since.date() if since else datetime.now(UTC).date()
     end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
-    path = _file(ctx, user=options["user"])
+    path = _file(ctx, user=user)
     if path == user_file(os.environ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -180,7 +182,7 @@ def trust(
     grant = Grant(key=public, since=begin, until=end, evidence=evidence)
     note = _replace(path, text, add_key(text, grant, where))
     _log(ctx, "trust", (public.name, public.keyid), where)
-    if options["as_json"]:
+    if as_json:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
         return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
     say(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
@@ -196,7 +198,16 @@ def trust(
 @_user_option
 @json_option
 @click.pass_context
-def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: bool) -> None:
+def retire(
+    ctx: click.Context,
+    /,
+    *,
+    name: str,
+    until: datetime | None,
+    stolen: bool,
+    user: bool,
+    as_json: bool,
+) -> None:
     """Believe a key no longer, for what it signs from now on.
 
     What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
@@ -206,15 +217,15 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     from imagefactory.stages.rotate import record_of, write_record
     from imagefactory.verdicts.trust import named_key, read_text, retire_key
 
-    path, call, now = _file(ctx, user=options["user"]), ctx.obj, datetime.now(UTC).replace(microsecond=0)
+    path, call, now = _file(ctx, user=user), ctx.obj, datetime.now(UTC).replace(microsecond=0)
     text, where = read_text(path), str(path)
-    if until and options["stolen"]:
+    if until and stolen:
         raise UsageError(
             "option-conflict", "--stolen and --until contradict each other", hint="remove one of them"
         )
     end: date = until.date() if until else now
     key, record, file = named_key(text, name, where), b"", None
-    if options["stolen"]:
+    if stolen:
         end = key.since
     elif not until or until.replace(tzinfo=UTC) <= now:
         settings = call.settings
@@ -228,14 +239,14 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
         "retire",
         (key.name, key.keyid),
         where,
-        "stolen" if options["stolen"] else f"until {end.isoformat()}",
+        "stolen" if stolen else f"until {end.isoformat()}",
     )
     count = len(record.splitlines())
-    if options["as_json"]:
+    if as_json:
         value = {"name": key.name, "file": where, "until": end.isoformat()}
         return say_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
     say(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
-    if options["stolen"]:
+    if stolen:
         say("nothing that it ever signed counts any more, its revocations neither: sign those again")
     elif file:
         say(f"{file}: {count} statements that it signed count until they expire; commit both files")

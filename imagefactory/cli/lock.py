@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     collecting,
     confirm,
     json_option,
+    reject_conflicts,
     say,
     say_json,
     say_next,
@@ -52,7 +53,21 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
 @json_option
 @click.pass_obj
-def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+def lock(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    check: bool,
+    update: tuple[str, ...],
+    update_all: bool,
+    deep: bool,
+    build: bool,
+    note: str | None,
+    render: str | None,
+    explain: bool,
+    as_json: bool,
+) -> None:
     """Solve and write the locks of targets and of bases. Default: all of both.
 
     An unchanged lock solves nothing. Only what must move moves.
@@ -64,32 +79,61 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.stages.lock import LockOptions, below_first, lock_base
     from imagefactory.stages.locked import base_state, holding, lock_state
 
-    asked = _LockAsk(**given)
-    asked.refuse_contradictions(names)
-    if not asked.check and not asked.render:
+    of_targets = _no_bases(names)
+    option = "--explain" if explain else "--note"
+    reject_conflicts(
+        (
+            check and (update or update_all),
+            "--check and --update exclude each other",
+            "remove one of them",
+        ),
+        (
+            build and (check or render),
+            "--build and --check or --render exclude each other",
+            "remove one of them",
+        ),
+        (check and note is not None, "--check and --note exclude each other", "remove one of them"),
+        (
+            render and (check or update or update_all or note is not None),
+            "--render prints the current lock and changes nothing",
+            "lock first, then run --render",
+        ),
+        (
+            deep and (not of_targets or render),
+            "--deep requires targets and excludes --render",
+            "imagefactory lock --deep TARGET",
+        ),
+        (render and as_json, "--render prints a file, not JSON", "remove --json"),
+        (
+            (explain or note is not None) and not of_targets,
+            f"{option} requires a target",
+            f"imagefactory lock TARGET {option}",
+        ),
+    )
+    if not check and not render:
         require_own(call.settings, "lock")
-    if asked.render:
-        return _render(call, names, asked.render)
-    check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
+    if render:
+        return _render(call, names, render)
     factory, progress = call.sound_factory, call.progress
-    chosen = choose_targets(factory, wanted) if (wanted := _no_bases(names)) or not names else ()
+    chosen = choose_targets(factory, of_targets) if of_targets or not names else ()
     bases = _select_bases(factory, names, () if update else chosen)
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
         states |= {t.name: lock_state(factory, t) for t in chosen}
         layers = {t.name: state for t in chosen if (state := layers_state(factory, t))}
-        checked = _Checked(locks=states, layers=layers, deep=chosen if asked.deep else ())
+        checked = _Checked(locks=states, layers=layers, deep=chosen if deep else ())
         return _check(call, factory, checked, names, as_json=as_json)
-    options = LockOptions(update=update, update_all=update_all, note=asked.note)
+    options = LockOptions(update=update, update_all=update_all, note=note)
     if update and not names:
         bases, chosen = [], holding(factory, chosen, update)
-    if update and bases:
-        raise UsageError(
-            "option-conflict",
-            f"--update does not apply to base:{bases[0].name}: a base is updated as a whole",
-            hint="use --update-all",
+    reject_conflicts(
+        (
+            update and bases,
+            f"--update does not apply to base:{bases[0].name if bases else ''}: a base is updated as a whole",
+            "use --update-all",
         )
-    if asked.deep:
+    )
+    if deep:
         from imagefactory.stages.lock_layers import lock_target_layers
     results: list[dict[str, object]] = []
     with collecting(factory) as failures:
@@ -103,11 +147,11 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
                 say(f"base:{base.name}: {state}", unless=as_json)
         changed_names = set()
         for target in below_first(factory, chosen):
-            with failures.of(target.name), _explaining(factory, target, asked):
+            with failures.of(target.name), _explaining(factory, target, explain=explain, as_json=as_json):
                 if lacking := left_out(target):
                     progress.note(lacking)
-                done, wheels = _lock(call, factory, target, options, asked)
-                deep = lock_target_layers(factory, target, progress) if asked.deep else None
+                done, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
+                relayered = lock_target_layers(factory, target, progress) if deep else None
                 results.append(
                     {
                         "target": target.name,
@@ -115,13 +159,13 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
                         "behind": [asdict(one) for one in done.behind],
                         "left_out": lacking,
                         "built": [asdict(wheel) for wheel in wheels],
-                        **({"layers_changed": deep} if asked.deep else {}),
+                        **({"layers_changed": relayered} if deep else {}),
                     }
                 )
                 changed_names |= {target.name} if done.before != done.after else set()
                 say(format_relock(done), unless=as_json)
-                if asked.deep:
-                    say(f"{target.name}: layers {'locked' if deep else 'unchanged'}", unless=as_json)
+                if deep:
+                    say(f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json)
         above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
@@ -138,75 +182,23 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LockAsk:
-    """The options of `lock`."""
-
-    check: bool
-    update: tuple[str, ...]
-    update_all: bool
-    note: str | None
-    render: str | None
-    explain: bool
-    deep: bool
-    build: bool
-    as_json: bool
-
-    def refuse_contradictions(self, names: tuple[str, ...]) -> None:
-        if self.check and (self.update or self.update_all):
-            raise UsageError(
-                "option-conflict", "--check and --update exclude each other", hint="remove one of them"
-            )
-        if self.build and (self.check or self.render):
-            raise UsageError(
-                "option-conflict",
-                "--build and --check or --render exclude each other",
-                hint="remove one of them",
-            )
-        if self.check and self.note is not None:
-            raise UsageError(
-                "option-conflict", "--check and --note exclude each other", hint="remove one of them"
-            )
-        if self.render and (self.check or self.update or self.update_all or self.note is not None):
-            raise UsageError(
-                "option-conflict",
-                "--render prints the current lock and changes nothing",
-                hint="lock first, then run --render",
-            )
-        if self.deep and (not _no_bases(names) or self.render):
-            raise UsageError(
-                "option-conflict",
-                "--deep requires targets and excludes --render",
-                hint="imagefactory lock --deep TARGET",
-            )
-        if self.render and self.as_json:
-            raise UsageError("option-conflict", "--render prints a file, not JSON", hint="remove --json")
-        if (self.explain or self.note is not None) and not _no_bases(names):
-            option = "--explain" if self.explain else "--note"
-            raise UsageError(
-                "option-conflict", f"{option} requires a target", hint=f"imagefactory lock TARGET {option}"
-            )
-
-
 def _lock(
-    call: Call, factory: Factory, target: Target, options: LockOptions, asked: _LockAsk
+    call: Call, factory: Factory, target: Target, options: LockOptions, *, build: bool, as_json: bool
 ) -> tuple[Relock, list[BuiltWheel]]:
     """Locks a target. What has no wheel is built where that is asked for, or where a person says so."""
     from imagefactory.stages.lock import lock_target
     from imagefactory.stages.lock_build import build_and_lock
 
-    if not asked.build:
+    if not build:
         try:
             return lock_target(factory, target, options, call.progress), []
         except UnbuiltError as error:
             possible = all(row["possible"] for row in error.packages)
-            if asked.as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise
             if not confirm(f"{error.message}\nBuild them now?"):
                 raise
-    done = build_and_lock(
-        factory, target, options, call.progress, lambda line: say(line, unless=asked.as_json)
-    )
+    done = build_and_lock(factory, target, options, call.progress, lambda line: say(line, unless=as_json))
     return done.relock, [wheel for wheel, _ in done.wheels]
 
 
@@ -230,19 +222,19 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
 
 
 @contextmanager
-def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[None]:
+def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
     """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
     from imagefactory.stages.locked import lock_state, read_why
 
-    known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
+    known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
-        say(why.tree or why.reason, unless=asked.as_json)
+        say(why.tree or why.reason, unless=as_json)
         raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
     try:
         yield
     except UnsolvableError as error:
-        if asked.explain:
-            say(error.tree or error.message, unless=asked.as_json)
+        if explain:
+            say(error.tree or error.message, unless=as_json)
         elif error.tree.count("\n") > 1 and "--explain" not in error.hint:
             more = f"imagefactory lock {target.name} --explain prints the solver's whole account"
             error.hint = f"{error.hint}; {more}" if error.hint else more

@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +23,7 @@ from imagefactory.cli.output import (
     error_json,
     explain,
     json_option,
+    reject_conflicts,
     say,
     say_json,
     say_next,
@@ -31,7 +33,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import FactoryError, UsageError, printable, without_logins
+from imagefactory.errors import FactoryError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @click.option(
     "--kept",
+    "plan",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Do nothing: tell what changed since the plan that `plan --keep FILE` kept.",
@@ -93,7 +96,22 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @json_option
 @click.pass_obj
-def night(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+def night(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    pool: str | None,
+    wait: timedelta | None,
+    html: Path | None,
+    mail: str | None,
+    metrics: Path | None,
+    webhook: str | None,
+    install: Path | None,
+    plan: Path | None,
+    github: bool,
+    as_json: bool,
+) -> None:
     """Build, verify and publish what is due: for cron and timers.
 
     \b
@@ -108,39 +126,6 @@ def night(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     Exit code 0 where nothing is broken, else the earliest failed stage's.
     """
-    _refuse_contradictions(names, given)
-    if given["install"]:
-        return _install(call, names, given)
-    if given["kept"]:
-        return _changed(call, given)
-    return _run(call, names, given)
-
-
-def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> None:
-    if given["wait"] and not given["pool"]:
-        raise UsageError(
-            "option-conflict",
-            "--wait-limit requires --pool",
-            hint="add --pool htcondor or remove --wait-limit",
-        )
-    if given["github"] and not given["kept"]:
-        raise UsageError(
-            "option-conflict", "--github requires --kept", hint="imagefactory night --kept FILE --github"
-        )
-    if given["github"] and given["as_json"]:
-        raise UsageError(
-            "option-conflict", "--github and --json both write to stdout", hint="remove one of them"
-        )
-    if given["kept"]:
-        options = ("pool", "html", "mail", "metrics", "webhook", "install")
-        own = [f"--{name}" for name in options if given[name]]
-        for word in (*names, *own):
-            raise UsageError(
-                "option-conflict", f"--kept and {word[:80]} exclude each other", hint="remove one of them"
-            )
-
-
-def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.matrix.changes import is_news
     from imagefactory.report.night import format_night
     from imagefactory.stages.night import NightAsk, run_night
@@ -149,11 +134,38 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.stages.sweep import format_id
     from imagefactory.verify.evidence import LocalEvidence
 
+    options = {
+        "--pool": pool,
+        "--wait-limit": f"{int(wait.total_seconds())}s" if wait else None,
+        "--html": str(html.absolute()) if html else None,
+        "--mail": mail,
+        "--metrics": str(metrics.absolute()) if metrics else None,
+        "--webhook": webhook,
+    }
+    words = [*names, *(name for name, value in options.items() if value), *(["--install"] if install else ())]
+    reject_conflicts(
+        (
+            wait and not pool,
+            "--wait-limit requires --pool",
+            "add --pool htcondor or remove --wait-limit",
+        ),
+        (github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"),
+        (github and as_json, "--github and --json both write to stdout", "remove one of them"),
+        (
+            plan and words,
+            f"--kept and {words[0][:80] if words else ''} exclude each other",
+            "remove one of them",
+        ),
+    )
+    if install:
+        return _install(call, names, install, options, as_json=as_json)
+    if plan:
+        return _changed(call, plan, github=github, as_json=as_json)
     settings = call.settings
-    wait = {"wait": given["wait"]} if given["wait"] else {}
-    ask = NightAsk(names=names, pool=given["pool"] or "", html=given["html"], **wait)
-    hook = _webhook(call, given["webhook"])
-    with _telling(given["mail"], hook), one_night(settings):
+    ask = NightAsk(names=names, pool=pool or "", html=html)
+    ask = replace(ask, wait=wait) if wait else ask
+    hook = _webhook(call, webhook)
+    with _telling(mail, hook), one_night(settings):
         factory, last = call.sound_factory, last_night(settings)
         folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
         bench = NightBench(
@@ -165,19 +177,19 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
         )
         done = run_night(factory, ask, bench, folder, call.progress)
     log = f"log: {folder / LOG}"
-    if given["mail"] and is_news(done, last):  # before stdout, which may be a file on a full disk
-        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
+    if mail and is_news(done, last):  # before stdout, which may be a file on a full disk
+        _mail(mail, f"{format_night(done)}\n\n{log}\n")
     hook("night", night_json(done, folder))
     keep_reserve(settings)
-    if given["metrics"]:
-        _write_metrics(call, given["metrics"], done)
-    if given["as_json"]:
+    if metrics:
+        _write_metrics(call, metrics, done)
+    if as_json:
         say_json("night", night_json(done, folder))
     else:
         say(f"{format_night(done, terminal_width())}\n\n{log}")
     if done.code:
         raise click.exceptions.Exit(done.code)
-    say_next("status") if ask.pool else say_next("report", "--html", "site")
+    return say_next("status") if pool else say_next("report", "--html", "site")
 
 
 def _webhook(call: Call, given: str | None) -> Hook:
@@ -266,26 +278,20 @@ def _mail(command: str, text: str) -> None:
         write(2, f"warning: --mail ended with exit code {done.returncode}: {said}".rstrip(": "))
 
 
-def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
+def _install(
+    call: Call, names: tuple[str, ...], folder: Path, options: dict[str, str | None], *, as_json: bool
+) -> None:
     from imagefactory.files import replace_all
     from imagefactory.stages.night_units import enabling, format_units
 
-    folder, root = given["install"], str(call.settings.root_path.absolute())
-    html = str(given["html"].absolute()) if given["html"] else ""
-    options = (
-        ("--pool", given["pool"]),
-        ("--wait-limit", _written(given["wait"])),
-        ("--html", html),
-        ("--mail", given["mail"]),
-        ("--metrics", str(given["metrics"].absolute()) if given["metrics"] else ""),
-        ("--webhook", _named(given["webhook"])),
-    )
-    words = [word for option in options if option[1] for word in option]
+    root = str(call.settings.root_path.absolute())
+    options |= {"--webhook": _named(options["--webhook"])}
+    words = [word for name, value in options.items() if value for word in (name, value)]
     command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
     files = format_units(root, command, os.environ)
     folder.mkdir(parents=True, exist_ok=True)
     replace_all({folder / name: text.encode() for name, text in files.items()})
-    if given["as_json"]:
+    if as_json:
         return say_json("night-units", {"files": [str(folder / name) for name in files]})
     for name in files:
         say(f"wrote {folder / name}")
@@ -302,11 +308,7 @@ def _named(webhook: str | None) -> str:
     return webhook if "://" in webhook else str(Path(webhook).expanduser().absolute())
 
 
-def _written(wait: timedelta | None) -> str:
-    return f"{int(wait.total_seconds())}s" if wait else ""
-
-
-def _changed(call: Call, given: dict[str, Any]) -> None:
+def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
     from imagefactory.matrix.changes import NightTold, dormant
     from imagefactory.report.night import format_issue, format_night
     from imagefactory.stages.night import last_commit, night_since
@@ -314,15 +316,15 @@ def _changed(call: Call, given: dict[str, Any]) -> None:
     from imagefactory.stages.sweep import format_id
 
     factory, now = call.factory, datetime.now(UTC)
-    before, commit = read_kept_plan(given["kept"]), last_commit(factory.settings.root_path)
-    note = dormant(commit, now) if commit and given["github"] else ""
+    before, commit = read_kept_plan(plan), last_commit(factory.settings.root_path)
+    note = dormant(commit, now) if commit and github else ""
     told = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
     done = night_since(factory, before, told)
     folder = new_night(factory.settings, format_id(now, os.urandom(2)))
     write_night(folder / NIGHT, done)
-    if given["as_json"]:
+    if as_json:
         say_json("night", night_json(done, folder))
-    elif given["github"]:
+    elif github:
         if text := format_issue(done).rstrip():
             write(1, text)
     else:

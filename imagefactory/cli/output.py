@@ -447,6 +447,13 @@ class collecting:
             raise click.exceptions.Exit(min(codes))
 
 
+def reject_conflicts(*conflicts: tuple[object, str, str]) -> None:
+    """Raise UsageError for the first true condition of (condition, message, hint)."""
+    for condition, message, hint in conflicts:
+        if condition:
+            raise UsageError("option-conflict", message, hint=hint)
+
+
 def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ...]:
     """As `select`. A name that no target has may be of a recipe with faults: then those are the error."""
     from imagefactory.recipes.expand import select

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from imagefactory.cli.output import (
     complete_targets,
     json_option,
     registry_option,
+    reject_conflicts,
     runner_option,
     say,
     say_json,
@@ -53,7 +54,19 @@ FOLDER = "portable"
 )
 @json_option
 @click.pass_obj
-def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **given: Any) -> None:
+def portability(
+    call: Call,
+    /,
+    *,
+    name: str,
+    models: Path | None,
+    to: tuple[str, ...],
+    batches: str,
+    runner: str | None,
+    place: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     """Prove that trained models compute the same in other runtimes.
 
     \b
@@ -72,23 +85,22 @@ def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **
     from imagefactory.stages.portability import PortabilityOptions
 
     if models is None:
-        for option in ("to", "runner"):
-            if given[option]:
-                raise UsageError(
-                    "option-conflict", f"--{option} requires --models", hint="add --models models.py"
-                )
-        return _show(call, name, given, as_json=as_json)
-    if not given["to"]:
+        reject_conflicts(
+            (to, "--to requires --models", "add --models models.py"),
+            (runner, "--runner requires --models", "add --models models.py"),
+        )
+        return _show(call, name, place, output=output, as_json=as_json)
+    if not to:
         raise UsageError(
             "argument-missing", "no runtime is given", hint="add --to onnxruntime-cpu, or --to RUNTIME@TARGET"
         )
     options = PortabilityOptions(
         models=models,
-        to=given["to"],
-        batches=_batches(given["batches"]),
-        output=given["output"] or Path(FOLDER),
-        registry=given["place"],
-        runner=given["runner"] or "",
+        to=to,
+        batches=_batches(batches),
+        output=output or Path(FOLDER),
+        registry=place,
+        runner=runner or "",
     )
     return _port(call, name, options, as_json=as_json)
 
@@ -125,13 +137,13 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
     return say_next("portability", name, *_registry(options.registry))
 
 
-def _show(call: Call, name: str, given: dict[str, Any], *, as_json: bool) -> None:
+def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
     from imagefactory.report.portability import format_statements
     from imagefactory.stages.read_portable import read_portable, write_models
     from imagefactory.verify.portable_model import format_portable
 
-    found = read_portable(call.factory, name, given["place"], datetime.now(UTC), call.progress)
-    written = write_models(found, given["output"]) if given["output"] else ()
+    found = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
+    written = write_models(found, output) if output else ()
     if as_json:
         rows = [
             {
@@ -149,7 +161,7 @@ def _show(call: Call, name: str, given: dict[str, Any], *, as_json: bool) -> Non
     for path in written:
         say(f"wrote {path}")
     again = found.newest and not written
-    return say_next("portability", name, *_registry(given["place"]), "-o", "models") if again else None
+    return say_next("portability", name, *_registry(place), "-o", "models") if again else None
 
 
 def _registry(place: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_obj
-def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool) -> None:
     """Pull an image into the store, every byte checked.
 
     \b
@@ -74,7 +74,7 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         call.progress.note(shelf.said)
         say_notes(shelf.notes)
         access, image = call.access, shelf.offers[0].image
-        where = offered_reference(image, sif=options["kind"] == "sif")
+        where = offered_reference(image, sif=kind == "sif")
         own, file, platform = local_name(access, where), image.target, image.platform
     elif "/" in name:
         if place:
@@ -87,13 +87,13 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         access = factory = call.factory
         target, where = target_reference(factory, name, place)
         own, file, platform = reference(target), target.name, target.platform
-    if options["kind"] == "sif":
-        to = SifPull(name=own, target=file, output=options["output"], platform=platform)
+    if kind == "sif":
+        to = SifPull(name=own, target=file, output=output, platform=platform)
         made = pull_sif(access, where, to, call.progress)
         if as_json:
             return say_json("pull", _pulled_sif_json(made))
         return say(format_pulled_sif(made))
-    if options["output"]:
+    if output:
         raise UsageError(
             "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +12,12 @@ from imagefactory.cli.output import (
     collecting,
     json_option,
     registry_option,
+    reject_conflicts,
     say,
     say_json,
     say_next,
     targets_argument,
 )
-from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,16 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def push(
-    call: Call, /, names: tuple[str, ...], place: str, tags: tuple[str, ...], as_json: bool, **options: Any
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    place: str,
+    tags: tuple[str, ...],
+    kind: str,
+    compression: str | None,
+    sbom: bool,
+    as_json: bool,
 ) -> None:
     """Push images to a registry, each under a tag that never moves.
 
@@ -67,29 +76,28 @@ def push(
     factory = call.factory
     chosen = select(factory.targets, names)
     named = {(target.family, plain_name(target)) for target in chosen}
-    if tags and len(named) > len({family for family, _ in named}):
-        raise UsageError(
-            "option-conflict",
+    reject_conflicts(
+        (
+            tags and len(named) > len({family for family, _ in named}),
             "--tag does not apply to two targets of one family: a tag points to one image",
-            hint="push them one by one",
-        )
-    if options["compression"] and options["kind"] != "sif":
-        raise UsageError(
-            "option-conflict",
+            "push them one by one",
+        ),
+        (
+            compression and kind != "sif",
             "--compression requires --format sif",
-            hint="add --format sif or remove --compression",
-        )
-    if options["sbom"] and options["kind"] == "sif":
-        raise UsageError(
-            "option-conflict",
+            "add --format sif or remove --compression",
+        ),
+        (
+            sbom and kind == "sif",
             "--sbom does not apply to --format sif",
-            hint="remove --sbom, or push the image",
-        )
-    sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
+            "remove --sbom, or push the image",
+        ),
+    )
+    sif = (compression or "fast") if kind == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
     if len(chosen) > 1 or sif:
         check_push(factory, push_options)
-    attest = _attester(factory) if options["sbom"] else None
+    attest = _attester(factory) if sbom else None
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
@@ -103,7 +111,7 @@ def push(
                     say(format_attested(attested), unless=as_json)
         if as_json:
             say_json("push", {"results": results, "errors": failures.as_json()})
-    if options["kind"] != "sif":
+    if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
         pushed_ones = [str(one["reference"]) for one in results if one["target"] in on_gpus]
         if pushed_ones:  # the addresses of several are longer than a terminal

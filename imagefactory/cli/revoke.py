@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,14 +36,24 @@ if TYPE_CHECKING:
 @click.option("--capability", default="", metavar="X.Y", callback=parse_option, help="Only on such GPUs.")
 @click.option(
     "--verdict",
-    "chosen",
+    "digests",
     multiple=True,
     metavar="DIGEST",
     help="Only this verdict, by its first digits (repeatable).",
 )
 @json_option
 @click.pass_obj
-def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+def revoke(
+    call: Call,
+    /,
+    *,
+    name: str,
+    place: str,
+    why: str,
+    capability: str,
+    digests: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Take back an image's verdicts, and move its tags back.
 
     \b
@@ -59,7 +69,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     from imagefactory.stages.sign import signing_key
 
     factory, now = call.factory, datetime.now(UTC)
-    where, wanted, target = _one(factory, name, place, options["capability"])
+    where, wanted, target = _one(factory, name, place, capability)
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
@@ -70,10 +80,10 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     asked = Revoking(
         place=where,
         wanted=wanted,
-        why=options["why"],
+        why=why,
         now=now,
-        capability=options["capability"],
-        verdicts=options["chosen"],
+        capability=capability,
+        verdicts=digests,
         target=target.name,
     )
     done = revoke(factory, asked, key, call.progress)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     json_option,
+    reject_conflicts,
     say,
     say_json,
     say_next,
@@ -25,7 +26,7 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.cli.submit_run import run_of
+from imagefactory.cli.submit_run import JobOptions, run_of
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
@@ -121,10 +122,41 @@ ALONE = (
 )
 @click.option("--fix", is_flag=True, help="With --check: mend in a submit file what is certain, and show it.")
 @inventory_option
-@click.option("--list", "listed", is_flag=True, help="List what there is, and on which GPUs it is verified.")
+@click.option("--list", "offers", is_flag=True, help="List what there is, and on which GPUs it is verified.")
 @json_option
 @click.pass_obj
-def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: bool, **options: Any) -> None:
+def submit(
+    call: Call,
+    /,
+    *,
+    name: str,
+    site: str | None,
+    executable: str,
+    in_image: bool,
+    arguments: str,
+    input: tuple[str, ...],
+    result: tuple[str, ...],
+    gpus: int,
+    gpu_memory: str,
+    cpus: int,
+    emulated: Path | None,
+    memory: str,
+    disk: str,
+    time: str,
+    kind: str | None,
+    dag: str,
+    gather: str,
+    checkpoint: str,
+    accept: tuple[str, ...],
+    mig: bool,
+    output: str,
+    force: bool,
+    check: Path | None,
+    fix: bool,
+    inventory: Path | None,
+    offers: bool,
+    as_json: bool,
+) -> None:
     """Write a submit file for the GPUs where an image is verified.
 
     \b
@@ -149,18 +181,39 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     For Slurm it is one script with an array, for Kubernetes an indexed Job. The job of --gather has a file of
     its own, NAME-gather.sub or .sbatch.
     """
+    options = JobOptions(
+        site=site,
+        executable=executable,
+        in_image=in_image,
+        arguments=arguments,
+        input=input,
+        result=result,
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        cpus=cpus,
+        emulated=emulated,
+        memory=memory,
+        disk=disk,
+        time=time,
+        kind=kind,
+        dag=dag,
+        gather=gather,
+        checkpoint=checkpoint,
+        accept=accept,
+        mig=mig,
+        output=output,
+        force=force,
+        inventory=inventory,
+    )
     if check is not None:
-        _refuse(name, options, "--check")
+        _reject_others(name, options, "--check")
         from imagefactory.cli.submit_check import check_file
 
-        check_file(call, check, options, as_json=as_json)
-        return
-    if options["fix"]:
-        raise UsageError("option-conflict", "--fix requires --check", hint="write --check FILE.sub --fix")
-    if listed:
-        _refuse(name, options, "--list")
-        _list(call, options, as_json=as_json)
-        return
+        return check_file(call, check, name=site, inventory=inventory, fix=fix, as_json=as_json)
+    reject_conflicts((fix, "--fix requires --check", "write --check FILE.sub --fix"))
+    if offers:
+        _reject_others(name, options, "--list")
+        return _list(call, options, as_json=as_json)
     if not name:
         raise UsageError(
             "argument-missing", "no target is given", hint="list the available images: imagefactory find"
@@ -173,35 +226,36 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
 
     now, centers = datetime.now(UTC), centers_of(call.settings)
     # Faults of options are told before a registry is asked, where that need not say whose rules hold.
-    ask = _wanted(centers[0], name, options) if len(centers) == 1 else None
+    ask = _job_request(centers[0], name, options) if len(centers) == 1 else None
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     say_notes(opened.notes)
     one, image = find_one(opened, name)
     catalogue = one.catalogue
-    ask = replace(ask or _wanted(one.center, name, options), target=image.target)
+    ask = replace(ask or _job_request(one.center, name, options), target=image.target)
     made = make_submit(catalogue, ask, one.center.trust, now)
     check_files(made, call.progress)
-    written = write_made(made, force=options["force"])
+    written = write_made(made, force=force)
     asked = made.run.gpus and ask.site.batch == HTCONDOR
-    inventory = _pool_at_hand(options["inventory"], now) if asked else None
+    nodes = _pool_at_hand(inventory, now) if asked else None
     places: tuple[Place, ...] = ()
-    if inventory:
-        places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(inventory))
+    if nodes:
+        places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(nodes))
     if as_json:
         from imagefactory.report.catalogued import source_json
         from imagefactory.submit.make import summary
 
-        known = _reach_json(places, inventory) if inventory else None
+        known = _reach_json(places, nodes) if nodes else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
         more |= one.center.json_of(image.target)
         say_json("submit", {**summary(made), **more})
     else:
-        reach = format_places(places, inventory, now) if inventory else ""
+        reach = format_places(places, nodes, now) if nodes else ""
         _say_made(made, written, format_reach(made.request) if made.request else reach)
+    return None
 
 
-def _wanted(center: Center, name: str, options: dict[str, Any]) -> SubmitAsk:
-    """The options as values. Raises UsageError for those that are none."""
+def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
+    """Return the options as values. Raises UsageError for invalid ones."""
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import site_of
@@ -209,33 +263,34 @@ def _wanted(center: Center, name: str, options: dict[str, Any]) -> SubmitAsk:
     from imagefactory.submit.rows import read_rows
     from imagefactory.submit.write import read_files
 
-    columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
+    columns, rows = read_rows(options.dag) if options.dag else ((), ())
     settings = center.settings
-    site = site_of(options["site"] or settings.site.value, settings)
+    site = site_of(options.site or settings.site.value, settings)
     slurm = site.batch == SLURM
     run = run_of(options, site.batch)
-    if site.batch == KUBERNETES and options["inventory"]:
-        raise UsageError(
-            "option-conflict",
+    reject_conflicts(
+        (
+            site.batch == KUBERNETES and options.inventory,
             "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
-            hint="remove --inventory",
+            "remove --inventory",
         )
+    )
     return SubmitAsk(
         target=name,
         site=site,
-        kind=ImageKind(options["kind"]) if options["kind"] else None,
+        kind=ImageKind(options.kind) if options.kind else None,
         folder=settings.sif_folder.value,
         run=replace(
             run,
             columns=columns,
-            arguments=_arguments(options["arguments"], columns),
+            arguments=_arguments(options.arguments, columns),
         ),
         rows=rows,
-        predicted=bool(options["accept"]),
-        faulty=KNOWN_BAD in options["accept"],
+        predicted=bool(options.accept),
+        faulty=KNOWN_BAD in options.accept,
         own=is_factory(settings),
         prefix=center.prefix,
-        inventory=_cluster_at_hand(options["inventory"]) if slurm and name else None,
+        inventory=_cluster_at_hand(options.inventory) if slurm and name else None,
         files=read_files(run) if site.batch == KUBERNETES else {},
     )
 
@@ -294,15 +349,16 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
 # --- looking ---------------------------------------------------------------------------------------
 
 
-def _refuse(name: str, options: dict[str, Any], option: str) -> None:
-    given = ["TARGET"] if name else [f"--{key.replace('_', '-')}" for key in ALONE if options[key]]
-    if given:
-        raise UsageError(
-            "option-conflict", f"{option} and {given[0]} exclude each other", hint="remove one of them"
-        )
+def _reject_others(name: str, options: JobOptions, option: str) -> None:
+    """Raises UsageError for a target and for options that `option` excludes."""
+    words = ["TARGET"] * bool(name)
+    words += [f"--{key.replace('_', '-')}" for key in ALONE if getattr(options, key)]
+    reject_conflicts(
+        *((word, f"{option} and {word} exclude each other", "remove one of them") for word in words)
+    )
 
 
-def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
+def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from imagefactory.errors import NothingSelectedError
@@ -316,7 +372,7 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     say_notes(opened.notes)
     offered, faults = [], []
     for one in opened.open:
-        ask = _wanted(one.center, "", options)
+        ask = _job_request(one.center, "", options)
         try:
             offered += [(one.center, row) for row in list_offers(one.catalogue, ask, one.center.trust, now)]
         except NothingSelectedError as error:

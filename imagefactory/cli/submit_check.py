@@ -8,11 +8,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, say, say_json, say_notes, terminal_width, write
+from imagefactory.cli.output import Call, reject_conflicts, say, say_json, say_notes, terminal_width, write
 from imagefactory.cli.pool import find_inventory
 from imagefactory.errors import EXIT_CHECK, UsageError, os_problem
 from imagefactory.settings.choices import HTCONDOR, SLURM
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 REGISTRY_SECONDS = 5
 
 
-def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) -> None:
+def check_file(
+    call: Call, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
+) -> None:
     """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
@@ -43,25 +45,24 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
     now, settings = datetime.now(UTC), call.settings
     text = read_text(path)
     batch = is_batch(text, path.name)
-    if batch and options["fix"]:
-        raise UsageError(
-            "option-conflict",
+    reject_conflicts(
+        (
+            batch and fix,
             "--fix applies to HTCondor submit files only",
-            hint="remove --fix: --check prints what to write in a script",
+            "remove --fix: --check prints what to write in a script",
         )
+    )
     opened = _open_to_compare(call, now)
     catalogue = merge_centers(opened) if opened else None
-    inventory = _inventory_to_compare(options["inventory"], now, SLURM if batch else HTCONDOR)
+    nodes = _inventory_to_compare(inventory, now, SLURM if batch else HTCONDOR)
 
     def offer(image: CataloguedImage) -> Offer:
         assert opened is not None  # the image is of one of its catalogues
         one = next(one for one in opened.open if any(image is own for own in one.catalogue.images))
         return judge_offer(one.catalogue, image, one.center.trust, now)
 
-    site = find_site(SLURM if batch else options["site"] or settings.site.value)
-    around = Surroundings(
-        site=site, inventory=inventory, catalogue=catalogue, offer=offer, digest=_digests(call)
-    )
+    site = find_site(SLURM if batch else name or settings.site.value)
+    around = Surroundings(site=site, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call))
 
     def checked_as(text: str) -> Checked:
         if batch:
@@ -69,7 +70,7 @@ def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool
         file = parse_submit_file(text, str(path), lists_beside(path))
         return with_secrets(check_submit_file(file, around), text)
 
-    mended = fix_text(text, checked_as) if options["fix"] else text
+    mended = fix_text(text, checked_as) if fix else text
     checked, diff = checked_as(mended), format_diff(str(path), text, mended)
     if mended != text:
         _write_mended(path, mended)

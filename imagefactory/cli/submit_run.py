@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.output import reject_conflicts
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SLURM
 
@@ -18,58 +20,87 @@ if TYPE_CHECKING:
 SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 
 
-def run_of(options: dict[str, Any], batch: str) -> SubmitRun:
-    """What `submit` was told of a job for the batch system `batch`. Raises UsageError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of `submit` that describe a job and its files, as written."""
+
+    site: str | None
+    executable: str
+    in_image: bool
+    arguments: str
+    input: tuple[str, ...]
+    result: tuple[str, ...]
+    gpus: int
+    gpu_memory: str
+    cpus: int
+    emulated: Path | None
+    memory: str
+    disk: str
+    time: str
+    kind: str | None
+    dag: str
+    gather: str
+    checkpoint: str
+    accept: tuple[str, ...]
+    mig: bool
+    output: str
+    force: bool
+    inventory: Path | None
+
+
+def run_of(options: JobOptions, batch: str) -> SubmitRun:
+    """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
     from imagefactory.pools.sizes import parse_size, parse_time
     from imagefactory.submit.submit_file import SubmitRun
 
     memory, disk, gpu_memory = (
-        parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
+        parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
     )
     _check_programs(options)
-    gpus, cpus = options["gpus"], options["cpus"]
-    time = parse_time(options["time"]) if options["time"] else None
-    if options["emulated"]:
-        advice, given = _advice(options["emulated"]), click.get_current_context().get_parameter_source
+    gpus, cpus = options.gpus, options.cpus
+    time = parse_time(options.time) if options.time else None
+    if options.emulated:
+        advice, given = _advice(options.emulated), click.get_current_context().get_parameter_source
         if batch != SLURM:  # which cannot be asked for a GPU's memory
             gpu_memory = gpu_memory or advice.gpu_memory or 0
         time = time or advice.time
         gpus = advice.gpus if given("gpus") is click.core.ParameterSource.DEFAULT else gpus
         cpus = advice.cpus if given("cpus") is click.core.ParameterSource.DEFAULT else cpus
     return SubmitRun(
-        name=_file_name(options["output"], SUFFIX[batch]),
-        executable=options["executable"],
-        in_image=options["in_image"],
-        checkpoint=options["checkpoint"],
-        gather=options["gather"],
-        inputs=options["input"],
-        outputs=options["result"],
+        name=_file_name(options.output, SUFFIX[batch]),
+        executable=options.executable,
+        in_image=options.in_image,
+        checkpoint=options.checkpoint,
+        gather=options.gather,
+        inputs=options.input,
+        outputs=options.result,
         gpus=gpus,
         cpus=cpus,
         time=time,
         memory=memory,
         disk=disk,
         gpu_memory=gpu_memory,
-        mig=options["mig"],
+        mig=options.mig,
     )
 
 
-def _check_programs(options: dict[str, Any]) -> None:
-    """Options that need another one. Raises UsageError."""
-    program, gather = options["executable"], options["gather"]
-    for option in ("arguments", "checkpoint"):
-        if options[option] and not program:
-            raise UsageError(
-                "option-conflict", f"--{option} requires --executable", hint="add --executable train.sh"
-            )
-    if gather and not options["dag"]:
-        raise UsageError("option-conflict", "--gather requires --dag", hint="add --dag N or --dag FILE")
-    if options["in_image"] and not (program.startswith("/") and (not gather or gather.startswith("/"))):
-        raise UsageError(
-            "option-conflict",
+def _check_programs(options: JobOptions) -> None:
+    """Raises UsageError for an option without the one that it requires."""
+    program, gather = options.executable, options.gather
+    reject_conflicts(
+        (options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"),
+        (
+            options.checkpoint and not program,
+            "--checkpoint requires --executable",
+            "add --executable train.sh",
+        ),
+        (gather and not options.dag, "--gather requires --dag", "add --dag N or --dag FILE"),
+        (
+            options.in_image and not (program.startswith("/") and (not gather or gather.startswith("/"))),
             "--in-image requires absolute paths of programs",
-            hint="write, for example, --executable /app/train.py",
-        )
+            "write, for example, --executable /app/train.py",
+        ),
+    )
 
 
 def _advice(path: Path) -> Advice:

@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, fields
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import click
 
+from imagefactory.cli.output import reject_conflicts
 from imagefactory.cli.pool import inventory_option
 from imagefactory.cli.times import Duration
-from imagefactory.errors import UsageError
 from imagefactory.settings.choices import POOLS, SITES
 
 P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
-OWN = {
-    "newest": None,
-    "mig": False,
-    "machines": None,
-    "gpu_hours": None,
-    "at_once": None,
-    "wanted": None,
-    "allow": (),
-    "inventory": None,
-    "image": None,
-    "site": None,
-    "idle": None,
-    "held": None,
-    "run": None,
-    "retries": None,
-    "wait": False,
-    "folder": None,
-    "dry_run": False,
-}
-"""The options that go with --pool, as they are where nobody writes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """The options of `verify` that a sweep uses. Those with a default need --pool, except --capability."""
+
+    pool: str
+    level: str
+    registry: str
+    promote: bool
+    newest: int | None = None
+    mig: bool = False
+    machine: str | None = None
+    gpu_hours: int | None = None
+    jobs: int | None = None
+    combination: tuple[str, ...] | None = None
+    allow: tuple[str, ...] = ()
+    inventory: Path | None = None
+    image: str | None = None
+    site: str | None = None
+    idle_limit: timedelta | None = None
+    held_limit: timedelta | None = None
+    run_limit: timedelta | None = None
+    retries: int | None = None
+    wait: bool = False
+    folder: Path | None = None
+    dry_run: bool = False
+    capability: tuple[str, ...] = ()
+
+    def written(self, *, but: Collection[str]) -> list[str]:
+        """Return the options that differ from their defaults, as a person writes them."""
+        names = [
+            field.name
+            for field in fields(self)
+            if field.default not in (MISSING, getattr(self, field.name)) and field.name not in but
+        ]
+        return [f"--{name.replace('combination', 'tuple').replace('_', '-')}" for name in names]
 
 
 def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
@@ -49,7 +68,7 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
         click.option("--newest", type=click.IntRange(1), metavar="N", help="The N newest versions alone."),
         click.option(
             "--tuple",
-            "wanted",
+            "combination",
             nargs=4,
             metavar="FRAMEWORK VERSION CUDA X.Y",
             help="Test just one: pytorch 2.3 12.1 8.0.",
@@ -67,7 +86,6 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
         ),
         click.option(
             "--machine",
-            "machines",
             metavar="NAMES",
             help="Run on these machines only, with * and ?, and on none of those after !: 'gpu*,!gpu07'. "
             "Default: the setting `sweep-machines`.",
@@ -81,7 +99,6 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
         ),
         click.option(
             "--jobs",
-            "at_once",
             type=click.IntRange(1),
             metavar="N",
             help="Have no more jobs in the queue at once. Default: the setting `sweep-jobs`.",
@@ -93,11 +110,9 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             help="How jobs get the image. Default: sif where sif-folder or no registry is set, else docker.",
         ),
         click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`."),
-        click.option("--idle-limit", "idle", type=Duration(), metavar="TIME", help="Default: 24h."),
-        click.option(
-            "--held-limit", "held", type=Duration(), metavar="TIME", help="Default: 10m; not on Slurm."
-        ),
-        click.option("--run-limit", "run", type=Duration(), metavar="TIME", help="Default: 24h."),
+        click.option("--idle-limit", type=Duration(), metavar="TIME", help="Default: 24h."),
+        click.option("--held-limit", type=Duration(), metavar="TIME", help="Default: 10m; not on Slurm."),
+        click.option("--run-limit", type=Duration(), metavar="TIME", help="Default: 24h."),
         click.option(
             "--retries",
             type=click.IntRange(0, 20),
@@ -118,35 +133,23 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
     return command
 
 
-def refuse_alone(given: dict[str, Any]) -> None:
-    """Raises UsageError where an option of --pool stands without it."""
-    for option in _given(given, OWN):
-        raise UsageError(
-            "option-conflict",
-            f"{option} requires --pool",
-            hint=f"imagefactory verify TARGET --pool {'|'.join(POOLS)}",
+def reject_without_pool(request: SweepRequest) -> None:
+    """Raises UsageError for an option that requires --pool."""
+    hint = f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
+    reject_conflicts(
+        *((option, f"{option} requires --pool", hint) for option in request.written(but=("capability",)))
+    )
+
+
+def reject_changes(names: tuple[str, ...], request: SweepRequest) -> None:
+    """Raises UsageError for targets and options that would change the sweep to continue."""
+    reject_conflicts(
+        *(
+            (
+                word,
+                f"{request.folder} is already a sweep, and {word[:80]} would change it",
+                f"remove {word[:80]} to continue the sweep, or pass another --folder",
+            )
+            for word in (*names, *request.written(but=("wait", "folder")))
         )
-
-
-def refuse_again(names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Raises UsageError where a sweep is gone on with and a target or an option wants it to be another."""
-    unset = {**OWN, "capability": (), "wait": given["wait"], "folder": given["folder"]}
-    for word in (*names, *_given(given, unset)):
-        raise UsageError(
-            "option-conflict",
-            f"{given['folder']} is already a sweep, and {word[:80]} would change it",
-            hint=f"remove {word[:80]} to continue the sweep, or pass another --folder",
-        )
-
-
-def _given(given: dict[str, Any], unset: Mapping[str, object]) -> list[str]:
-    """The options that a person has written, as they are spelt."""
-    names = {
-        "idle": "idle-limit",
-        "held": "held-limit",
-        "run": "run-limit",
-        "wanted": "tuple",
-        "at_once": "jobs",
-    }
-    found = [name for name, value in unset.items() if given[name] != value]
-    return [f"--{names.get(name, name).replace('_', '-')}" for name in found]
+    )

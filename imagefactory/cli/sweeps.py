@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from imagefactory.cli.output import (
     Call,
     choose_targets,
     collecting,
+    reject_conflicts,
     say,
     say_json,
     say_next,
     terminal_width,
 )
 from imagefactory.cli.pool import find_inventory
-from imagefactory.cli.sweep_options import refuse_again
+from imagefactory.cli.sweep_options import SweepRequest, reject_changes
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.settings.choices import SLURM
 
@@ -40,38 +41,35 @@ PATIENCE = 40
 """How many looks in a row the pool's commands may fail: an access point takes minutes to start again."""
 
 
-def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """All of `verify --pool`: decide, make, submit, perhaps wait and collect."""
+def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *, as_json: bool) -> None:
+    """Run `verify --pool`: plan, write and submit a sweep or continue one; wait and collect with --wait."""
     from imagefactory.stages.sweep import make_sweep, prepare_sweep
 
-    for name in ("runner", "kit", "ledger", "output"):
-        if given[name]:
-            raise UsageError(
-                "option-conflict", f"--{name} and --pool exclude each other", hint=f"remove --{name}"
-            )
-    if given["held"] and given["pool"] == SLURM:
-        raise UsageError(
-            "option-conflict",
+    reject_conflicts(
+        (
+            request.held_limit and request.pool == SLURM,
             "--held-limit does not apply to Slurm, where a held job is a waiting job",
-            hint="use --idle-limit",
+            "use --idle-limit",
         )
-    factory, folder, as_json = call.sound_factory, given["folder"], given["as_json"]
+    )
+    factory, folder = call.sound_factory, request.folder
     with collecting(factory) as failures:
-        if folder is not None and find_pool(given["pool"]).is_whole(folder):
-            refuse_again(names, given)
-            return _submitted(call, folder.absolute(), given, failures)
-        pool, bench = find_pool(given["pool"]), sweep_bench()
-        options = _options(factory, given)
-        targets, options = _targets(factory, names, given, options)
-        inventory = find_inventory(given["inventory"], bench.clock(), given["pool"])
-        if not given["dry_run"]:
+        pool = find_pool(request.pool)
+        if folder is not None and pool.is_whole(folder):
+            reject_changes(names, request)
+            return _submit(call, folder.absolute(), request, failures, as_json=as_json)
+        bench = sweep_bench()
+        options = _options(factory, request)
+        targets, options = _targets(factory, names, request, options)
+        inventory = find_inventory(request.inventory, bench.clock(), request.pool)
+        if not request.dry_run:
             pool.require()
         prepared = prepare_sweep(factory, targets, inventory, options, bench)
-        _say_plan(prepared, as_json=as_json and given["dry_run"], quiet=as_json)
-        if given["dry_run"]:
+        _say_plan(prepared, as_json=as_json and request.dry_run, quiet=as_json)
+        if request.dry_run:
             return None
-        made = make_sweep(factory, prepared, bench, call.progress)
-        return _submitted(call, made.folder, given, failures, made)
+        sweep = make_sweep(factory, prepared, bench, call.progress)
+        return _submit(call, sweep.folder, request, failures, sweep, as_json=as_json)
 
 
 def find_pool(name: str) -> Pool:
@@ -88,15 +86,15 @@ def sweep_bench() -> SweepBench:
     return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=find_pool, user=os.geteuid())
 
 
-def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
+def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.settings.own_commands import parse_limit, parse_machines
     from imagefactory.stages.sweep import SweepOptions
     from imagefactory.sweeps.cells import SweepAsk, check_allowed
 
-    settings, machines = factory.settings, given["machines"]
+    settings, machines = factory.settings, request.machine
     try:
-        capabilities = tuple(sorted({parse_capability(text) for text in given["capability"]}))
+        capabilities = tuple(sorted({parse_capability(text) for text in request.capability}))
     except ValueError as error:
         raise UsageError(
             "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
@@ -104,39 +102,44 @@ def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
     return SweepOptions(
         asked=SweepAsk(
             capabilities=capabilities,
-            newest=given["newest"] or 0,
-            mig=given["mig"],
-            allow=check_allowed(given["allow"]),
+            newest=request.newest or 0,
+            mig=request.mig,
+            allow=check_allowed(request.allow),
             machines=parse_machines(settings.sweep_machines.value if machines is None else machines),
-            gpu_hours=given["gpu_hours"] or parse_limit(settings.sweep_gpu_hours.value),
+            gpu_hours=request.gpu_hours or parse_limit(settings.sweep_gpu_hours.value),
         ),
-        at_once=given["at_once"] or parse_limit(settings.sweep_jobs.value),
-        level=given["level"],
-        image=given["image"] or "",
-        registry=given["registry"],
-        pool=given["pool"],
-        site=given["site"] or factory.settings.site.value,
-        limits=_limits(given),
-        folder=given["folder"].absolute() if given["folder"] else None,
+        at_once=request.jobs or parse_limit(settings.sweep_jobs.value),
+        level=request.level,
+        image=request.image or "",
+        registry=request.registry,
+        pool=request.pool,
+        site=request.site or factory.settings.site.value,
+        limits=_limits(request),
+        folder=request.folder.absolute() if request.folder else None,
     )
 
 
-def _limits(given: dict[str, Any]) -> JobLimits:
+def _limits(request: SweepRequest) -> JobLimits:
     from imagefactory.pools.model import JobLimits
 
-    named = {name: given[name] for name in ("idle", "held", "run", "retries") if given[name] is not None}
-    return JobLimits(**named)
+    default = JobLimits()
+    return JobLimits(
+        idle=request.idle_limit or default.idle,
+        held=request.held_limit or default.held,
+        run=request.run_limit or default.run,
+        retries=default.retries if request.retries is None else request.retries,
+    )
 
 
 def _targets(
-    factory: Factory, names: tuple[str, ...], given: dict[str, Any], options: SweepOptions
+    factory: Factory, names: tuple[str, ...], request: SweepRequest, options: SweepOptions
 ) -> tuple[Sequence[Target], SweepOptions]:
     """The targets that are asked for; of a tuple the one, on its capability alone."""
     from dataclasses import replace
 
     from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 
-    if not given["wanted"]:
+    if not request.combination:
         if not names:
             raise UsageError(
                 "argument-missing",
@@ -144,15 +147,16 @@ def _targets(
                 hint="add targets ('pytorch-*'), or --tuple F V CUDA X.Y",
             )
         return choose_targets(factory, names), options
-    if names or given["capability"]:
-        raise UsageError(
-            "option-conflict",
+    reject_conflicts(
+        (
+            names or request.capability,
             "--tuple excludes targets and --capability",
-            hint="remove the targets and --capability",
+            "remove the targets and --capability",
         )
-    wanted = parse_tuple(given["wanted"])
-    asked = replace(options.asked, capabilities=(wanted.capability,))
-    return (choose_tuple(factory.targets, wanted),), replace(options, asked=asked)
+    )
+    combination = parse_tuple(request.combination)
+    cells = replace(options.asked, capabilities=(combination.capability,))
+    return (choose_tuple(factory.targets, combination),), replace(options, asked=cells)
 
 
 def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
@@ -168,8 +172,14 @@ def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
         say(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
 
-def _submitted(
-    call: Call, folder: Path, given: dict[str, Any], failures: Failures, made: Made | None = None
+def _submit(
+    call: Call,
+    folder: Path,
+    request: SweepRequest,
+    failures: Failures,
+    made: Made | None = None,
+    *,
+    as_json: bool,
 ) -> None:
     """Says what runs now, or waits for it and collects."""
     from imagefactory.report.sweep import left_out_json
@@ -177,19 +187,19 @@ def _submitted(
     from imagefactory.stages.sweep import claim_again, submit_sweep
     from imagefactory.sweeps.sweep_file import read_sweep
 
-    sweep, as_json = read_sweep(folder), given["as_json"]
+    sweep = read_sweep(folder)
     for name, fault in made.faults if made else ():
         failures.of(name).add(fault)
     if made is None:
-        claim_again(call.access, folder, given["registry"], sweep_bench(), call.progress)
+        claim_again(call.access, folder, request.registry, sweep_bench(), call.progress)
     try:
         job = submit_sweep(folder, find_pool)
     except ToolError as error:
         again = f"then go on with it: imagefactory verify --pool {sweep.pool} --folder {folder}"
         raise ToolError(error.code, error.message, hint=f"{error.hint}; {again}") from error
-    if given["wait"]:
+    if request.wait:
         _wait(call, folder)
-        options = CollectOptions(registry=given["registry"], promote=given["promote"])
+        options = CollectOptions(registry=request.registry, promote=request.promote)
         rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
             say_json("collect", {"results": rows, "errors": failures.as_json()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
@@ -71,7 +71,19 @@ def what_options(command: Callable[P, None]) -> Callable[P, None]:
 @click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
 @json_option
 @click.pass_obj
-def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def tables(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    inventory: Path | None,
+    capabilities: tuple[str, ...],
+    sweeps: tuple[Path, ...],
+    registry: str,
+    output: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write tables of what is proven on which GPU, and what failed.
 
     \b
@@ -93,26 +105,34 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     from imagefactory.report.tables import format_files, format_summary, tables_json
     from imagefactory.stages.tables import write_tables
 
-    made = _read(call, names, asked_of(call, options))
+    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    made = _read(call, names, request)
     if as_json:
         return say_json("tables", tables_json(made))
     say(format_summary(made, terminal_width()))
-    for path in write_tables(options["output"], format_files(made), force=options["force"]):
+    for path in write_tables(output, format_files(made), force=force):
         say(f"  {path}")
     say("the same as pages, with each image and GPU: imagefactory report --html DIR")
     return None
 
 
-def asked_of(call: Call, options: dict[str, Any]) -> TablesAsked:
-    """`what_options` as a value."""
+def tables_request(
+    call: Call,
+    registry: str,
+    *,
+    capabilities: Sequence[str],
+    inventory: Path | None,
+    sweeps: tuple[Path, ...],
+) -> TablesAsked:
+    """Return the values of `what_options`. Raises UsageError for an invalid capability."""
     from imagefactory.stages.sweep import find_sweeps
     from imagefactory.stages.tables import TablesAsked
 
     return TablesAsked(
         now=datetime.now(UTC),
-        registry=options["registry"],
-        capabilities=_capabilities(options["capabilities"], options["inventory"]),
-        sweeps=options["sweeps"],
+        registry=registry,
+        capabilities=_capabilities(capabilities, inventory),
+        sweeps=sweeps,
         stored=find_sweeps(call.settings),
     )
 

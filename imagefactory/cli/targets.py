@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -32,7 +32,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import NothingSelectedError, UsageError, os_problem
 
 if TYPE_CHECKING:
-    from imagefactory.stages.new import Plan
+    from imagefactory.stages.new import NewRequest, Plan
 
 
 @click.command("list")
@@ -218,13 +218,32 @@ def show(call: Call, name: str, as_json: bool) -> None:
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
 @click.pass_obj
-def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: Any) -> None:
+def new(
+    call: Call,
+    /,
+    *,
+    family: str,
+    framework: str,
+    cuda: str,
+    kind: str | None,
+    source: Path | None,
+    context: Path | None,
+    build_args: tuple[str, ...],
+    environment: str,
+    extras: tuple[str, ...],
+    groups: tuple[str, ...],
+    on: str,
+    partial: bool,
+    only_print: bool,
+    as_json: bool,
+) -> None:
     """Write a recipe: a new one, or from an environment that exists.
 
     It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. What a recipe cannot keep of
     FILE stops the command, unless --partial is given."""
     from imagefactory.factory import recipes_folder, require_own
     from imagefactory.files import create_bytes
+    from imagefactory.stages.new import NewRequest
 
     if not only_print:
         require_own(call.settings, "new")
@@ -232,13 +251,27 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     exists = UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
-    if asked["on"] and not call.settings.shipped:
-        _bring_family(call, asked["on"], only_print=only_print)
-    plan = _plan(call, family, asked)
+    if on and not call.settings.shipped:
+        _bring_family(call, on, only_print=only_print)
+    name, _, version = framework.partition("=")
+    request = NewRequest(
+        family=family,
+        file=source,
+        on=on,
+        framework=name,
+        version=version,
+        cuda=cuda,
+        source=kind or "",
+        environment=environment,
+        extras=extras,
+        groups=groups,
+        context=context,
+    )
+    plan = _plan(call, request, build_args, partial=partial)
     drafted = plan.draft
     for line in drafted.notes:
         call.progress.note(f"note: {line}")
-    stopped = bool(drafted.lost) and not asked["partial"]
+    stopped = bool(drafted.lost) and not partial
     for line in () if stopped else drafted.lost:
         call.progress.note(f"lost: {line}")
     if only_print and not as_json:
@@ -257,7 +290,7 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     if only_print or stopped:
         with collecting() as failures:
             if stopped:
-                failures.add(_lost(asked["source"].name, drafted.lost))
+                failures.add(_lost(source.name if source else family, drafted.lost))
             if as_json:
                 say_json("recipe", {**told, "errors": failures.as_json()})
         return None
@@ -323,25 +356,24 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
     )
 
 
-def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
+def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, partial: bool) -> Plan:
     """The recipe to write. Only what is taken over, or built on others, needs the other recipes."""
     from imagefactory.recipes.read import read_bases
     from imagefactory.recipes.scaffold import check_name, scaffold
-    from imagefactory.stages.new import IndexSolver, NewRequest, Plan, plan_recipe
+    from imagefactory.stages.new import IndexSolver, Plan, plan_recipe
 
-    source, on = asked["source"], asked["on"]
-    framework, _, version = asked["framework"].partition("=")
+    source, on, framework, version = request.file, request.on, request.framework, request.version
     for option, value, needs in (
-        ("--cuda", asked["cuda"], source and not on),
+        ("--cuda", request.cuda, source and not on),
         ("--framework NAME=VERSION", version, source and not on),
-        ("--environment", asked["environment"], source),
-        ("--context", asked["context"], source),
-        ("--build-arg", asked["build_args"], source),
-        ("--extra", asked["extras"], source),
-        ("--group", asked["groups"], source),
-        ("--partial", asked["partial"], source),
+        ("--environment", request.environment, source),
+        ("--context", request.context, source),
+        ("--build-arg", build_args, source),
+        ("--extra", request.extras, source),
+        ("--group", request.groups, source),
+        ("--partial", partial, source),
         ("--framework", framework, not on),
-        ("--source", asked["kind"], not on),
+        ("--source", request.source, not on),
     ):
         if value and not needs:
             inherited = on or option == "--source"
@@ -349,32 +381,19 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
             raise UsageError("option-conflict", f"{option} does not apply here", hint=hint)
     if not source and not on:
         bases = read_bases(call.settings.root_path / "recipes")
-        drafted = scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi")
+        drafted = scaffold(request.family, bases, framework=framework, source=request.source or "pypi")
         return Plan(draft=drafted, check=lambda: None)
-    check_name(family, "family")
-    if asked["cuda"] == "none":
+    check_name(request.family, "family")
+    if request.cuda == "none":
         raise UsageError(
             "option-invalid",
             "--cuda none: new recipes are for GPUs",
             hint="afterwards add a row with cuda: [none]",
         )
     version = version.lstrip("=")
-    for value, rule in ((framework, "framework"), (version, "version"), (asked["cuda"], "cuda")):
+    for value, rule in ((framework, "framework"), (version, "version"), (request.cuda, "cuda")):
         if value:
             check_name(value, rule)
     factory = call.factory
-    request = NewRequest(
-        family=family,
-        file=source,
-        on=on,
-        framework=framework,
-        version=version,
-        cuda=asked["cuda"],
-        source=asked["kind"] or "",
-        environment=asked["environment"],
-        extras=asked["extras"],
-        groups=asked["groups"],
-        context=asked["context"],
-        build_args=_build_args(asked["build_args"]),
-    )
+    request = replace(request, version=version, build_args=_build_args(build_args))
     return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

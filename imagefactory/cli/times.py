@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
 
 import click
 
@@ -17,7 +16,7 @@ class Duration(click.ParamType[timedelta]):
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         found = _TIME.fullmatch(str(value))
         if found is None or not int(found[1]):
             self.fail(f"'{str(value)[:40]}' is no time: write 30m, 24h or 2d", param, ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -63,7 +63,7 @@ def refuse_registry(name: str, registry: str) -> None:
 @click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
 @json_option
 @click.pass_obj
-def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool) -> None:
     """Show who verified an image, when, on which GPU, and what holds.
 
     \b
@@ -85,18 +85,17 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     if as_json:
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
-        say(format_verdicts(images, keys, terminal_width(), numbers=options["numbers"]))
+        say(format_verdicts(images, keys, terminal_width(), numbers=numbers))
         for_cpus = is_factory(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
         if for_cpus:
             say(f"{name} is for CPUs alone: no verdict speaks of it, its smoke test is all that proves it")
         elif is_factory(call.settings) and not any(image.judged for image in images):
             say_next("verify", name)
-    wanted = options["capability"]
-    if wanted and not any(capability_proven(image.judged, wanted) for image in images):
-        hint = f"imagefactory verify {name} --capability {wanted}"
+    if capability and not any(capability_proven(image.judged, capability) for image in images):
+        hint = f"imagefactory verify {name} --capability {capability}"
         if not is_factory(call.settings):
             hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
-        raise CheckFailedError("not-verified", f"{name} is not verified for {wanted}", hint=hint)
+        raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:

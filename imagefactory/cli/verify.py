@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,13 +13,14 @@ from imagefactory.cli.output import (
     collecting,
     complete_targets,
     json_option,
+    reject_conflicts,
     runner_option,
     say,
     say_json,
     say_next,
     terminal_width,
 )
-from imagefactory.cli.sweep_options import refuse_alone, sweep_options
+from imagefactory.cli.sweep_options import SweepRequest, reject_without_pool, sweep_options
 from imagefactory.cli.sweeps import verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.verify.model import FULL, LEVELS, SEVERAL
@@ -63,8 +65,40 @@ if TYPE_CHECKING:
 )
 @sweep_options
 @json_option
-@click.pass_context
-def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
+@click.pass_obj
+def verify(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    level: str,
+    runner: str | None,
+    capability: tuple[str, ...],
+    registry: str,
+    promote: bool,
+    output: Path | None,
+    kit: Path | None,
+    ledger: Path | None,
+    pool: str | None,
+    newest: int | None,
+    combination: tuple[str, ...] | None,
+    allow: tuple[str, ...],
+    mig: bool,
+    machine: str | None,
+    gpu_hours: int | None,
+    jobs: int | None,
+    inventory: Path | None,
+    image: str | None,
+    site: str | None,
+    idle_limit: timedelta | None,
+    held_limit: timedelta | None,
+    run_limit: timedelta | None,
+    retries: int | None,
+    wait: bool,
+    folder: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Run the GPU suite inside an image, on a GPU here or on a pool.
 
     \b
@@ -87,24 +121,81 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.stages.verify import VerifyOptions
     from imagefactory.workflow.prove import prove_image
 
-    call: Call = ctx.obj
-    if given["level"] == SEVERAL:
-        _check_several(given)
-    if given["pool"]:
-        return verify_on_pool(call, names, given)
-    refuse_alone(given)
-    factory, progress, as_json = call.factory, call.progress, given["as_json"]
-    _check_options(names, given)
-    options = VerifyOptions(
-        level=given["level"],
-        runner=given["runner"] or "",
-        capability=_capability("".join(given["capability"])),
-        registry=given["registry"],
-        promote=given["promote"],
-        output=given["output"],
+    sweep = SweepRequest(
+        pool=pool or "",
+        level=level,
+        registry=registry,
+        promote=promote,
+        newest=newest,
+        mig=mig,
+        machine=machine,
+        gpu_hours=gpu_hours,
+        jobs=jobs,
+        combination=combination,
+        allow=allow,
+        inventory=inventory,
+        image=image,
+        site=site,
+        idle_limit=idle_limit,
+        held_limit=held_limit,
+        run_limit=run_limit,
+        retries=retries,
+        wait=wait,
+        folder=folder,
+        dry_run=dry_run,
+        capability=capability,
     )
-    if given["kit"]:
-        order = KitPlace(folder=given["kit"], ledger=given["ledger"])
+    here = {"--runner": runner, "--kit": kit, "--ledger": ledger, "--output": output}
+    reject_conflicts(
+        (
+            pool and level == SEVERAL,
+            f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
+            f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
+        ),
+        (
+            promote and level == SEVERAL,
+            f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
+            "remove --promote",
+        ),
+        *(
+            (pool and value, f"{option} and --pool exclude each other", f"remove {option}")
+            for option, value in here.items()
+        ),
+    )
+    if pool:
+        return verify_on_pool(call, names, sweep, as_json=as_json)
+    reject_without_pool(sweep)
+    factory, progress = call.factory, call.progress
+    if not names:
+        raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
+    reject_conflicts(
+        (
+            len(capability) > 1,
+            "more than one --capability requires --pool",
+            "add --pool or keep one --capability",
+        ),
+        (ledger and not kit, "--ledger requires --kit", "add --kit DIR or remove --ledger"),
+        (
+            len(names) > 1 and (output or kit),
+            "--output and --kit require exactly one image",
+            "pass one image, or remove them",
+        ),
+        (
+            kit and (promote or output or runner),
+            "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
+            "run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
+        ),
+    )
+    options = VerifyOptions(
+        level=level,
+        runner=runner or "",
+        capability=_capability("".join(capability)),
+        registry=registry,
+        promote=promote,
+        output=output,
+    )
+    if kit:
+        order = KitPlace(folder=kit, ledger=ledger)
         return _say_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
     results: list[dict[str, object]] = []
     with collecting() as failures:
@@ -114,8 +205,8 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                     done = prove_image(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
-                    level = "" if given["level"] == FULL else f" --suite {given['level']}"
-                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{level} --kit DIR"
+                    suite = "" if level == FULL else f" --suite {level}"
+                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{suite} --kit DIR"
                     raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
                 results.append(_as_json(name, done))
                 say(_as_text(done), unless=as_json)
@@ -142,50 +233,6 @@ def bench() -> VerifyBench:
     from imagefactory.stages.verify import VerifyBench
 
     return VerifyBench()
-
-
-def _check_several(given: dict[str, Any]) -> None:
-    """Raises UsageError for what goes with one GPU alone."""
-    if given["pool"]:
-        raise UsageError(
-            "option-conflict",
-            f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
-            hint=f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
-        )
-    if given["promote"]:
-        raise UsageError(
-            "option-conflict",
-            f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
-            hint="remove --promote",
-        )
-
-
-def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Raises UsageError for options that do not go together."""
-    if not names:
-        raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
-    if len(given["capability"]) > 1:
-        raise UsageError(
-            "option-conflict",
-            "more than one --capability requires --pool",
-            hint="add --pool or keep one --capability",
-        )
-    if given["ledger"] and not given["kit"]:
-        raise UsageError(
-            "option-conflict", "--ledger requires --kit", hint="add --kit DIR or remove --ledger"
-        )
-    if len(names) > 1 and (given["output"] or given["kit"]):
-        raise UsageError(
-            "option-conflict",
-            "--output and --kit require exactly one image",
-            hint="pass one image, or remove them",
-        )
-    if given["kit"] and (given["promote"] or given["output"] or given["runner"]):
-        raise UsageError(
-            "option-conflict",
-            "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
-            hint="run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
-        )
 
 
 def _capability(text: str) -> str:
