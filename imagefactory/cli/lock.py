@@ -82,11 +82,7 @@ def lock(
     of_targets = _no_bases(names)
     option = "--explain" if explain else "--note"
     reject_conflicts(
-        (
-            check and (update or update_all),
-            "--check and --update exclude each other",
-            "remove one of them",
-        ),
+        (check and (update or update_all), "--check and --update exclude each other", "remove one of them"),
         (
             build and (check or render),
             "--build and --check or --render exclude each other",

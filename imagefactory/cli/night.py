@@ -144,11 +144,7 @@ def night(
     }
     words = [*names, *(name for name, value in options.items() if value), *(["--install"] if install else ())]
     reject_conflicts(
-        (
-            wait and not pool,
-            "--wait-limit requires --pool",
-            "add --pool htcondor or remove --wait-limit",
-        ),
+        (wait and not pool, "--wait-limit requires --pool", "add --pool htcondor or remove --wait-limit"),
         (github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"),
         (github and as_json, "--github and --json both write to stdout", "remove one of them"),
         (

@@ -87,11 +87,7 @@ def push(
             "--compression requires --format sif",
             "add --format sif or remove --compression",
         ),
-        (
-            sbom and kind == "sif",
-            "--sbom does not apply to --format sif",
-            "remove --sbom, or push the image",
-        ),
+        (sbom and kind == "sif", "--sbom does not apply to --format sif", "remove --sbom, or push the image"),
     )
     sif = (compression or "fast") if kind == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)

@@ -182,11 +182,7 @@ def run(
         capture=False,
     )
     reject_conflicts(
-        (
-            (summary or gpus > 1) and not emulate,
-            "--summary and --gpus require --emulate",
-            "add --emulate GPU",
-        )
+        ((summary or gpus > 1) and not emulate, "--summary and --gpus require --emulate", "add --emulate GPU")
     )
     if emulate:
         completed = _emulated(
