@@ -209,11 +209,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
-        said = io.StringIO()
-        error.show(said)
+        buffer = io.StringIO()
+        error.show(buffer)
         code = error.exit_code
         _say_json_error(arguments, UsageError("invalid-arguments", error.format_message()), code)
-        write(2, without_logins(said.getvalue().rstrip("\n")))
+        write(2, without_logins(buffer.getvalue().rstrip("\n")))
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             code = _end(explain(error.__context__), arguments)
@@ -265,7 +265,7 @@ def _clean_up_when_told_to_end() -> None:
     """SIGTERM and a lost terminal end this program as Ctrl-C does: containers and builds are ended too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the latter, and means it
-            signal.signal(number, lambda told, _: sys.exit(128 + told))
+            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
 
 
 @functools.cache
@@ -295,9 +295,9 @@ def _interrupted(arguments: Sequence[str]) -> int:
     """The last word. Where threads are still at work it does not return: the end would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
     fall_silent()
-    said = "interrupted: run the same command again to go on"
-    _say_json_error(arguments, FactoryError("interrupted", said), EXIT_INTERRUPTED)
-    write(2, said)
+    message = "interrupted: run the same command again to go on"
+    _say_json_error(arguments, FactoryError("interrupted", message), EXIT_INTERRUPTED)
+    write(2, message)
     own = (threading.main_thread().name, WAKER)
     if any(
         thread.name not in own for thread in threading.enumerate()

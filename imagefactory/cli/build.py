@@ -93,10 +93,10 @@ def build(
             if built.report is not None and not built.report.passed:
                 failures.add(_smoke_failure(built))
 
-        wanted = Making(build=options, push=push, built=tell)
+        request = Making(build=options, push=push, built=tell)
         for target in chosen:
             with failures.of(target.name):
-                pushed = make_image(factory, target, wanted, progress)
+                pushed = make_image(factory, target, request, progress)
                 if pushed is not None:
                     say(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)

@@ -117,18 +117,18 @@ def catalogue(
     with collecting(factory) as failures:
         targets = choose_targets(factory, names)
         making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
-        asked = Publishing(making=making, output=output, before=before)
+        request = Publishing(making=making, output=output, before=before)
         back: RolledBack | None = None
         if rollback is not None:
-            back = roll_back(factory, asked, find_earlier(factory, asked, rollback, trust), call.progress)
-            asked = replace(asked, rollback=back.why)
-        made = back.made if back else make_catalogue(factory, asked, call.progress)
-        if not made.catalogue.images:
-            if made.waiting:
+            back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
+            request = replace(request, rollback=back.why)
+        result = back.made if back else make_catalogue(factory, request, call.progress)
+        if not result.catalogue.images:
+            if result.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
-                    f"{', '.join(made.waiting)}: too few keys approved the images",
-                    hint=f"the owner of another trusted key runs: imagefactory promote {made.waiting[0]}",
+                    f"{', '.join(result.waiting)}: too few keys approved the images",
+                    hint=f"the owner of another trusted key runs: imagefactory promote {result.waiting[0]}",
                 )
             raise NothingSelectedError(
                 "catalog-empty",
@@ -137,26 +137,29 @@ def catalogue(
             )
         written: tuple[str, ...] = ()
         if key:
-            signed, written = publish(factory, made.catalogue, key, asked)
-            made = replace(made, catalogue=signed)
+            signed, written = publish(factory, result.catalogue, key, request)
+            result = replace(result, catalogue=signed)
             if output is None:
                 _note_other_place(factory, str(current_place(factory, place)))
-        offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
+        offers = [judge_offer(result.catalogue, image, trust, now) for image in result.catalogue.images]
         proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
         if as_json:
             more = {"proofs": ages_json(ages), "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
-            return say_json("catalogue", {**_as_json(made, proven, written), **more})
-        for image in made.catalogue.images:
+            return say_json("catalogue", {**_as_json(result, proven, written), **more})
+        for image in result.catalogue.images:
             say(f"{image.target}  {image.reference or image.subject.index}")
             say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
-            say("  as the last catalogue has it: its recipe has faults", unless=image.target not in made.kept)
-        for name, why in made.left_out:
+            say(
+                "  as the last catalogue has it: its recipe has faults",
+                unless=image.target not in result.kept,
+            )
+        for name, why in result.left_out:
             say(f"{name}  left out: {why}")
         if back:
             say(f"{'back' if written else 'would go back'} to {back.why}")
             for change in back.changes:
-                was, will = (one or "not there" for one in (change.now, change.then))
+                was, will = (digest or "not there" for digest in (change.now, change.then))
                 verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
                 say(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
             say("  no image and no verdict differs", unless=bool(back.changes))
@@ -164,7 +167,7 @@ def catalogue(
             say(f"written: {where}")
         say(format_ages(ages))
         if written:
-            say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
+            say(f"signed by '{key.name if key else ''}', it holds until {result.catalogue.expires:%Y-%m-%d}")
         if written and back:
             say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
     if written:
@@ -173,9 +176,12 @@ def catalogue(
 
 
 def _note_other_place(factory: Factory, place: str) -> None:
-    asked = factory.settings.catalogue
-    if asked.value and not _same_place(asked.value, place):
-        write(2, f"note: readers with your settings take another: catalogue = {asked.value} ({asked.origin})")
+    setting = factory.settings.catalogue
+    if setting.value and not _same_place(setting.value, place):
+        write(
+            2,
+            f"note: readers with your settings take another: catalogue = {setting.value} ({setting.origin})",
+        )
 
 
 def _same_place(setting: str, place: str) -> bool:
@@ -188,7 +194,7 @@ def _proven(judged: Iterable[Judged]) -> list[str]:
     from imagefactory.gpu.model import Answer
     from imagefactory.verdicts.claims import verified_claims
 
-    return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
+    return [str(gpu) for gpu, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
 
 
 def _rollback_json(back: RolledBack) -> dict[str, object]:
@@ -197,12 +203,12 @@ def _rollback_json(back: RolledBack) -> dict[str, object]:
     return {
         "digest": back.earlier.digest,
         "made": format_time(back.earlier.catalogue.made),
-        "changes": [format_value(one) for one in back.changes],
+        "changes": [format_value(change) for change in back.changes],
     }
 
 
 def _as_json(
-    made: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
+    result: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
 ) -> dict[str, object]:
     from imagefactory.documents import format_time
 
@@ -220,11 +226,11 @@ def _as_json(
         }
 
     return {
-        "made": format_time(made.catalogue.made),
-        "expires": format_time(made.catalogue.expires),
+        "made": format_time(result.catalogue.made),
+        "expires": format_time(result.catalogue.expires),
         "written": list(written),
-        "images": [row(image) for image in made.catalogue.images],
-        "left_out": [{"target": name, "why": why} for name, why in made.left_out],
-        "kept": list(made.kept),
-        "waiting": list(made.waiting),
+        "images": [row(image) for image in result.catalogue.images],
+        "left_out": [{"target": name, "why": why} for name, why in result.left_out],
+        "kept": list(result.kept),
+        "waiting": list(result.waiting),
     }

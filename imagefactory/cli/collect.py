@@ -76,53 +76,53 @@ def collect(
                 if ledger is None and (sweep := as_sweep(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
-                done = collect_one(factory, folder, options, datetime.now(UTC), progress)
-                results.append(_as_json(folder, done))
-                say(_as_text(done), unless=as_json)
-                if not done.passed:
+                result = collect_one(factory, folder, options, datetime.now(UTC), progress)
+                results.append(_as_json(folder, result))
+                say(_as_text(result), unless=as_json)
+                if not result.passed:
                     raise CheckFailedError(
                         "verification-failed",
-                        f"{folder}: {done.report.outcome}: {done.report.reason}",
+                        f"{folder}: {result.report.outcome}: {result.report.reason}",
                         hint="see the checks above",
                     )
-                for _, fault in done.promotion.faults if done.promotion else ():
+                for _, fault in result.promotion.faults if result.promotion else ():
                     failures.add(fault)
         if as_json:
             say_json("collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
-    shown = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
-    say_next("verdicts", proven[0]) if shown else say_next("promote", *proven)
+    show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
+    say_next("verdicts", proven[0]) if show_verdicts else say_next("promote", *proven)
 
 
-def _as_text(done: CollectedKit) -> str:
+def _as_text(result: CollectedKit) -> str:
     from imagefactory.report.text import format_fields
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    verdict = done.verdict
-    signed = "signed before" if done.again else "signed"
+    verdict = result.verdict
+    signed = "signed before" if result.again else "signed"
     fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
-    fields += [("attached", place) for place in done.attached]
-    blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
-    if done.promotion:
-        blocks.append(format_promotion(done.promotion, terminal_width()))
+    fields += [("attached", place) for place in result.attached]
+    blocks = [f"{format_gpu_run(result.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if result.promotion:
+        blocks.append(format_promotion(result.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
+def _as_json(folder: Path, result: CollectedKit) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
     from imagefactory.documents import format_time
     from imagefactory.verify.report import format_gpu_report
 
     return {
         "kit": str(folder),
-        "target": done.report.subject.target,
-        "outcome": done.report.outcome.value,
-        "reason": done.report.reason,
-        "report": format_gpu_report(done.report),
-        "keyid": done.verdict.keyid,
-        "expires": format_time(done.verdict.expires),
-        "again": done.again,
-        "attached": list(done.attached),
-        "promotion": promotion_json(done.promotion) if done.promotion else None,
+        "target": result.report.subject.target,
+        "outcome": result.report.outcome.value,
+        "reason": result.report.reason,
+        "report": format_gpu_report(result.report),
+        "keyid": result.verdict.keyid,
+        "expires": format_time(result.verdict.expires),
+        "again": result.again,
+        "attached": list(result.attached),
+        "promotion": promotion_json(result.promotion) if result.promotion else None,
     }

@@ -34,8 +34,8 @@ def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -
 
 def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Families are completed from anywhere, targets in a factory."""
-    found = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
-    return [name for names in found for name in names]
+    choices = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
+    return [name for names in choices for name in names]
 
 
 @click.command()
@@ -134,14 +134,14 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     from imagefactory.matrix.compat import columns, rows
     from imagefactory.report.compat import format_rows
 
-    amd = [bool(rocm_of(one.question.cuda)) for one in candidates]
+    amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
     if as_json:
         gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
         return _say_rows(rows(candidates, gpus), gpus)
     tables = []
     for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
         gpus = columns(amd=maker)
-        table = rows([one for one, of in zip(candidates, amd, strict=True) if of == maker], gpus)
+        table = rows([candidate for candidate, of in zip(candidates, amd, strict=True) if of == maker], gpus)
         tables.append(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
     return say("\n\n".join(tables))
 
@@ -179,13 +179,13 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
     ]
     covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
     if as_json:
-        say_json("cover", {"covers": [cover_json(one) for one in covers]})
+        say_json("cover", {"covers": [cover_json(row) for row in covers]})
     else:
         say(format_covers(covers, terminal_width()))
-        named = [choice.candidate.name for one in covers for choice in one.images if choice.candidate.name]
+        named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             say_next("build", *named)
-    if any(all(gpu in [one.gpu for one in cover.unserved] for cover in covers) for gpu in gpus):
+    if any(all(gpu in [row.gpu for row in cover.unserved] for cover in covers) for gpu in gpus):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
@@ -212,17 +212,17 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
             "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
         ) from error
     if name is not None:
-        found = find_gpu(name)
-        _refuse_driver(found.capability, driver)
-        return CompatGpu(name=found.name, capability=found.capability, driver=driver, host=found.host)
+        gpu = find_gpu(name)
+        _refuse_driver(gpu.capability, driver)
+        return CompatGpu(name=gpu.name, capability=gpu.capability, driver=driver, host=gpu.host)
     try:
-        asked = parse_capability(capability or "")
+        compute_capability = parse_capability(capability or "")
     except ValueError as error:
         raise UsageError(
             "option-invalid", f"--capability: {error}", hint="write --capability 8.6, or --gpu with a name"
         ) from error
-    _refuse_driver(asked, driver)
-    return CompatGpu(name=str(asked), capability=asked, driver=driver)
+    _refuse_driver(compute_capability, driver)
+    return CompatGpu(name=str(compute_capability), capability=compute_capability, driver=driver)
 
 
 def _refuse_driver(capability: Capability, driver: str) -> None:
@@ -305,10 +305,10 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.gpu.knowledge import families
     from imagefactory.report.compat import difference_json, format_differences
 
-    wanted = {families().get(name, name) for name in names}
-    for name in sorted(wanted - {*families().values()}):
+    frameworks = {families().get(name, name) for name in names}
+    for name in sorted(frameworks - {*families().values()}):
         raise _unknown(name, "framework", "")
-    found = [one for one in find_differences() if not names or one.framework in wanted]
+    differences = [row for row in find_differences() if not names or row.framework in frameworks]
     if as_json:
-        return say_json("differences", {"differences": [difference_json(one) for one in found]})
-    return say(format_differences(found, terminal_width()))
+        return say_json("differences", {"differences": [difference_json(row) for row in differences]})
+    return say(format_differences(differences, terminal_width()))

@@ -28,7 +28,7 @@ class Group(click.Group):
         width = max(map(len, self.commands))
         for title, commands in (self._shelves or {"Commands": tuple(self.commands.values())}).items():
             with formatter.section(title):
-                rows = [((one.name or "").ljust(width), first_line(one)) for one in commands]
+                rows = [((command.name or "").ljust(width), first_line(command)) for command in commands]
                 formatter.write_dl(rows)
 
 

@@ -60,15 +60,15 @@ def inspect(
     from imagefactory.verdicts.claims import verified_claims
 
     driver = _read_driver(driver)
-    asked = [_gpu_asked(gpu, driver) for gpu in gpus]
-    asked += [_capability_asked(capability, driver) for capability in capabilities]
-    if driver and asked and all(one.capability.processor for one in asked):
+    inquiries = [_gpu_asked(gpu, driver) for gpu in gpus]
+    inquiries += [_capability_asked(capability, driver) for capability in capabilities]
+    if driver and inquiries and all(inquiry.capability.processor for inquiry in inquiries):
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
-    if asked:
-        answers = [_answer(name, one, inspected, verified) for one in asked]
+    if inquiries:
+        answers = [_answer(name, inquiry, inspected, verified) for inquiry in inquiries]
         if not as_json:
             say("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:
@@ -93,7 +93,7 @@ def inspect(
 
 
 def _answer(
-    name: str, asked: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
+    name: str, inquiry: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
 ) -> tuple[Answer, str, dict[str, object]]:
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import beside
@@ -103,15 +103,20 @@ def _answer(
     from imagefactory.report.inspect_json import prediction_json
 
     scanned = (
-        predict_amd(inspected.contents, asked.target)
-        if asked.target
-        else predict(inspected.contents, asked.capability, asked.driver, gpu=asked.title)
+        predict_amd(inspected.contents, inquiry.target)
+        if inquiry.target
+        else predict(inspected.contents, inquiry.capability, inquiry.driver, gpu=inquiry.title)
     )
-    prediction = beside(scanned, inspected.platform, asked.host)
-    proof = verified.get(asked.capability) if prediction is scanned else None
-    value = {"name": name, "gpu": asked.title, "driver_asked": asked.driver, **prediction_json(prediction)}
+    prediction = beside(scanned, inspected.platform, inquiry.host)
+    proof = verified.get(inquiry.capability) if prediction is scanned else None
+    value = {
+        "name": name,
+        "gpu": inquiry.title,
+        "driver_asked": inquiry.driver,
+        **prediction_json(prediction),
+    }
     value["verified"] = claim_json(proof) if proof else None
-    line = format_answer(name, asked, prediction, proof)
+    line = format_answer(name, inquiry, prediction, proof)
     answer = (proof or prediction).answer
     return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
 

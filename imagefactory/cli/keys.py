@@ -317,9 +317,9 @@ def rotate(
         raise UsageError(
             "key-already-trusted", f"--public: key '{known.name}' is already trusted", hint="pass a new key"
         )
-    taken = {key.name for key in trusted.keys}
-    taken |= {key.name for key in own_keys(folder)}
-    new_name = check_name(name or next_name(old.name, taken))
+    key_names = {key.name for key in trusted.keys}
+    key_names |= {key.name for key in own_keys(folder)}
+    new_name = check_name(name or next_name(old.name, key_names))
     registry = factory.settings.registry.value
     before = read_current(current_place(factory, ""), trusted, now) if registry else None
     record = record_of(factory, old, now, call.progress)
@@ -386,8 +386,8 @@ def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], writ
     old, new, keyid = names
     say(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
     say(f"{count} statements that '{old}' signed are recorded, and count until they expire")
-    for one in written:
-        say(f"written: {one}")
+    for place in written:
+        say(f"written: {place}")
     say("what to do now:")
     say(f"  commit {' and '.join(files)}; who has a clone of this project pulls it and trusts it again")
     say(f"  put the new fingerprint on your page, and take that of '{old}' off it:")

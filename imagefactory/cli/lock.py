@@ -146,20 +146,20 @@ def lock(
             with failures.of(target.name), _explaining(factory, target, explain=explain, as_json=as_json):
                 if lacking := left_out(target):
                     progress.note(lacking)
-                done, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
+                relock, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
                 relayered = lock_target_layers(factory, target, progress) if deep else None
                 results.append(
                     {
                         "target": target.name,
-                        "changed": done.before != done.after,
-                        "behind": [asdict(one) for one in done.behind],
+                        "changed": relock.before != relock.after,
+                        "behind": [asdict(package) for package in relock.behind],
                         "left_out": lacking,
                         "built": [asdict(wheel) for wheel in wheels],
                         **({"layers_changed": relayered} if deep else {}),
                     }
                 )
-                changed_names |= {target.name} if done.before != done.after else set()
-                say(format_relock(done), unless=as_json)
+                changed_names |= {target.name} if relock.before != relock.after else set()
+                say(format_relock(relock), unless=as_json)
                 if deep:
                     say(f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json)
         above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
@@ -194,8 +194,8 @@ def _lock(
                 raise
             if not confirm(f"{error.message}\nBuild them now?"):
                 raise
-    done = build_and_lock(factory, target, options, call.progress, lambda line: say(line, unless=as_json))
-    return done.relock, [wheel for wheel, _ in done.wheels]
+    result = build_and_lock(factory, target, options, call.progress, lambda line: say(line, unless=as_json))
+    return result.relock, [wheel for wheel, _ in result.wheels]
 
 
 def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
@@ -275,7 +275,7 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
             failures.of("lockfiles").add(
                 StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
             )
-        for target in [one for one in checked.deep if one.name not in {**bad, **old}]:
+        for target in [target for target in checked.deep if target.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
                 say(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
@@ -290,10 +290,10 @@ def refuse_orphans(factory: Factory) -> None:
     """Raises StaleError for locks and definitions that no recipe makes any more."""
     from imagefactory.stages.locked import orphans
 
-    left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
-    if left:
+    paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
+    if paths:
         raise StaleError(
-            "lock-orphaned", f"no recipe defines {', '.join(left)}", hint=f"rm -r {' '.join(left)}"
+            "lock-orphaned", f"no recipe defines {', '.join(paths)}", hint=f"rm -r {' '.join(paths)}"
         )
 
 
@@ -303,12 +303,12 @@ def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
     """The bases of these names, and those that the chosen targets' recipes add packages or a platform to."""
-    asked = [name.removeprefix("base:") for name in names if name.startswith("base:")]
+    base_names = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
-    unknown = [name for name in asked if name not in known]
+    unknown = [name for name in base_names if name not in known]
     if unknown:
         raise UsageError(
             "base-unknown", f"there is no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}"
         )
     own = [t.base for t in chosen if (base := known[t.base]).on or base.platform != AMD64]
-    return [known[name] for name in dict.fromkeys((*asked, *own))] if names else list(factory.bases)
+    return [known[name] for name in dict.fromkeys((*base_names, *own))] if names else list(factory.bases)

@@ -171,28 +171,28 @@ def night(
             evidence=LocalEvidence(),
             run=_runner(settings.root_path, folder / LOG),
         )
-        done = run_night(factory, ask, bench, folder, call.progress)
+        report = run_night(factory, ask, bench, folder, call.progress)
     log = f"log: {folder / LOG}"
-    if mail and is_news(done, last):  # before stdout, which may be a file on a full disk
-        _mail(mail, f"{format_night(done)}\n\n{log}\n")
-    hook("night", night_json(done, folder))
+    if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
+        _mail(mail, f"{format_night(report)}\n\n{log}\n")
+    hook("night", night_json(report, folder))
     keep_reserve(settings)
     if metrics:
-        _write_metrics(call, metrics, done)
+        _write_metrics(call, metrics, report)
     if as_json:
-        say_json("night", night_json(done, folder))
+        say_json("night", night_json(report, folder))
     else:
-        say(f"{format_night(done, terminal_width())}\n\n{log}")
-    if done.code:
-        raise click.exceptions.Exit(done.code)
+        say(f"{format_night(report, terminal_width())}\n\n{log}")
+    if report.code:
+        raise click.exceptions.Exit(report.code)
     return say_next("status") if pool else say_next("report", "--html", "site")
 
 
-def _webhook(call: Call, given: str | None) -> Hook:
+def _webhook(call: Call, text: str | None) -> Hook:
     """What posts a document to --webhook. If nobody takes it, a warning says so; the night's result stays."""
     from imagefactory.stages.webhook import post_json, read_address
 
-    url = read_address(given) if given else ""
+    url = read_address(text) if text else ""
 
     def post(kind: str, value: Mapping[str, object]) -> None:
         if not url:
@@ -205,14 +205,14 @@ def _webhook(call: Call, given: str | None) -> Hook:
     return post
 
 
-def _write_metrics(call: Call, path: Path, done: NightReport) -> None:
+def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
     """Write the metrics. If the file cannot be written, a warning says so; the night's result stays."""
     from imagefactory.files import replace_text
     from imagefactory.report.night_metrics import format_metrics
     from imagefactory.stages.read_catalogue import kept_expiry
 
     try:
-        replace_text(path, format_metrics(done, kept_expiry(call.settings)))
+        replace_text(path, format_metrics(report, kept_expiry(call.settings)))
     except OSError as error:
         write(2, f"warning: cannot write {path}: {error.strerror}")
 
@@ -241,12 +241,12 @@ def _runner(root: Path, log: Path) -> Command:
                 (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
             ) as step:
                 try:
-                    said = step.communicate()[0]
+                    output = step.communicate()[0]
                 except BaseException:
                     step.terminate()
                     raise
-            _add(file, f"{said}exit code {step.returncode}\n")
-        return step.returncode, said
+            _add(file, f"{output}exit code {step.returncode}\n")
+        return step.returncode, output
 
     return run
 
@@ -268,10 +268,10 @@ def _mail(command: str, text: str) -> None:
     """A command that fails is told; the night was what it was."""
     words = ("/bin/sh", "-c", command)
     plain = re.sub("(?m)^~", " ~", printable(text))  # some mail programs run a line of `~!COMMAND`
-    done = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        said = without_logins(done.stderr).strip()
-        write(2, f"warning: --mail ended with exit code {done.returncode}: {said}".rstrip(": "))
+    process = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
+        output = without_logins(process.stderr).strip()
+        write(2, f"warning: --mail ended with exit code {process.returncode}: {output}".rstrip(": "))
 
 
 def _install(
@@ -314,21 +314,21 @@ def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
     factory, now = call.factory, datetime.now(UTC)
     before, commit = read_kept_plan(plan), last_commit(factory.settings.root_path)
     note = dormant(commit, now) if commit and github else ""
-    told = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
-    done = night_since(factory, before, told)
+    context = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
+    report = night_since(factory, before, context)
     folder = new_night(factory.settings, format_id(now, os.urandom(2)))
-    write_night(folder / NIGHT, done)
+    write_night(folder / NIGHT, report)
     if as_json:
-        say_json("night", night_json(done, folder))
+        say_json("night", night_json(report, folder))
     elif github:
-        if text := format_issue(done).rstrip():
+        if text := format_issue(report).rstrip():
             write(1, text)
     else:
-        say(format_night(done, terminal_width()))
+        say(format_night(report, terminal_width()))
 
 
-def night_json(done: NightReport, folder: Path) -> dict[str, object]:
+def night_json(report: NightReport, folder: Path) -> dict[str, object]:
     """A night for programs."""
     from imagefactory.documents import format_value
 
-    return {"folder": str(folder), "exit_code": done.code, **format_value(done)}
+    return {"folder": str(folder), "exit_code": report.code, **format_value(report)}

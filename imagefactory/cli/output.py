@@ -146,8 +146,8 @@ def say_document(text: str) -> None:
     _echo(1, STEERING.sub(_json_escape, text))
 
 
-def _json_escape(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass")
+def _json_escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
@@ -177,7 +177,8 @@ def error_json(error: FactoryError) -> dict[str, object]:
     if isinstance(error, RecipeError):
         fields = ("code", "location", "message", "fix")
         row["diagnostics"] = [
-            {name: without_logins(getattr(one, name)) for name in fields} for one in error.diagnostics
+            {name: without_logins(getattr(diagnostic, name)) for name in fields}
+            for diagnostic in error.diagnostics
         ]
     return row
 
@@ -206,9 +207,9 @@ def paint(text: str, stream: int) -> str:
     if plain or not os.isatty(stream):
         return text
 
-    def colour(found: re.Match[str]) -> str:
-        word = found["word"]
-        return found["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
+    def colour(match: re.Match[str]) -> str:
+        word = match["word"]
+        return match["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
 
     return _CELL.sub(colour, text)
 
@@ -275,9 +276,9 @@ def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
     from imagefactory.documents import shown
     from imagefactory.settings.files import without_secrets
 
-    for one in settings:
-        value = shown(without_secrets(one.value))
-        yield f"{one.line or '-'}: {one.name} = {value}  ({one.reason})"
+    for setting in settings:
+        value = shown(without_secrets(setting.value))
+        yield f"{setting.line or '-'}: {setting.name} = {value}  ({setting.reason})"
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
@@ -346,20 +347,20 @@ def package_json(package: LockedPackage) -> dict[str, object]:
     }
 
 
-def made_json(made: Image | Sif) -> dict[str, object]:
+def made_json(artifact: Image | Sif) -> dict[str, object]:
     """What an engine made: an image, or a .sif file."""
     from imagefactory.oci.model import Image
 
-    if isinstance(made, Image):
-        return image_json(made)
+    if isinstance(artifact, Image):
+        return image_json(artifact)
     return {
-        "name": made.name,
-        "digest": made.digest,
-        "sha256": made.file.digest,
-        "size": made.file.size,
-        "path": str(made.path),
-        "made_from": made.made_from,
-        "compression": made.compression,
+        "name": artifact.name,
+        "digest": artifact.digest,
+        "sha256": artifact.file.digest,
+        "size": artifact.file.size,
+        "path": str(artifact.path),
+        "made_from": artifact.made_from,
+        "compression": artifact.compression,
     }
 
 

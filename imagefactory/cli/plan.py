@@ -239,7 +239,7 @@ def _say_rows(rows: Sequence[RuledRow], rules: frozenset[str], *, as_json: bool)
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _plan_json(made: Plan) -> dict[str, object]:
+def _plan_json(whole: Plan) -> dict[str, object]:
     from imagefactory.report.plan import counts
 
     targets = [
@@ -253,9 +253,9 @@ def _plan_json(made: Plan) -> dict[str, object]:
             "recipe": str(planned.target.where),
             "cells": [_cell_json(cell) for cell in planned.cells],
         }
-        for planned in made.targets
+        for planned in whole.targets
     ]
-    return {"targets": targets, "counts": counts(made), "unused_rules": made.unused}
+    return {"targets": targets, "counts": counts(whole), "unused_rules": whole.unused}
 
 
 def _cell_json(cell: PlannedCell) -> dict[str, object]:
@@ -299,8 +299,8 @@ def _ruling_json(ruling: Ruling) -> dict[str, object]:
         "rule": claim.rule if claim else None,
         "reason": ruling.reason,
         "source": claim.source if claim else "",
-        "override": " ".join(f"--allow {one.rule}" for one in ruling.against),
-        "against": [claim_json(one) for one in ruling.against],
-        "allowed": [claim_json(one) for one in ruling.allowed],
-        "warnings": [claim_json(one) for one in ruling.warnings],
+        "override": " ".join(f"--allow {item.rule}" for item in ruling.against),
+        "against": [claim_json(item) for item in ruling.against],
+        "allowed": [claim_json(item) for item in ruling.allowed],
+        "warnings": [claim_json(item) for item in ruling.warnings],
     }

@@ -40,10 +40,10 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
         where = str(path) if path else f"the pool {inventory.pool}".rstrip()
-        said = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
+        notes = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
             "pool-without-gpu",
-            f"{where} has no machine with a GPU that jobs can request{said}",
+            f"{where} has no machine with a GPU that jobs can request{notes}",
             hint="`sinfo -o '%N %G %T'` lists what the nodes report"
             if pool == SLURM
             else "`condor_status -const 'TotalGPUs > 0'` lists the slots that report GPUs",
@@ -141,7 +141,7 @@ def _probe(wait: timedelta) -> None:
     from imagefactory.pools.slurm.probe import ask_all, kinds_of, remember
 
     kinds = kinds_of(ask_inventory(os.environ, datetime.now(UTC)))
-    found, faults = ask_all(kinds, os.environ, wait)
-    remember(os.environ, found)
+    results, faults = ask_all(kinds, os.environ, wait)
+    remember(os.environ, results)
     for kind, fault in faults:
         write(2, f"note: {kind} did not answer: {fault.message}")

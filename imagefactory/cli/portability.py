@@ -115,24 +115,28 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
     from imagefactory.stages.portability import port_models
     from imagefactory.verify.portable_model import format_portable
 
-    done = port_models(call.factory, name, options, bench(), call.progress)
-    value = format_portable(done.report)
+    result = port_models(call.factory, name, options, bench(), call.progress)
+    value = format_portable(result.report)
     page = options.output / "portability.html"
     replace_text(options.output / "report.json", json.dumps(value, indent=1) + "\n")
-    replace_text(page, format_page(done.report))
-    word = report.word_of(done.report)
+    replace_text(page, format_page(result.report))
+    word = report.word_of(result.report)
     if as_json:
-        said = {"portable": done.report.portable, "why": done.why, "attached": list(done.attached)}
-        say_json("portability", {"report": value, "output": str(options.output), **said})
+        summary = {"portable": result.report.portable, "why": result.why, "attached": list(result.attached)}
+        say_json("portability", {"report": value, "output": str(options.output), **summary})
     else:
-        fields = [*report.format_files(done.report), ("page", str(page)), ("outcome", f"{word}, {done.why}")]
-        fields += [("attached", place) for place in done.attached]
-        say(f"{report.format_portability(done.report, terminal_width())}\n\n{report.fields_of(fields)}")
-    if not done.report.portable:
+        fields = [
+            *report.format_files(result.report),
+            ("page", str(page)),
+            ("outcome", f"{word}, {result.why}"),
+        ]
+        fields += [("attached", place) for place in result.attached]
+        say(f"{report.format_portability(result.report, terminal_width())}\n\n{report.fields_of(fields)}")
+    if not result.report.portable:
         raise CheckFailedError(
             "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
         )
-    if not done.attached:
+    if not result.attached:
         return say_next("keys", "new", "lab")
     return say_next("portability", name, *_registry(options.registry))
 
@@ -142,25 +146,25 @@ def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bo
     from imagefactory.stages.read_portable import read_portable, write_models
     from imagefactory.verify.portable_model import format_portable
 
-    found = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
-    written = write_models(found, output) if output else ()
+    result = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
+    written = write_models(result, output) if output else ()
     if as_json:
         rows = [
             {
-                "digest": one.digest,
-                "standing": one.standing.value,
-                "why": one.why,
-                "report": format_portable(one.statement.report) if one.statement else None,
+                "digest": row.digest,
+                "standing": row.standing.value,
+                "why": row.why,
+                "report": format_portable(row.statement.report) if row.statement else None,
             }
-            for one in found.judged
+            for row in result.judged
         ]
         return say_json(
-            "portability", {"manifest": found.manifest, "statements": rows, "files": list(map(str, written))}
+            "portability", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
         )
-    say(format_statements(found.judged, found.manifest, terminal_width()))
+    say(format_statements(result.judged, result.manifest, terminal_width()))
     for path in written:
         say(f"wrote {path}")
-    again = found.newest and not written
+    again = result.newest and not written
     return say_next("portability", name, *_registry(place), "-o", "models") if again else None
 
 

@@ -89,10 +89,10 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
         own, file, platform = reference(target), target.name, target.platform
     if kind == "sif":
         to = SifPull(name=own, target=file, output=output, platform=platform)
-        made = pull_sif(access, where, to, call.progress)
+        sif = pull_sif(access, where, to, call.progress)
         if as_json:
-            return say_json("pull", _pulled_sif_json(made))
-        return say(format_pulled_sif(made))
+            return say_json("pull", _pulled_sif_json(sif))
+        return say(format_pulled_sif(sif))
     if output:
         raise UsageError(
             "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"

@@ -109,7 +109,7 @@ def push(
             say_json("push", {"results": results, "errors": failures.as_json()})
     if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
-        pushed_ones = [str(one["reference"]) for one in results if one["target"] in on_gpus]
+        pushed_ones = [str(row["reference"]) for row in results if row["target"] in on_gpus]
         if pushed_ones:  # the addresses of several are longer than a terminal
             say_next("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
         else:

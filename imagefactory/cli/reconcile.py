@@ -24,7 +24,7 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
 
     factory = call.sound_factory
     with collecting(factory) as failures:
-        done = reconcile_all(factory, place, datetime.now(UTC), call.progress)
+        repositories = reconcile_all(factory, place, datetime.now(UTC), call.progress)
         if as_json:
             rows = [
                 {
@@ -35,8 +35,8 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
                     "expired": repository.expired,
                     "damaged": repository.damaged,
                 }
-                for repository in done
+                for repository in repositories
             ]
             return say_json("reconcile", {"repositories": rows, "errors": failures.as_json()})
-        say(format_reconciled(done))
+        say(format_reconciled(repositories))
     return say_next("registry", "list")

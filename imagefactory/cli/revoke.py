@@ -69,7 +69,7 @@ def revoke(
     from imagefactory.stages.sign import signing_key
 
     factory, now = call.factory, datetime.now(UTC)
-    where, wanted, target = _one(factory, name, place, capability)
+    where, reference, target = _one(factory, name, place, capability)
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
@@ -77,19 +77,19 @@ def revoke(
             "a revocation must be signed, but no key signs on this machine",
             hint="imagefactory keys new NAME",
         )
-    asked = Revoking(
+    request = Revoking(
         place=where,
-        wanted=wanted,
+        wanted=reference,
         why=why,
         now=now,
         capability=capability,
         verdicts=digests,
         target=target.name,
     )
-    done = revoke(factory, asked, key, call.progress)
-    say(format_revoke(done), unless=as_json)
+    result = revoke(factory, request, key, call.progress)
+    say(format_revoke(result), unless=as_json)
     with collecting() as failures:
-        moved = follow(factory, asked, target, call.progress)
+        moved = follow(factory, request, target, call.progress)
         for promotion in moved:
             say(format_promotion(promotion, terminal_width()), unless=as_json)
             for tag, fault in promotion.faults:
@@ -97,16 +97,16 @@ def revoke(
         written: tuple[str, ...] = ()
         with failures.of("catalogue"):
             written = _publish(call, factory, key, now, _registry_of(name, place))
-            for one in written:
-                say(f"written: {one}", unless=as_json)
+            for address in written:
+                say(f"written: {address}", unless=as_json)
         if as_json:
             say_json(
                 "revoke",
                 {
-                    "place": done.place,
-                    "manifest": done.subject.manifest,
-                    "revocation": done.digest,
-                    "revoked": list(done.taken),
+                    "place": result.place,
+                    "manifest": result.subject.manifest,
+                    "revocation": result.digest,
+                    "revoked": list(result.taken),
                     "catalogue": list(written),
                     "promotions": [promotion_json(promotion) for promotion in moved],
                     "errors": failures.as_json(),

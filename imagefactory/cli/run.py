@@ -133,17 +133,20 @@ def run(
     call: Call = ctx.obj
     access = call.access
     of_center = catalogue_answers(call.settings) and names_center(name, call.settings)
-    made, target = None if of_center else find_stored(access, name), None
+    artifact, target = None if of_center else find_stored(access, name), None
     offered: Sequence[Judged] = ()
-    if made is None and catalogue_answers(call.settings):
+    if artifact is None and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
         say_notes(shelf.notes)
-        made, offered = fetch_offered(access, shelf.offers[0].image, call.progress), shelf.offers[0].judged
-    elif made is None:
+        artifact, offered = (
+            fetch_offered(access, shelf.offers[0].image, call.progress),
+            shelf.offers[0].judged,
+        )
+    elif artifact is None:
         factory = call.factory
         target = select_one(factory.targets, name)
-        made = find_built(factory, target, runner or "")
+        artifact = find_built(factory, target, runner or "")
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -154,7 +157,7 @@ def run(
     bounds = parse_limits(limits)
     time = bounds.pop("time", None)
     folders = tuple(_mount(text) for text in mounts)
-    start = own_start(made, target)
+    start = own_start(artifact, target)
     uid = int(start.user or 0) if uid is None else uid
     if uid > HIGHEST_USER:
         raise UsageError(
@@ -165,8 +168,8 @@ def run(
     if not argv and start.command:
         argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
-        here, told = view_folder(access, Path.cwd())
-        call.progress.note(told)
+        here, note = view_folder(access, Path.cwd())
+        call.progress.note(note)
         folders, workdir = ((here,), HERE) if here else ((), "")
     spec = RunSpec(
         argv=argv or ("bash",),
@@ -187,7 +190,7 @@ def run(
     if emulate:
         completed = _emulated(
             call,
-            made,
+            artifact,
             offered,
             spec,
             emulate=emulate,
@@ -196,7 +199,7 @@ def run(
             runner=runner or "",
         )
     else:
-        completed = run_made(access, made, spec, runner or "", call.progress)
+        completed = run_made(access, artifact, spec, runner or "", call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was stopped: it reached the limit time={time}s"
@@ -208,7 +211,7 @@ def run(
 
 def _emulated(
     call: Call,
-    made: Image | Sif,
+    artifact: Image | Sif,
     offered: Sequence[Judged],
     spec: RunSpec,
     *,
@@ -232,14 +235,14 @@ def _emulated(
     if others:
         known = ", ".join(other.name for other in others)
         call.progress.note(f"{emulate} is taken as {sheet.name}; there are also {known}")
-    recorded = recorded_profile(call.access, made, sheet, datetime.now(UTC), offered)
+    recorded = recorded_profile(call.access, artifact, sheet, datetime.now(UTC), offered)
     if recorded:
         call.progress.note(
             f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
         )
-    scratch = scratch_folder(call.access, fitting_runner(call.access, made, runner))
-    with emulating(sheet, gpus, spec, recorded, scratch=scratch) as (shown, folder):
-        completed = run_made(call.access, made, shown, runner, call.progress)
+    scratch = scratch_folder(call.access, fitting_runner(call.access, artifact, runner))
+    with emulating(sheet, gpus, spec, recorded, scratch=scratch) as (emulated_spec, folder):
+        completed = run_made(call.access, artifact, emulated_spec, runner, call.progress)
         runs = read_told(folder)
         main = main_run(runs)
         write(2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width()))

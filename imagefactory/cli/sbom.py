@@ -89,40 +89,40 @@ def sbom(
     allowed = allow or access.settings.allowed_licences
     _refuse_useless(checks, (allow, osv, allowed), as_json=as_json and not output)
     bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
-    told, value, holds = [], report.bill_json(bill), True
+    blocks, value, holds = [], report.bill_json(bill), True
     if output or not checks:
         text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
         if output is None:
             return say_document(text.rstrip("\n"))
         replace_text(output, text)
-        told.append(report.format_bill(bill, str(output)))
+        blocks.append(report.format_bill(bill, str(output)))
         value |= {"path": str(output), "kind": kind}
     width = terminal_width()
     if LICENCES in checks:
         licences = check_licences(bill, allowed)
-        told.append(report.format_licences(licences, width))
+        blocks.append(report.format_licences(licences, width))
         value[LICENCES] = report.licences_json(licences)
         holds = licences.holds
     if VULNERABILITIES in checks:
-        found = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
-        told.append(report.format_vulnerabilities(found, width))
-        value[VULNERABILITIES] = report.vulnerabilities_json(found)
-        holds = holds and not found.found
+        vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
+        blocks.append(report.format_vulnerabilities(vulnerabilities, width))
+        value[VULNERABILITIES] = report.vulnerabilities_json(vulnerabilities)
+        holds = holds and not vulnerabilities.found
     if as_json:
         say_json("sbom", value)
     else:
-        say("\n\n".join(told))
+        say("\n\n".join(blocks))
     raise click.exceptions.Exit(0 if holds else EXIT_BILL)
 
 
 def _refuse_useless(
     checks: tuple[str, ...],
-    given: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
+    inputs: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
     *,
     as_json: bool,
 ) -> None:
     """Raises UsageError for options that would say nothing, and for checks that lack what they go by."""
-    allow, osv, allowed = given
+    allow, osv, allowed = inputs
     if as_json and not checks:
         raise UsageError(
             "option-conflict",

@@ -229,28 +229,28 @@ def submit(
     ask = _job_request(centers[0], name, options) if len(centers) == 1 else None
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     say_notes(opened.notes)
-    one, image = find_one(opened, name)
-    catalogue = one.catalogue
-    ask = replace(ask or _job_request(one.center, name, options), target=image.target)
-    made = make_submit(catalogue, ask, one.center.trust, now)
-    check_files(made, call.progress)
-    written = write_made(made, force=force)
-    asked = made.run.gpus and ask.site.batch == HTCONDOR
-    nodes = _pool_at_hand(inventory, now) if asked else None
+    entry, image = find_one(opened, name)
+    catalogue = entry.catalogue
+    ask = replace(ask or _job_request(entry.center, name, options), target=image.target)
+    job = make_submit(catalogue, ask, entry.center.trust, now)
+    check_files(job, call.progress)
+    written = write_made(job, force=force)
+    has_pool = job.run.gpus and ask.site.batch == HTCONDOR
+    nodes = _pool_at_hand(inventory, now) if has_pool else None
     places: tuple[Place, ...] = ()
     if nodes:
-        places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(nodes))
+        places = find_places(by_class(job.taken.classes), wish_of(job, ask.site), look(nodes))
     if as_json:
         from imagefactory.report.catalogued import source_json
         from imagefactory.submit.make import summary
 
         known = _reach_json(places, nodes) if nodes else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
-        more |= one.center.json_of(image.target)
-        say_json("submit", {**summary(made), **more})
+        more |= entry.center.json_of(image.target)
+        say_json("submit", {**summary(job), **more})
     else:
         reach = format_places(places, nodes, now) if nodes else ""
-        _say_made(made, written, format_reach(made.request) if made.request else reach)
+        _say_made(job, written, format_reach(job.request) if job.request else reach)
     return None
 
 
@@ -315,35 +315,37 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
-    image = made.taken.form.image
+def _say_made(job: SubmitMade, written: tuple[str, ...], reach: str) -> None:
+    image = job.taken.form.image
     lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
-    for one in made.taken.classes:
-        least = f" with drivers that take CUDA {one.cuda}" if one.cuda else ""
-        lines.append(f"  GPUs   {one.capability}{least}: {one.claim.basis}, {one.claim.reason}")
-    if not made.run.gpus:
-        lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
-    if made.run.gpus > 1:
-        where = f"verified on {', '.join(made.together)}" if made.together else "no verdict says so"
-        lines.append(f"  GPUs   {made.run.gpus} of a machine work together: {where}")
-    lines += [f"  not    {capability}: {why}" for capability, why in made.taken.form.grounds.refused]
-    if not all(one.proven for one in made.taken.classes):
-        lines.append("  WARNING: some of it is predicted, not verified")
-    if made.run.mig:
-        lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
-    if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
-        lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
-    if made.gather and made.request:
+    for gpu_class in job.taken.classes:
+        least = f" with drivers that take CUDA {gpu_class.cuda}" if gpu_class.cuda else ""
         lines.append(
-            f"  then   sbatch --dependency=afterok:JOB {made.gather_file}, JOB being the first one's number"
+            f"  GPUs   {gpu_class.capability}{least}: {gpu_class.claim.basis}, {gpu_class.claim.reason}"
+        )
+    if not job.run.gpus:
+        lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
+    if job.run.gpus > 1:
+        where = f"verified on {', '.join(job.together)}" if job.together else "no verdict says so"
+        lines.append(f"  GPUs   {job.run.gpus} of a machine work together: {where}")
+    lines += [f"  not    {capability}: {why}" for capability, why in job.taken.form.grounds.refused]
+    if not all(gpu_class.proven for gpu_class in job.taken.classes):
+        lines.append("  WARNING: some of it is predicted, not verified")
+    if job.run.mig:
+        lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
+    if job.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
+        lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
+    if job.gather and job.request:
+        lines.append(
+            f"  then   sbatch --dependency=afterok:JOB {job.gather_file}, JOB being the first one's number"
         )
     lines += [f"  {reach}"] if reach else []
     say("\n".join(lines))
-    if made.file.endswith(".yaml"):
+    if job.file.endswith(".yaml"):
         say_next("create", "-f", written[-1], program="kubectl")
         return
-    program = "sbatch" if made.request else "condor_submit_dag" if made.dag else "condor_submit"
-    say_next(f"{made.run.name}.dag" if made.dag else made.file, program=program)
+    program = "sbatch" if job.request else "condor_submit_dag" if job.dag else "condor_submit"
+    say_next(f"{job.run.name}.dag" if job.dag else job.file, program=program)
 
 
 # --- looking ---------------------------------------------------------------------------------------
@@ -371,10 +373,12 @@ def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
     opened = read_centers(call.settings, os.environ, now)
     say_notes(opened.notes)
     offered, faults = [], []
-    for one in opened.open:
-        ask = _job_request(one.center, "", options)
+    for entry in opened.open:
+        ask = _job_request(entry.center, "", options)
         try:
-            offered += [(one.center, row) for row in list_offers(one.catalogue, ask, one.center.trust, now)]
+            offered += [
+                (entry.center, row) for row in list_offers(entry.catalogue, ask, entry.center.trust, now)
+            ]
         except NothingSelectedError as error:
             faults.append(error)
     if not offered:

@@ -58,8 +58,8 @@ def check_file(
 
     def offer(image: CataloguedImage) -> Offer:
         assert opened is not None  # the image is of one of its catalogues
-        one = next(one for one in opened.open if any(image is own for own in one.catalogue.images))
-        return judge_offer(one.catalogue, image, one.center.trust, now)
+        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalogue.images))
+        return judge_offer(entry.catalogue, image, entry.center.trust, now)
 
     site = find_site(SLURM if batch else name or settings.site.value)
     around = Surroundings(site=site, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call))
@@ -109,13 +109,13 @@ def _digests(call: Call) -> Callable[[str], str]:
             access = Access(settings=call.settings, environ=os.environ)
             patience = Patience(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
             registry = open_registry(access, named.registry, patience=patience)
-            found = registry.manifest(named.repository, named.tag)
+            manifest = registry.manifest(named.repository, named.tag)
         except FactoryError as error:
             write(2, f"note: the digest of {reference} is not known: {error.message}")
             return ""
-        if found is None:
+        if manifest is None:
             write(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
-        return found[0].digest if found else ""
+        return manifest[0].digest if manifest else ""
 
     return digest
 
@@ -128,9 +128,9 @@ def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
     if names_catalogue(settings) or is_factory(settings):
         from imagefactory.stages.centers import read_centers
 
-        found = read_centers(settings, os.environ, now)
-        say_notes(found.notes)
-        return found
+        centers = read_centers(settings, os.environ, now)
+        say_notes(centers.notes)
+        return centers
     write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
     return None
 

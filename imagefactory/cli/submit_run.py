@@ -60,12 +60,12 @@ def run_of(options: JobOptions, batch: str) -> SubmitRun:
     gpus, cpus = options.gpus, options.cpus
     time = parse_time(options.time) if options.time else None
     if options.emulated:
-        advice, given = _advice(options.emulated), click.get_current_context().get_parameter_source
+        advice, source = _advice(options.emulated), click.get_current_context().get_parameter_source
         if batch != SLURM:  # which cannot be asked for a GPU's memory
             gpu_memory = gpu_memory or advice.gpu_memory or 0
         time = time or advice.time
-        gpus = advice.gpus if given("gpus") is click.core.ParameterSource.DEFAULT else gpus
-        cpus = advice.cpus if given("cpus") is click.core.ParameterSource.DEFAULT else cpus
+        gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
+        cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
     return SubmitRun(
         name=_file_name(options.output, SUFFIX[batch]),
         executable=options.executable,

@@ -177,7 +177,7 @@ def _submit(
     folder: Path,
     request: SweepRequest,
     failures: Failures,
-    made: Made | None = None,
+    new_sweep: Made | None = None,
     *,
     as_json: bool,
 ) -> None:
@@ -188,9 +188,9 @@ def _submit(
     from imagefactory.sweeps.sweep_file import read_sweep
 
     sweep = read_sweep(folder)
-    for name, fault in made.faults if made else ():
+    for name, fault in new_sweep.faults if new_sweep else ():
         failures.of(name).add(fault)
-    if made is None:
+    if new_sweep is None:
         claim_again(call.access, folder, request.registry, sweep_bench(), call.progress)
     try:
         job = submit_sweep(folder, find_pool)
@@ -206,7 +206,10 @@ def _submit(
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
-        left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(made.notes) if made else []}
+        left_out = {
+            "left_out": left_out_json(sweep.left_out),
+            "notes": list(new_sweep.notes) if new_sweep else [],
+        }
         say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
     else:
         ours = sweep.id if _in_store(call, folder, sweep.id) else folder
@@ -254,13 +257,13 @@ def _wait(call: Call, folder: Path) -> None:
             time.sleep(POLL)
 
 
-def as_sweep(call: Call, given: Path) -> Path | None:
+def as_sweep(call: Call, path: Path) -> Path | None:
     """The folder of a sweep that a person names by its id or path; None for anything else."""
     from imagefactory.stages.sweep import find_sweep
     from imagefactory.sweeps.sweep_file import ID, SWEEP
 
-    if ID.fullmatch(str(given)) or (given / SWEEP).is_file():
-        return find_sweep(call.settings, str(given))
+    if ID.fullmatch(str(path)) or (path / SWEEP).is_file():
+        return find_sweep(call.settings, str(path))
     return None
 
 
@@ -272,29 +275,29 @@ def collect_jobs(
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.stages.collect import collect_sweep
 
-    done = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
-    results = [node.result for node in done.nodes]
-    blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
-    blocks += [format_promotion(promotion, terminal_width()) for promotion in done.promotions]
-    blocks.append(format_failed_machines(done.machines, terminal_width()))
+    result = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
+    results = [node.result for node in result.nodes]
+    blocks = [headline(result.sweep, results, None), format_collected(result.nodes, terminal_width())]
+    blocks += [format_promotion(promotion, terminal_width()) for promotion in result.promotions]
+    blocks.append(format_failed_machines(result.machines, terminal_width()))
     say("\n\n".join(filter(None, blocks)), unless=as_json)
-    for name, fault in done.faults:
+    for name, fault in result.faults:
         failures.of(name).add(fault)
-    for promotion in done.promotions:
+    for promotion in result.promotions:
         for _, fault in promotion.faults:
-            failures.of(done.sweep.id).add(fault)
+            failures.of(result.sweep.id).add(fault)
     failures.of(str(folder))
-    rows = [_node_json(done, node) for node in done.nodes]
-    if not done.verified:
-        failures.add(not_verified(done))
+    rows = [_node_json(result, node) for node in result.nodes]
+    if not result.verified:
+        failures.add(not_verified(result))
     return rows
 
 
-def _node_json(done: CollectedSweep, node: CollectedNode) -> dict[str, object]:
+def _node_json(result: CollectedSweep, node: CollectedNode) -> dict[str, object]:
     outcome = node.result.outcome
     return {
-        "sweep": done.sweep.id,
-        "kit": str(done.folder / "nodes" / node.result.node),
+        "sweep": result.sweep.id,
+        "kit": str(result.folder / "nodes" / node.result.node),
         "target": node.target,
         "capability": node.capability,
         "outcome": outcome.value if outcome else None,
@@ -309,16 +312,16 @@ def _node_json(done: CollectedSweep, node: CollectedNode) -> dict[str, object]:
     }
 
 
-def not_verified(done: CollectedSweep) -> CheckFailedError:
-    if done.waiting:
+def not_verified(result: CollectedSweep) -> CheckFailedError:
+    if result.waiting:
         return CheckFailedError(
             "sweep-incomplete",
-            f"{done.waiting} of {len(done.nodes)} nodes are not done",
-            hint=f"imagefactory status {done.folder}; collect again when they are done",
+            f"{result.waiting} of {len(result.nodes)} nodes are not done",
+            hint=f"imagefactory status {result.folder}; collect again when they are done",
         )
-    bad = sum(one.result.outcome != "verified" for one in done.nodes)
+    bad = sum(node.result.outcome != "verified" for node in result.nodes)
     return CheckFailedError(
         "sweep-not-verified",
-        f"{bad} of {len(done.nodes)} nodes are not verified",
-        hint=f"see the table; all logs are in {done.folder}/nodes",
+        f"{bad} of {len(result.nodes)} nodes are not verified",
+        hint=f"see the table; all logs are in {result.folder}/nodes",
     )

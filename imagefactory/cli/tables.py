@@ -106,11 +106,11 @@ def tables(
     from imagefactory.stages.tables import write_tables
 
     request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
-    made = _read(call, names, request)
+    result = _read(call, names, request)
     if as_json:
-        return say_json("tables", tables_json(made))
-    say(format_summary(made, terminal_width()))
-    for path in write_tables(output, format_files(made), force=force):
+        return say_json("tables", tables_json(result))
+    say(format_summary(result, terminal_width()))
+    for path in write_tables(output, format_files(result), force=force):
         say(f"  {path}")
     say("the same as pages, with each image and GPU: imagefactory report --html DIR")
     return None
@@ -137,7 +137,7 @@ def tables_request(
     )
 
 
-def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
+def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
     from imagefactory.factory import is_factory
     from imagefactory.recipes.expand import select
     from imagefactory.stages.tables import read_catalogued, read_tables
@@ -145,9 +145,9 @@ def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
     settings = call.settings
     if is_factory(settings):
         factory = call.factory
-        return read_tables(factory, select(factory.targets, names), asked, call.progress)
-    refuse_registry(asked.registry)
-    return read_catalogued(settings, os.environ, names, asked)
+        return read_tables(factory, select(factory.targets, names), request, call.progress)
+    refuse_registry(request.registry)
+    return read_catalogued(settings, os.environ, names, request)
 
 
 def refuse_registry(registry: str) -> None:
@@ -165,10 +165,10 @@ def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capabil
     from imagefactory.pools.inventory import read_inventory
 
     try:
-        asked = [parse_capability(text) for text in texts]
+        capabilities = [parse_capability(text) for text in texts]
     except ValueError as error:
         raise UsageError(
             "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
         ) from error
     there = read_inventory(inventory).known if inventory else ()
-    return (*asked, *(parse_capability(gpu.capability) for gpu in there))
+    return (*capabilities, *(parse_capability(gpu.capability) for gpu in there))

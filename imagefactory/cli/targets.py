@@ -149,7 +149,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
         "lock": state,
         "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
         "note": lock.note if lock else "",
-        "behind": [asdict(one) for one in behind],
+        "behind": [asdict(package) for package in behind],
         "left_out": lacking,
         "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
@@ -277,7 +277,7 @@ def new(
     if only_print and not as_json:
         say(drafted.text.rstrip("\n"))
     plan.check()
-    told = {
+    value = {
         "family": family,
         "path": "" if only_print or stopped else str(path),
         "recipe": drafted.text,
@@ -292,7 +292,7 @@ def new(
             if stopped:
                 failures.add(_lost(source.name if source else family, drafted.lost))
             if as_json:
-                say_json("recipe", {**told, "errors": failures.as_json()})
+                say_json("recipe", {**value, "errors": failures.as_json()})
         return None
     try:
         if not create_bytes(path, drafted.text.encode()):
@@ -300,22 +300,22 @@ def new(
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return say_json("recipe", {**told, "errors": []})
+        return say_json("recipe", {**value, "errors": []})
     say(f"wrote {path}: look it over before it is locked")
     return say_next("lock", family, *(("--build",) if plan.without_wheel else ()))
 
 
-def _build_args(given: Sequence[str]) -> dict[str, str]:
+def _build_args(texts: Sequence[str]) -> dict[str, str]:
     """Values by their names; the last of one name counts, as for docker. Raises UsageError."""
-    found = dict(text.partition("=")[::2] for text in given)
-    for text in given:
+    values = dict(text.partition("=")[::2] for text in texts)
+    for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
             raise UsageError(
                 "option-invalid",
                 f"--build-arg {text!a} is not NAME=VALUE",
                 hint="write, for example, VERSION=2.3.1",
             )
-    return found
+    return values
 
 
 def _lost(file: str, lost: Sequence[str]) -> UsageError:

@@ -17,7 +17,7 @@ class Duration(click.ParamType[timedelta]):
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        found = _TIME.fullmatch(str(value))
-        if found is None or not int(found[1]):
+        match = _TIME.fullmatch(str(value))
+        if match is None or not int(match[1]):
             self.fail(f"'{str(value)[:40]}' is no time: write 30m, 24h or 2d", param, ctx)
-        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+        return timedelta(seconds=int(match[1]) * _UNITS[match[2]])

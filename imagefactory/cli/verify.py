@@ -202,30 +202,30 @@ def verify(
         for name in names:
             with failures.of(name):
                 try:
-                    done = prove_image(factory, name, options, bench(), progress)
+                    verification = prove_image(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
                     suite = "" if level == FULL else f" --suite {level}"
                     hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{suite} --kit DIR"
                     raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
-                results.append(_as_json(name, done))
-                say(_as_text(done), unless=as_json)
-                if not done.passed:
-                    raise _failure(name, done)
-                if options.promote and done.promotion is None:
+                results.append(_as_json(name, verification))
+                say(_as_text(verification), unless=as_json)
+                if not verification.passed:
+                    raise _failure(name, verification)
+                if options.promote and verification.promotion is None:
                     raise CheckFailedError(
                         "verdict-not-signed",
-                        f"{name}: no tag is moved: {done.signed.why}",
+                        f"{name}: no tag is moved: {verification.signed.why}",
                         hint="only a signed verdict moves tags",
                     )
-                for _, fault in done.promotion.faults if done.promotion else ():
+                for _, fault in verification.promotion.faults if verification.promotion else ():
                     failures.add(fault)
         if as_json:
             say_json("verify", {"results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
         return say_next("keys", "new", "lab")
-    shown = options.promote or options.level == SEVERAL
-    return say_next("verdicts", names[0]) if shown else say_next("promote", *names)
+    show_verdicts = options.promote or options.level == SEVERAL
+    return say_next("verdicts", names[0]) if show_verdicts else say_next("promote", *names)
 
 
 def bench() -> VerifyBench:
@@ -246,50 +246,53 @@ def _capability(text: str) -> str:
         ) from error
 
 
-def _as_text(done: Verified) -> str:
+def _as_text(verification: Verified) -> str:
     from imagefactory.report.text import format_fields
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    fields = [("report", f"{done.path} (unsigned: it proves nothing)"), ("verdict", done.signed.why)]
-    if done.signed.signed:
-        verdict = done.signed.signed.verdict
-        fields[-1] = ("verdict", f"{done.signed.why}, expires {verdict.expires:%Y-%m-%d}")
-    fields += [("attached", place) for place in done.attached]
-    blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
-    if done.promotion:
-        blocks.append(format_promotion(done.promotion, terminal_width()))
+    fields = [
+        ("report", f"{verification.path} (unsigned: it proves nothing)"),
+        ("verdict", verification.signed.why),
+    ]
+    if verification.signed.signed:
+        verdict = verification.signed.signed.verdict
+        fields[-1] = ("verdict", f"{verification.signed.why}, expires {verdict.expires:%Y-%m-%d}")
+    fields += [("attached", place) for place in verification.attached]
+    blocks = [f"{format_gpu_run(verification.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if verification.promotion:
+        blocks.append(format_promotion(verification.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(name: str, done: Verified) -> dict[str, object]:
+def _as_json(name: str, verification: Verified) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
     from imagefactory.documents import format_time
     from imagefactory.verify.report import format_gpu_report
 
-    signed = done.signed.signed
+    signed = verification.signed.signed
     return {
         "name": name,
-        "target": done.chosen.subject.target,
-        "outcome": done.report.outcome.value,
-        "reason": done.report.reason,
-        "report": format_gpu_report(done.report),
-        "path": str(done.path),
+        "target": verification.chosen.subject.target,
+        "outcome": verification.report.outcome.value,
+        "reason": verification.report.reason,
+        "report": format_gpu_report(verification.report),
+        "path": str(verification.path),
         "signed": signed is not None,
-        "why": done.signed.why,
+        "why": verification.signed.why,
         "keyid": signed.verdict.keyid if signed else "",
         "expires": format_time(signed.verdict.expires) if signed else "",
-        "attached": list(done.attached),
-        "promotion": promotion_json(done.promotion) if done.promotion else None,
+        "attached": list(verification.attached),
+        "promotion": promotion_json(verification.promotion) if verification.promotion else None,
     }
 
 
-def _failure(name: str, done: Verified) -> CheckFailedError:
-    report = done.report
+def _failure(name: str, verification: Verified) -> CheckFailedError:
+    report = verification.report
     return CheckFailedError(
         "verification-failed",
         f"{name}: {report.outcome}: {report.reason}",
-        hint=f"see the checks above; all details are in {done.path}",
+        hint=f"see the checks above; all details are in {verification.path}",
     )
 
 
