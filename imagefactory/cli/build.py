@@ -140,7 +140,7 @@ def _smoke_failure(built: Built) -> FactoryError:
 
 
 def _or_qemu(built: Built) -> str:
-    """qemu may be at fault: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
+    """Return a hint about qemu: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
     from imagefactory.gpu.platforms import emulated_here
 
     emulated = emulated_here(built.target.platform)

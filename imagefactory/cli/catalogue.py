@@ -1,4 +1,4 @@
-"""The command that writes the signed catalogue: catalogue."""
+"""The catalogue command, which writes the signed catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that takes back kits: collect."""
+"""The collect command, which checks and signs what kits and sweeps report."""
 
 from __future__ import annotations
 

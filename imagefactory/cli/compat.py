@@ -1,4 +1,4 @@
-"""The command that says what runs on which GPU, by what is known and with nothing fetched: compat."""
+"""The compat command, which shows what runs on which GPU from local data only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -
 
 
 def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Families are completed from anywhere, targets in a factory."""
+    """Complete families anywhere, and targets in a project."""
     choices = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
     return [name for names in choices for name in names]
 
@@ -129,7 +129,7 @@ def compat(
 
 
 def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
-    """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
+    """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import columns, rows
     from imagefactory.report.compat import format_rows
@@ -190,7 +190,7 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
 
 
 def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
-    """Raises UsageError for a name of what no GPU is asked about."""
+    """Raises UsageError for a named target without a GPU."""
     for target in targets:
         if target.name in names and not target.gpu:
             raise UsageError(
@@ -199,7 +199,7 @@ def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
 
 
 def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
-    """The GPU asked about. Raises UsageError for what is none."""
+    """Return the requested GPU. Raises UsageError for an invalid option."""
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.gpu.drivers import read_driver
     from imagefactory.gpu.knowledge import find_gpu
@@ -233,10 +233,10 @@ def _refuse_driver(capability: Capability, driver: str) -> None:
 def _candidates(
     call: Call, names: tuple[str, ...], *, cuda: str = "", every_version: bool = False
 ) -> list[CoverCandidate]:
-    """What `names` ask for: targets, families, frameworks, releases (for `cuda`); all targets when empty.
+    """Return the candidates of targets, families, frameworks and releases (for `cuda`); by default all.
 
-    Where no recipe makes anything of a framework, its known versions stand for it; with `every_version` they
-    stand beside the targets too. Raises NothingSelectedError for a name that means nothing.
+    If no recipe has a framework, its known versions represent it; with `every_version` they are added to the
+    targets. Raises NothingSelectedError for an unknown name.
     """
     from imagefactory.gpu.knowledge import families
     from imagefactory.matrix.compat import exact_releases, releases, with_releases
@@ -283,7 +283,7 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
 
 
 def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
-    """The error for a name that means nothing; `known` are those that count beside the frameworks."""
+    """Return the error for an unknown name; `known` are valid names besides the frameworks."""
     from imagefactory.gpu.knowledge import families
     from imagefactory.recipes.yaml_tree import show
     from imagefactory.versions import nearest

@@ -1,4 +1,4 @@
-"""The command that looks for an image by what somebody wants to do: find."""
+"""The find command, which searches images by what they can do."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def find(
 
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
-    """None where there is none to ask, or where it does not answer, which is told."""
+    """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
     from imagefactory.pools.model import pool_here
 
     if path is not None:

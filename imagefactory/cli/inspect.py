@@ -1,4 +1,4 @@
-"""The command that says what an image, a wheel or a library can run on, by its own GPU code: inspect."""
+"""The inspect command, which shows what an image, wheel or library can run on by its GPU code."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _gpu_asked(gpu: str, driver: str) -> Inquiry:
 
 
 def _processor_asked(gpu: str) -> Inquiry:
-    """One of AMD's, with features or without. Raises UsageError for what only begins as one."""
+    """Return an AMD processor, with or without features. Raises UsageError for an incomplete name."""
     from imagefactory.gpu.capability import parse_capability, parse_code
     from imagefactory.report.inspect import Inquiry
 

@@ -1,4 +1,4 @@
-"""The two sides of an invitation: invite writes one for a site's people, join takes it; site lists them."""
+"""The commands invite, join and site: write an invitation, accept one, list the centers."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
 
 
 def _ask(user: UserFile, where: str, *, yes: bool) -> None:
-    """Returns where the person agrees. Raises UsageError where nobody can be asked, else Exit."""
+    """Return if the person agrees. Raises UsageError without a terminal, else Exit."""
     joining = user.joining
     if yes and not joining.changed:
         return
@@ -220,7 +220,7 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
 
 
 def _look(call: Call, user: UserFile) -> str:
-    """One look at the catalogue by the settings as they are now."""
+    """Read the catalog with the current settings and return a line about it."""
     from imagefactory.factory import is_factory
     from imagefactory.settings.files import user_file
     from imagefactory.settings.load import center_settings

@@ -1,4 +1,4 @@
-"""Commands about keys: who signs verdicts here, and whose signatures are believed."""
+"""The keys command: which keys sign verdicts here, and which are trusted."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def rotate(
 
 
 def _evidence(text: str, name: str) -> tuple[str, ...]:
-    """The evidence of a key's own row, empty where it has that of the policy."""
+    """Return the evidence of a key's own row, empty if it uses the policy's."""
     rows = tomllib.loads(text)["trust"]
     return tuple(next(row for row in rows if row["name"] == name).get("evidence", ()))
 
@@ -355,7 +355,7 @@ def _evidence(text: str, name: str) -> tuple[str, ...]:
 def _published(
     call: Call, now: datetime, before: CurrentCatalogue | None
 ) -> tuple[list[str], CheckFailedError | None]:
-    """Sign the catalogue and renew the invitation by the new key; give what was written, what failed."""
+    """Sign the catalog and renew the invitation with the new key. Return the written places and the error."""
     from imagefactory.catalogue.invitation import format_invitation, invitation_place
     from imagefactory.cli.join import push_invitation
     from imagefactory.errors import FactoryError
@@ -439,10 +439,10 @@ def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why:
 
 
 def _replace(path: Path, before: str, text: str) -> str:
-    """Write the file; keep the user's trust in its project. Return what to say where there was none to keep.
+    """Write the file and keep the project trusted. Return a message if it was not trusted before.
 
-    A file without any restricted setting needs no trust, so all that needs it afterwards is the user's own
-    change. Other lines are not trusted on the way.
+    A file without any restricted setting needs no trust, so the only change that needs it is the user's own.
+    This trusts no other lines.
     """
     from imagefactory.settings.files import own_files, parse_document
     from imagefactory.settings.sources import find_restricted
@@ -462,7 +462,7 @@ def _replace(path: Path, before: str, text: str) -> str:
 
 
 def _file(ctx: click.Context, *, user: bool) -> Path:
-    """Which imagefactory.toml is changed."""
+    """Return the path of the imagefactory.toml to change."""
     from imagefactory.settings.files import FILE_NAME, user_file
 
     settings: Settings = ctx.obj.settings

@@ -181,7 +181,7 @@ def lock(
 def _lock(
     call: Call, factory: Factory, target: Target, options: LockOptions, *, build: bool, as_json: bool
 ) -> tuple[Relock, list[BuiltWheel]]:
-    """Locks a target. What has no wheel is built where that is asked for, or where a person says so."""
+    """Lock a target. Build packages without a wheel with --build, or if a person confirms it."""
     from imagefactory.stages.lock import lock_target
     from imagefactory.stages.lock_build import build_and_lock
 
@@ -199,7 +199,7 @@ def _lock(
 
 
 def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
-    """Prints the lock of one conda target as a file that conda reads; what is not in it is told."""
+    """Print the lock of one conda target as a file that conda reads. A note lists what it cannot contain."""
     from imagefactory.stages.lock import render_lock
 
     factory = call.factory
@@ -219,7 +219,7 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
 
 @contextmanager
 def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
-    """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
+    """With --explain, print the solver's account of this run or of the recorded one."""
     from imagefactory.stages.locked import lock_state, read_why
 
     known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
@@ -239,7 +239,7 @@ def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
-    """The states of locks and of layer locks by name, and the targets whose layers are made anew."""
+    """The states of locks and of layer locks by name, and the targets whose layers are rebuilt."""
 
     locks: dict[str, str]
     layers: dict[str, str]
@@ -247,9 +247,9 @@ class _Checked:
 
 
 def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ...], *, as_json: bool) -> None:
-    """Says the states of locks. Exits with StaleError's code unless all are as the recipes ask.
+    """Print the states of locks. Exits with StaleError's code unless all match the recipes.
 
-    A target that is known to have no solution is as its recipe asks: its record holds as long as that.
+    A recorded target without a solution matches its recipe, for as long as the record is valid.
     """
     if checked.deep:
         from imagefactory.stages.lock_layers import check_target_layers
@@ -287,7 +287,7 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
 
 
 def refuse_orphans(factory: Factory) -> None:
-    """Raises StaleError for locks and definitions that no recipe makes any more."""
+    """Raises StaleError for locks and definitions without a recipe."""
     from imagefactory.stages.locked import orphans
 
     paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
@@ -302,7 +302,7 @@ def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
-    """The bases of these names, and those that the chosen targets' recipes add packages or a platform to."""
+    """Return the named bases, and those to which recipes of the chosen targets add packages or a platform."""
     base_names = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
     unknown = [name for name in base_names if name not in known]

@@ -1,4 +1,4 @@
-"""The command that looks after a catalogue: night."""
+"""The night command, which builds, verifies and publishes what is due."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def night(
 
 
 def _webhook(call: Call, text: str | None) -> Hook:
-    """What posts a document to --webhook. If nobody takes it, a warning says so; the night's result stays."""
+    """Return a function that posts a document to --webhook. A failed post prints a warning only."""
     from imagefactory.stages.webhook import post_json, read_address
 
     url = read_address(text) if text else ""
@@ -206,7 +206,7 @@ def _webhook(call: Call, text: str | None) -> Hook:
 
 
 def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
-    """Write the metrics. If the file cannot be written, a warning says so; the night's result stays."""
+    """Write the metrics. A file that cannot be written prints a warning only."""
     from imagefactory.files import replace_text
     from imagefactory.report.night_metrics import format_metrics
     from imagefactory.stages.read_catalogue import kept_expiry
@@ -219,7 +219,7 @@ def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
 
 @contextmanager
 def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
-    """Who gets mail hears of a night that could not be, too: another is at work, the disk is full."""
+    """Report by mail and webhook a night that could not start: another is running, the disk is full."""
     try:
         yield
     except (FactoryError, OSError) as error:
@@ -231,7 +231,7 @@ def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
 
 
 def _runner(root: Path, log: Path) -> Command:
-    """Runs this very program; what it says and prints goes to the log. It ends with this process."""
+    """Return a function that runs this program and logs its output. It ends with this process."""
     program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
@@ -252,7 +252,7 @@ def _runner(root: Path, log: Path) -> Command:
 
 
 def _opened(log: Path) -> FileIO:
-    """The log, to add to it; on a full disk nothing, as a step matters more than what it says."""
+    """Open the log to append; on a full disk open /dev/null, as a step matters more than its log."""
     try:
         return log.open("ab", buffering=0)
     except OSError:
@@ -265,7 +265,7 @@ def _add(log: FileIO, text: str) -> None:
 
 
 def _mail(command: str, text: str) -> None:
-    """A command that fails is told; the night was what it was."""
+    """Pipe the text to the command. A command that fails prints a warning only."""
     words = ("/bin/sh", "-c", command)
     plain = re.sub("(?m)^~", " ~", printable(text))  # some mail programs run a line of `~!COMMAND`
     process = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
@@ -295,7 +295,7 @@ def _install(
 
 
 def _named(webhook: str | None) -> str:
-    """As a unit has it: a file by its whole path. Raises UsageError for an address that is none."""
+    """Return the webhook for a unit, a file by its absolute path. Raises UsageError if it is invalid."""
     from imagefactory.stages.webhook import read_address
 
     if not webhook:
@@ -328,7 +328,7 @@ def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
 
 
 def night_json(report: NightReport, folder: Path) -> dict[str, object]:
-    """A night for programs."""
+    """Return a nightly run as JSON."""
     from imagefactory.documents import format_value
 
     return {"folder": str(folder), "exit_code": report.code, **format_value(report)}

@@ -1,4 +1,4 @@
-"""What every command shares: what it is given, how it prints, how the failures of single targets add up."""
+"""What every command shares: its context, its output, and how errors of single targets add up."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What every command gets: the settings, lazily read recipes, and who watches progress."""
+    """The context of every command: the settings, lazily read recipes, and progress."""
 
     directory: Path | None
     progress_style: str
 
     @property
     def settings(self) -> Settings:
-        """The settings. A project that sets what only a trusted one may is asked about on a terminal.
+        """The settings. On a terminal, asks whether to trust a project that sets restricted settings.
 
-        Raises UntrustedProjectError where nobody can be asked, and for the answer no.
+        Raises UntrustedProjectError without a terminal, and for the answer no.
         """
         from imagefactory.settings.trusted import UntrustedProjectError
 
@@ -67,7 +67,7 @@ class Call:
 
     @property
     def checked_settings(self) -> Settings:
-        """The settings without those that an untrusted project may not set: for commands that show them."""
+        """The settings without those that an untrusted project may not set, for commands that show them."""
         return self._load(strict=False)
 
     def _load(self, *, strict: bool) -> Settings:
@@ -76,7 +76,7 @@ class Call:
         return load_settings(directory=self.directory, start=Path.cwd(), environ=os.environ, strict=strict)
 
     def _may_ask(self) -> bool:
-        """Whether a person is at the terminal, and not a program that reads JSON or completes words."""
+        """Return whether a person is at the terminal, not a program that reads JSON or completes words."""
         context = click.get_current_context(silent=True)
         if context is None or context.resilient_parsing or context.params.get("as_json"):
             return False
@@ -84,7 +84,7 @@ class Call:
 
     @property
     def access(self) -> Access:
-        """What works by full references alone needs no recipes: the settings are enough."""
+        """The settings and the environment, for commands that work on full references and need no recipes."""
         from imagefactory.access import Access
 
         return Access(settings=self.settings, environ=os.environ, tell=self.progress.note)
@@ -97,7 +97,7 @@ class Call:
 
     @property
     def factory_if_any(self) -> Factory | None:
-        """None where there are no recipes: what is known of frameworks can be asked from anywhere."""
+        """The project, None without recipes: commands about frameworks work anywhere."""
         from imagefactory.factory import recipes_folder
 
         try:
@@ -110,14 +110,14 @@ class Call:
 
     @property
     def sound_factory(self) -> Factory:
-        """The factory without its recipes that have faults: for commands that go on with the others."""
+        """The project without recipes that have errors, for commands that continue with the others."""
         from imagefactory.factory import read_sound
 
         return read_sound(self._told_settings, os.environ, self.progress.note)
 
     @property
     def _told_settings(self) -> Settings:
-        """The settings; whose recipes they lead to is told where no folder of the user's says it."""
+        """The settings. A note reports that the recipes are those of imagefactory."""
         settings = self.settings
         if settings.shipped:
             self.progress.note(
@@ -131,18 +131,18 @@ class Call:
 
 
 def say(text: str, *, unless: bool = False) -> None:
-    """A result for a person; `unless` is true where a program asked for JSON."""
+    """Print a result for a person; `unless` is true with --json."""
     if not unless:
         write(1, text)
 
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
-    """One JSON document on stdout. `format` names its kind and version."""
+    """Print one JSON document to stdout. `format` names its type and version."""
     say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
 
 
 def say_document(text: str) -> None:
-    """JSON for programs: what would steer a terminal is escaped as JSON has it, and stays what it is."""
+    """Print JSON, with terminal control characters escaped as JSON escapes them."""
     _echo(1, STEERING.sub(_json_escape, text))
 
 
@@ -152,9 +152,9 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def say_next(*words: str, program: str = "imagefactory") -> None:
-    """What a person would type next, the last line of what a command says: on stderr, results stand alone.
+    """Print the command that a person would run next to stderr, as the last line.
 
-    A program is told nothing (`--json`, `--progress json`), nor is who asked for quiet (`-q`).
+    Prints nothing for programs (`--json`, `--progress json`) or with `-q`.
     """
     context = click.get_current_context()
     call = context.find_object(Call)
@@ -202,7 +202,7 @@ _CELL = re.compile(
 
 
 def paint(text: str, stream: int) -> str:
-    """With colours for the words above, where `stream` is a terminal that shows them. Nobody else knows."""
+    """Return the text with colors for the words above, if `stream` is a terminal with colors."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     if plain or not os.isatty(stream):
         return text
@@ -215,10 +215,10 @@ def paint(text: str, stream: int) -> str:
 
 
 def write(stream: int, text: str) -> None:
-    """Print a text for people, with nothing in it that steers their terminal but the colours of `paint`.
+    """Print a text for people, with no terminal control characters but the colors of `paint`.
 
-    Texts quote strangers: file names, layers, registries, records. All that is printed goes through here,
-    or through progress.py.
+    Texts quote untrusted input: file names, layers, registries, records. All output goes through here or
+    through progress.py.
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
@@ -226,19 +226,18 @@ def write(stream: int, text: str) -> None:
 
 
 def say_notes(notes: Iterable[str]) -> None:
-    """Print how catalogs were had where they are not the current ones, and which expire soon."""
+    """Print which catalogs are not current, and which expire soon."""
     for note in notes:
         write(2, f"note: {note}")
 
 
 def confirm(question: str) -> bool:
-    """Whether the person at the terminal says yes."""
+    """Return whether the person at the terminal says yes."""
     return click.confirm(printable(question), err=True)
 
 
 def _echo(stream: int, text: str) -> None:
-    """Print it. The work and its exit code stay what they are when nobody reads any more (`| head`), and
-    when the log that stderr goes to is on a full disk."""
+    """Print the text. A closed pipe (`| head`) or a full disk for stderr does not change the exit code."""
     try:
         click.echo(text, err=stream == 2)
     except BrokenPipeError:
@@ -250,12 +249,12 @@ def _echo(stream: int, text: str) -> None:
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that stdout is, None where it is none: lines stay whole for `grep`."""
+    """Return the columns of the terminal, None if stdout is not one: lines stay whole for `grep`."""
     return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
 
 
 def at_terminal() -> bool:
-    """Whether a person is there who can be asked."""
+    """Return whether a person at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -272,7 +271,7 @@ def ask_trust(error: UntrustedProjectError) -> bool:
 
 
 def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
-    """Each setting with its line in the file, its value without secrets, and why it is restricted."""
+    """Return each setting with its line in the file, its value without secrets, and why it is restricted."""
     from imagefactory.documents import shown
     from imagefactory.settings.files import without_secrets
 
@@ -286,7 +285,7 @@ def json_option(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Names for shell completion. A broken recipe completes nothing, it does not break the shell."""
+    """Return target names for shell completion, none if a recipe has errors."""
     call = ctx.find_object(Call) or Call(None, "quiet")
     try:
         return [t.name for t in call.factory.targets if t.name.startswith(incomplete)]
@@ -348,7 +347,7 @@ def package_json(package: LockedPackage) -> dict[str, object]:
 
 
 def made_json(artifact: Image | Sif) -> dict[str, object]:
-    """What an engine made: an image, or a .sif file."""
+    """Return an image or a .sif file as JSON."""
     from imagefactory.oci.model import Image
 
     if isinstance(artifact, Image):
@@ -387,7 +386,7 @@ def image_json(image: Image) -> dict[str, object]:
 
 
 class Failures:
-    """Failures of single targets: siblings go on, the exit code is the earliest failed stage's."""
+    """The errors of single targets. The others continue; the earliest failed stage sets the exit code."""
 
     def __init__(self, recipes: RecipeError | None = None) -> None:
         self.errors: list[tuple[str, FactoryError]] = []
@@ -426,9 +425,9 @@ class Failures:
 
 
 class collecting:
-    """Exits with the earliest failed stage's code once every target has had its turn.
+    """Exit with the code of the earliest failed stage after all targets ran.
 
-    Recipes of `factory` that have faults are told first, and are the earliest stage.
+    Recipes of `factory` with errors are reported first, and are the earliest stage.
     """
 
     def __init__(self, factory: Factory | None = None) -> None:
@@ -456,7 +455,7 @@ def reject_conflicts(*conflicts: tuple[object, str, str]) -> None:
 
 
 def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ...]:
-    """As `select`. A name that no target has may be of a recipe with faults: then those are the error."""
+    """Return the selected targets. Raises RecipeError if a recipe with errors may define a missing name."""
     from imagefactory.recipes.expand import select
 
     try:
@@ -470,7 +469,7 @@ def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ..
 
 
 def explain(error: OSError | EOFError) -> FactoryError:
-    """The net below the adapters: what the operating system refused, in a person's words."""
+    """Return an error of the operating system that no adapter handled as a BuildError."""
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     what = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return BuildError(

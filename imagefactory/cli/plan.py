@@ -1,4 +1,4 @@
-"""The command that says what is worth building and testing: plan."""
+"""The plan command, which shows what to build and test."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def _row_json(ruled: RuledRow) -> dict[str, object]:
 
 
 def _ruling_json(ruling: Ruling) -> dict[str, object]:
-    """`basis` and `rule` are null where nothing is known; `override` are the options that bring it back."""
+    """Return a ruling as JSON. Unknown `basis` and `rule` are null; `override` are options that undo it."""
     from imagefactory.report.compat import claim_json
 
     claim = ruling.claim

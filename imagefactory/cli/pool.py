@@ -1,4 +1,4 @@
-"""The command that shows a pool: pool; and `--inventory`, by which others work from a saved one."""
+"""The pool command, and `--inventory` for commands that use a saved pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
-    """`--inventory FILE`, the argument `inventory`: a path, or None for the pool itself."""
+    """Add `--inventory FILE`, the argument `inventory`: a path, or None for the pool itself."""
     return click.option(
         "--inventory",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -32,8 +32,10 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> Inventory:
-    """What a file says of a pool, or the pool itself. Raises UsageError for the file, ToolError for the pool,
-    NothingSelectedError where there is no GPU."""
+    """Return the inventory of a file or of the pool.
+
+    Raises UsageError for the file, ToolError for the pool, NothingSelectedError without a GPU.
+    """
     from imagefactory.pools.inventory import read_inventory
     from imagefactory.pools.model import open_pool
 
@@ -119,7 +121,7 @@ def pool(
 
 
 def _choose(system: str | None, *, probe: bool) -> str:
-    """The pool to ask: HTCondor's of two, and that is said. Raises UsageError for a probe of HTCondor."""
+    """Return the pool to query; of two, HTCondor with a note. Raises UsageError for a probe of HTCondor."""
     from imagefactory.pools.model import pools_here
 
     if probe and system == HTCONDOR:
@@ -136,7 +138,7 @@ def _choose(system: str | None, *, probe: bool) -> str:
 
 
 def _probe(wait: timedelta) -> None:
-    """Says of which kinds nothing could be found out. Raises ToolError where this is no Slurm cluster."""
+    """Probe the GPUs. Notes report those that did not answer. Raises ToolError without a Slurm cluster."""
     from imagefactory.pools.slurm.nodes import ask_inventory
     from imagefactory.pools.slurm.probe import ask_all, kinds_of, remember
 

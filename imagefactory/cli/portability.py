@@ -173,7 +173,7 @@ def _registry(place: str) -> tuple[str, ...]:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    """Raises UsageError for what is no list of sizes."""
+    """Return the batch sizes, sorted. Raises UsageError for an invalid list."""
     parts = [part.strip() for part in text.split(",")]
     fine = all(part.isdecimal() and 0 < int(part) <= LARGEST_BATCH for part in parts)
     if not fine or len(parts) > MOST_BATCHES:

@@ -76,7 +76,7 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
 def _targets(
     factory: Factory, names: tuple[str, ...], registry: str
 ) -> tuple[tuple[Target, Place, str], ...]:
-    """Each target, where its tags are, and the digest that was named, if any."""
+    """Return each target, the place of its tags, and the named digest, if any."""
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
     from imagefactory.stages.candidates import target_at
@@ -101,7 +101,7 @@ def _targets(
 
 
 def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
-    """The registry that is named or set, else the store here."""
+    """Return the named or configured registry, else the local store."""
     from imagefactory.stages.verdicts import local_place, registry_of
 
     if registry or factory.settings.registry.value:
@@ -134,7 +134,7 @@ def _insist(result: Promotion, target: Target, digest: str) -> None:
 
 
 def promotion_json(promotion: Promotion) -> dict[str, object]:
-    """A promotion for programs."""
+    """Return a promotion as JSON."""
     faults = {tag: error.message for tag, error in promotion.faults}
     return {
         "target": promotion.target,

@@ -105,7 +105,7 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
 
 
 def _is_catalogued(call: Call, name: str) -> bool:
-    """Whether a name is of a catalogue that was joined. A `registry` that is set alone is asked itself."""
+    """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.factory import catalogue_answers
     from imagefactory.stages.centers import names_center
 

@@ -117,7 +117,7 @@ def push(
 
 
 def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
-    """What lacks for it (the extra, a key that can be read) is told before anything is sent."""
+    """Return a function that attests an image. Raises now for a missing extra or an unreadable key."""
     from imagefactory.stages.attest import attest
     from imagefactory.stages.sign import signing_key
 

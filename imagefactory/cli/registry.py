@@ -105,7 +105,7 @@ def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: b
 
 
 def parse_age(text: str) -> timedelta:
-    """`30d`, `12h` or `2w`. Raises UsageError."""
+    """Parse `30d`, `12h` or `2w`. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,5})([hdw])", text)
     if not match:
         raise UsageError(

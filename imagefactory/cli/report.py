@@ -1,4 +1,4 @@
-"""The command that shows which image runs on which GPU, as pages, a picture or a badge: report."""
+"""The report command, which shows which image runs on which GPU as pages, a picture or a badge."""
 
 from __future__ import annotations
 

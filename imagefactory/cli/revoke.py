@@ -116,7 +116,7 @@ def revoke(
 
 
 def _registry_of(name: str, registry: str) -> str:
-    """The registry whose catalogue tells of an image: the one that is named, empty for the setting's."""
+    """Return the registry whose catalog lists an image: the named one, empty for the setting's."""
     from imagefactory.oci.store import parse_reference
 
     if "/" not in name:
@@ -143,7 +143,7 @@ def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, regis
 
 
 def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
-    """Where an image lies, its tag or digest there, and its target."""
+    """Return the place of an image, its tag or digest there, and its target."""
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference

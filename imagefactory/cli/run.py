@@ -220,9 +220,9 @@ def _emulated(
     summary: Path | None,
     runner: str,
 ) -> Completed:
-    """Runs it with a GPU that is not there, and tells on stderr what came of it: stdout is the command's.
+    """Run with an emulated GPU, and print a summary to stderr: stdout is the command's.
 
-    `offered` are verdicts that came with the image from a catalogue.
+    `offered` are verdicts of the image from a catalog.
     """
     from imagefactory.gpu.knowledge import find_data_sheet
     from imagefactory.report.emulated import NONE, format_emulated

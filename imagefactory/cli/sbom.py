@@ -121,7 +121,7 @@ def _refuse_useless(
     *,
     as_json: bool,
 ) -> None:
-    """Raises UsageError for options that would say nothing, and for checks that lack what they go by."""
+    """Raises UsageError for options without effect, and for checks without their inputs."""
     allow, osv, allowed = inputs
     if as_json and not checks:
         raise UsageError(

@@ -50,9 +50,9 @@ def store_list(call: Call, as_json: bool) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """What a store holds. `sifs` have the names that `store rm` takes: a tag, or that of the file.
+    """The contents of a store. `sifs` have the names that `store rm` accepts: a tag, or the file's.
 
-    `unusable` are tags and digests of what has no image for this platform, which is no failure.
+    `unusable` are tags and digests without an image for this platform, which is not an error.
     """
 
     images: list[Image]
@@ -62,7 +62,7 @@ class _Held:
 
 
 def _read_store(layout: Layout, failures: Failures) -> _Held:
-    """A damaged .sif that is kept with an image is told and is no failure: it can be made again."""
+    """Return the contents. A damaged .sif of an image is listed but is not a failure: it can be rebuilt."""
     from imagefactory.oci.sif import kept_sifs, load_sif
 
     images: list[Image] = []
@@ -156,7 +156,7 @@ def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
-    """Subject and digest of the .sif files that whole images keep, by the names `store list` shows."""
+    """Return subject and digest of the .sif files that images keep, by the names `store list` shows."""
     from imagefactory.oci.sif import kept_sifs
 
     references: dict[str, list[tuple[str, str]]] = {}

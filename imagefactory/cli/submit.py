@@ -1,4 +1,4 @@
-"""The command that writes submit files and looks into those of others: submit."""
+"""The submit command, which writes submit files and checks existing ones."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
 
 
 def _cluster_at_hand(path: Path | None) -> Inventory | None:
-    """The nodes of the Slurm cluster, where it can be asked."""
+    """Return the nodes of the Slurm cluster, None without scontrol."""
     if path is None and not shutil.which("scontrol"):
         return None
     return find_inventory(path, datetime.now(UTC), SLURM)
@@ -403,7 +403,7 @@ def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
 
 
 def _pool_at_hand(path: Path | None, now: datetime) -> Inventory | None:
-    """The pool, where it can be asked. The file is written by now, so a pool that does not answer is told."""
+    """Return the pool, None without one. A pool that does not answer prints a note: the file is written."""
     from imagefactory.errors import FactoryError
 
     if path is None and not shutil.which("condor_status"):

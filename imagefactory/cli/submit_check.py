@@ -1,4 +1,4 @@
-"""`submit --check`: what is wrong with a submit file or a batch script that is there, and its mending."""
+"""`submit --check`: find and fix problems in an existing submit file or batch script."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REGISTRY_SECONDS = 5
 def check_file(
     call: Call, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
 ) -> None:
-    """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
+    """Print the problems of a file, and exit 9 if it has any. A missing pool or catalog prints a note."""
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
     from imagefactory.report.catalogued import centers_json, source_json
@@ -96,7 +96,7 @@ def _write_mended(path: Path, text: str) -> None:
 
 
 def _digests(call: Call) -> Callable[[str], str]:
-    """Asks registries, each image once and not for long. What one does not say is told as a note."""
+    """Return a function that queries registries, once per image and briefly. A note reports a failure."""
     from imagefactory.access import Access, open_registry
     from imagefactory.errors import FactoryError
     from imagefactory.oci.store import parse_reference
@@ -121,7 +121,7 @@ def _digests(call: Call) -> Callable[[str], str]:
 
 
 def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
-    """None where none is named and this is no factory. Raises where the one that is named cannot be had."""
+    """Return the catalogs, None outside a project without any. Raises if a named one cannot be read."""
     from imagefactory.factory import is_factory, names_catalogue
 
     settings = call.settings
@@ -136,7 +136,7 @@ def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
 
 
 def _inventory_to_compare(path: Path | None, now: datetime, pool: str) -> Inventory | None:
-    """None where its command is not here. Raises where it, or the file that is named, does not answer."""
+    """Return the pool, None without its command. Raises if it or the named file does not answer."""
     command = "scontrol" if pool == SLURM else "condor_status"
     if path is not None or shutil.which(command):
         return find_inventory(path, now, pool)

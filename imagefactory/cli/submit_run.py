@@ -1,4 +1,4 @@
-"""What the options of `submit` say of the job that somebody wants."""
+"""The options of `submit` that describe a job."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _check_programs(options: JobOptions) -> None:
 
 
 def _advice(path: Path) -> Advice:
-    """What an emulated run asks for. Raises UsageError for one that needs more than its GPU has."""
+    """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
     from imagefactory.submit.emulated import LONGEST, advise, parse_emulated
 
     with path.open("rb") as file:
@@ -120,7 +120,7 @@ def _advice(path: Path) -> Advice:
 
 
 def _file_name(output: str, suffix: str) -> str:
-    """The name without suffix: files are written into this folder alone, from which they are submitted."""
+    """Return the name without suffix. Raises UsageError for a path: files are written here only."""
     if not output:
         return ""
     if not output.endswith(f".{suffix}") or "/" in output:

@@ -1,4 +1,4 @@
-"""The options of `verify --pool`, and what they mean where they stand without it."""
+"""The options of `verify --pool`, and the errors if --pool is missing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SweepRequest:
 
 
 def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options of `verify --pool`, below its own."""
+    """Add the options of `verify --pool` after the command's own."""
     options = (
         click.option(
             "--pool",

@@ -1,4 +1,4 @@
-"""`verify --pool`: what the commands for sweeps share."""
+"""What the commands for sweeps share."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *,
 
 
 def find_pool(name: str) -> Pool:
-    """A pool of this machine. Tests put another one here."""
+    """Return a pool of this machine. Tests replace it."""
     from imagefactory.pools.model import open_pool
 
     return open_pool(name, os.environ)
 
 
 def sweep_bench() -> SweepBench:
-    """The time, random bytes, the pools and who asks them. Tests put others here."""
+    """Return the clock, random bytes, the pools and the user. Tests replace them."""
     from imagefactory.stages.sweep import SweepBench
 
     return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=find_pool, user=os.geteuid())
@@ -134,7 +134,7 @@ def _limits(request: SweepRequest) -> JobLimits:
 def _targets(
     factory: Factory, names: tuple[str, ...], request: SweepRequest, options: SweepOptions
 ) -> tuple[Sequence[Target], SweepOptions]:
-    """The targets that are asked for; of a tuple the one, on its capability alone."""
+    """Return the requested targets; for --tuple only one, with only its capability."""
     from dataclasses import replace
 
     from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
@@ -181,7 +181,7 @@ def _submit(
     *,
     as_json: bool,
 ) -> None:
-    """Says what runs now, or waits for it and collects."""
+    """Submit the sweep and print its status, or wait for it and collect."""
     from imagefactory.report.sweep import left_out_json
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.sweep import claim_again, submit_sweep
@@ -228,8 +228,9 @@ def _in_store(call: Call, folder: Path, name: str) -> bool:
 
 
 def _wait(call: Call, folder: Path) -> None:
-    """Until every node has an outcome that stays. Raises CheckFailedError where nothing drives the sweep any
-    more, ToolError where the pool has not answered for long.
+    """Wait until every node has a final outcome.
+
+    Raises CheckFailedError if no job drives the sweep, ToolError if the pool does not answer for long.
     """
     from imagefactory.stages.sweep import read_status
 
@@ -258,7 +259,7 @@ def _wait(call: Call, folder: Path) -> None:
 
 
 def as_sweep(call: Call, path: Path) -> Path | None:
-    """The folder of a sweep that a person names by its id or path; None for anything else."""
+    """Return the directory of a sweep from its id or path; None for anything else."""
     from imagefactory.stages.sweep import find_sweep
     from imagefactory.sweeps.sweep_file import ID, SWEEP
 
@@ -270,7 +271,7 @@ def as_sweep(call: Call, path: Path) -> Path | None:
 def collect_jobs(
     call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
 ) -> list[dict[str, object]]:
-    """Collects a sweep, shows it, and gives its rows; what is not verified goes to `failures` too."""
+    """Collect and print a sweep. Return its rows; unverified nodes are added to `failures`."""
     from imagefactory.report.sweep import format_collected, format_failed_machines, headline
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.stages.collect import collect_sweep

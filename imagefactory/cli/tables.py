@@ -1,4 +1,4 @@
-"""The command that writes which combinations are proven, as files: tables."""
+"""The tables command, which writes the verified and failed combinations as files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 
 
 def what_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Of which images and GPUs tables and reports speak."""
+    """Add the options that select images and GPUs of tables and reports."""
     for option in (
         click.option(
             "--inventory",
@@ -151,7 +151,7 @@ def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
 
 
 def refuse_registry(registry: str) -> None:
-    """Outside of a factory a registry has no targets by name, its signed catalogue has."""
+    """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
     if registry:
         raise UsageError(
             "option-conflict",

@@ -1,4 +1,4 @@
-"""Commands for targets: list, show, new."""
+"""The commands list, show and new."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def new(
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:
-    """Values by their names; the last of one name counts, as for docker. Raises UsageError."""
+    """Return values by name; the last of one name wins, as in docker. Raises UsageError."""
     values = dict(text.partition("=")[::2] for text in texts)
     for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
@@ -328,9 +328,9 @@ def _lost(file: str, lost: Sequence[str]) -> UsageError:
 
 
 def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
-    """Copy the family of a shipped target into the project, where the project does not have it.
+    """Copy the family of a shipped target into the project if it is missing.
 
-    Raises UsageError where nothing may be written.
+    Raises UsageError if nothing may be written.
     """
     from imagefactory.recipes.expand import select_one
     from imagefactory.stages.init import find_shipped, make_factory
@@ -357,7 +357,7 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
 
 
 def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, partial: bool) -> Plan:
-    """The recipe to write. Only what is taken over, or built on others, needs the other recipes."""
+    """Return the recipe to write. Only --from and --on need the other recipes. Raises UsageError."""
     from imagefactory.recipes.read import read_bases
     from imagefactory.recipes.scaffold import check_name, scaffold
     from imagefactory.stages.new import IndexSolver, Plan, plan_recipe

@@ -1,4 +1,4 @@
-"""Times as people write them for an option."""
+"""Durations as people write them for an option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 class Duration(click.ParamType[timedelta]):
-    """`30m`, `24h`, `2d`."""
+    """A duration such as `30m`, `24h` or `2d`."""
 
     name = "time"
 

@@ -1,4 +1,4 @@
-"""The command that shows verdicts, and what the commands about them share."""
+"""The verdicts command, and what commands about verdicts share."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: 
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
-    """The images, and the trust in the center that they are of; None for that of the settings."""
+    """Return the images and the trust of their center, None for the trust of the settings."""
     from imagefactory.factory import catalogue_answers
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference

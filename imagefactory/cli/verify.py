@@ -1,4 +1,4 @@
-"""The command that runs the GPU suite in an image: verify."""
+"""The verify command, which runs the GPU suite in an image."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def verify(
 
 
 def bench() -> VerifyBench:
-    """This machine. Tests put another one here."""
+    """Return this machine. Tests replace it."""
     from imagefactory.stages.verify import VerifyBench
 
     return VerifyBench()
