@@ -10,7 +10,9 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    capability_of,
     complete_targets,
+    driver_of,
     json_option,
     reject_conflicts,
     say,
@@ -200,29 +202,17 @@ def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
 
 def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     """Return the requested GPU. Raises UsageError for an invalid option."""
-    from imagefactory.gpu.capability import parse_capability
-    from imagefactory.gpu.drivers import read_driver
     from imagefactory.gpu.knowledge import find_gpu
     from imagefactory.matrix.compat import CompatGpu
 
-    try:
-        driver = read_driver(driver) if driver else ""
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
-        ) from error
+    driver = driver_of(driver)
     if name is not None:
         gpu = find_gpu(name)
         _refuse_driver(gpu.capability, driver)
         return CompatGpu(name=gpu.name, capability=gpu.capability, driver=driver, host=gpu.host)
-    try:
-        compute_capability = parse_capability(capability or "")
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write --capability 8.6, or --gpu with a name"
-        ) from error
-    _refuse_driver(compute_capability, driver)
-    return CompatGpu(name=str(compute_capability), capability=compute_capability, driver=driver)
+    processor = capability_of(capability or "", "write --capability 8.6, or --gpu with a name")
+    _refuse_driver(processor, driver)
+    return CompatGpu(name=str(processor), capability=processor, driver=driver)
 
 
 def _refuse_driver(capability: Capability, driver: str) -> None:

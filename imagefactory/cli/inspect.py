@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, terminal_width
+from imagefactory.cli.output import (
+    Call,
+    capability_of,
+    complete_targets,
+    driver_of,
+    json_option,
+    say,
+    say_json,
+    terminal_width,
+)
 from imagefactory.errors import EXIT_CHECK, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +68,7 @@ def inspect(
     from imagefactory.stages.inspect import inspect_place, inspected_verdicts
     from imagefactory.verdicts.claims import verified_claims
 
-    driver = _read_driver(driver)
+    driver = driver_of(driver)
     inquiries = [_gpu_asked(gpu, driver) for gpu in gpus]
     inquiries += [_capability_asked(capability, driver) for capability in capabilities]
     if driver and inquiries and all(inquiry.capability.processor for inquiry in inquiries):
@@ -150,24 +159,7 @@ def _processor_asked(gpu: str) -> Inquiry:
 
 
 def _capability_asked(capability: str, driver: str) -> Inquiry:
-    from imagefactory.gpu.capability import parse_capability
     from imagefactory.report.inspect import Inquiry
 
-    try:
-        parsed = parse_capability(capability)
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="to pass the name of a GPU, use --gpu"
-        ) from error
+    parsed = capability_of(capability, "to pass the name of a GPU, use --gpu")
     return Inquiry(title=str(parsed), capability=parsed, driver=driver)
-
-
-def _read_driver(driver: str) -> str:
-    from imagefactory.gpu.drivers import read_driver
-
-    try:
-        return read_driver(driver) if driver else ""
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
-        ) from error

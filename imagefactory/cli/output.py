@@ -34,6 +34,7 @@ from imagefactory.settings.choices import RUNNERS
 if TYPE_CHECKING:
     from imagefactory.access import Access
     from imagefactory.factory import Factory
+    from imagefactory.gpu.capability import Capability
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
     from imagefactory.settings.load import Settings
@@ -452,6 +453,27 @@ def reject_conflicts(*conflicts: tuple[object, str, str]) -> None:
     for condition, message, hint in conflicts:
         if condition:
             raise UsageError("option-conflict", message, hint=hint)
+
+
+def capability_of(text: str, hint: str = "write, for example, --capability 8.0") -> Capability:
+    """Return the value of --capability. Raises UsageError."""
+    from imagefactory.gpu.capability import parse_capability
+
+    try:
+        return parse_capability(text)
+    except ValueError as error:
+        raise UsageError("option-invalid", f"--capability: {error}", hint=hint) from error
+
+
+def driver_of(text: str) -> str:
+    """Return the value of --driver, empty for none. Raises UsageError."""
+    from imagefactory.gpu.drivers import read_driver
+
+    try:
+        return read_driver(text) if text else ""
+    except ValueError as error:
+        hint = "`nvidia-smi` shows the version at the top"
+        raise UsageError("option-invalid", f"--driver: {error}", hint=hint) from error
 
 
 def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ...]:

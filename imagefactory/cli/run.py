@@ -131,7 +131,7 @@ def run(
     )
 
     call: Call = ctx.obj
-    access = call.access
+    access, runner = call.access, runner or ""
     of_center = catalogue_answers(call.settings) and names_center(name, call.settings)
     artifact, target = None if of_center else find_stored(access, name), None
     offered: Sequence[Judged] = ()
@@ -139,14 +139,12 @@ def run(
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
         say_notes(shelf.notes)
-        artifact, offered = (
-            fetch_offered(access, shelf.offers[0].image, call.progress),
-            shelf.offers[0].judged,
-        )
+        offer = shelf.offers[0]
+        artifact, offered = fetch_offered(access, offer.image, call.progress), offer.judged
     elif artifact is None:
         factory = call.factory
         target = select_one(factory.targets, name)
-        artifact = find_built(factory, target, runner or "")
+        artifact = find_built(factory, target, runner)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -188,18 +186,10 @@ def run(
         ((summary or gpus > 1) and not emulate, "--summary and --gpus require --emulate", "add --emulate GPU")
     )
     if emulate:
-        completed = _emulated(
-            call,
-            artifact,
-            offered,
-            spec,
-            emulate=emulate,
-            gpus=gpus,
-            summary=summary,
-            runner=runner or "",
-        )
+        device = (emulate, gpus)
+        completed = _emulated(call, artifact, offered, spec, device, summary=summary, runner=runner)
     else:
-        completed = run_made(access, artifact, spec, runner or "", call.progress)
+        completed = run_made(access, artifact, spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was stopped: it reached the limit time={time}s"
@@ -214,15 +204,14 @@ def _emulated(
     artifact: Image | Sif,
     offered: Sequence[Judged],
     spec: RunSpec,
+    device: tuple[str, int],
     *,
-    emulate: str,
-    gpus: int,
     summary: Path | None,
     runner: str,
 ) -> Completed:
     """Run with an emulated GPU, and print a summary to stderr: stdout is the command's.
 
-    `offered` are verdicts of the image from a catalog.
+    `offered` are verdicts of the image from a catalog, `device` is a GPU and how many.
     """
     from imagefactory.gpu.knowledge import find_data_sheet
     from imagefactory.report.emulated import NONE, format_emulated
@@ -231,10 +220,11 @@ def _emulated(
     from imagefactory.stages.runner import scratch_folder
     from imagefactory.submit.emulated import main_run
 
-    sheet, others = find_data_sheet(emulate)
+    name, gpus = device
+    sheet, others = find_data_sheet(name)
     if others:
         known = ", ".join(other.name for other in others)
-        call.progress.note(f"{emulate} is taken as {sheet.name}; there are also {known}")
+        call.progress.note(f"{name} is taken as {sheet.name}; there are also {known}")
     recorded = recorded_profile(call.access, artifact, sheet, datetime.now(UTC), offered)
     if recorded:
         call.progress.note(

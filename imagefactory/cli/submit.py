@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,22 +26,52 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.cli.submit_run import JobOptions, run_of
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.pools.model import Inventory
     from imagefactory.stages.centers import Center
+    from imagefactory.submit.emulated import Advice
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
+    from imagefactory.submit.submit_file import SubmitRun
 
 KINDS = ("docker", "oras", "sif", "osdf")
+SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
 ALONE = (
     "executable", "in_image", "input", "result", "arguments", "dag", "gather", "checkpoint", "accept",
     "output", "time", "force", "mig", "emulated",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of `submit` that describe a job and its files, as written."""
+
+    site: str | None
+    executable: str
+    in_image: bool
+    arguments: str
+    input: tuple[str, ...]
+    result: tuple[str, ...]
+    gpus: int
+    gpu_memory: str
+    cpus: int
+    emulated: Path | None
+    memory: str
+    disk: str
+    time: str
+    kind: str | None
+    dag: str
+    gather: str
+    checkpoint: str
+    accept: tuple[str, ...]
+    mig: bool
+    output: str
+    force: bool
+    inventory: Path | None
 
 
 @click.command()
@@ -267,7 +297,7 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
     settings = center.settings
     site = site_of(options.site or settings.site.value, settings)
     slurm = site.batch == SLURM
-    run = run_of(options, site.batch)
+    run = _run_of(options, site.batch)
     reject_conflicts(
         (
             site.batch == KUBERNETES and options.inventory,
@@ -293,6 +323,90 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
         inventory=_cluster_at_hand(options.inventory) if slurm and name else None,
         files=read_files(run) if site.batch == KUBERNETES else {},
     )
+
+
+def _run_of(options: JobOptions, batch: str) -> SubmitRun:
+    """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
+    from imagefactory.pools.sizes import parse_size, parse_time
+    from imagefactory.submit.submit_file import SubmitRun
+
+    memory, disk, gpu_memory = (
+        parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
+    )
+    _check_programs(options)
+    gpus, cpus = options.gpus, options.cpus
+    time = parse_time(options.time) if options.time else None
+    if options.emulated:
+        advice, source = _advice(options.emulated), click.get_current_context().get_parameter_source
+        if batch != SLURM:  # which cannot be asked for a GPU's memory
+            gpu_memory = gpu_memory or advice.gpu_memory or 0
+        time = time or advice.time
+        gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
+        cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
+    return SubmitRun(
+        name=_file_name(options.output, SUFFIX[batch]),
+        executable=options.executable,
+        in_image=options.in_image,
+        checkpoint=options.checkpoint,
+        gather=options.gather,
+        inputs=options.input,
+        outputs=options.result,
+        gpus=gpus,
+        cpus=cpus,
+        time=time,
+        memory=memory,
+        disk=disk,
+        gpu_memory=gpu_memory,
+        mig=options.mig,
+    )
+
+
+def _check_programs(options: JobOptions) -> None:
+    """Raises UsageError for an option without the one that it requires."""
+    program, gather = options.executable, options.gather
+    reject_conflicts(
+        (options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"),
+        (
+            options.checkpoint and not program,
+            "--checkpoint requires --executable",
+            "add --executable train.sh",
+        ),
+        (gather and not options.dag, "--gather requires --dag", "add --dag N or --dag FILE"),
+        (
+            options.in_image and not (program.startswith("/") and (not gather or gather.startswith("/"))),
+            "--in-image requires absolute paths of programs",
+            "write, for example, --executable /app/train.py",
+        ),
+    )
+
+
+def _advice(path: Path) -> Advice:
+    """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
+    from imagefactory.submit.emulated import LONGEST, advise, parse_emulated
+
+    with path.open("rb") as file:
+        run = parse_emulated(file.read(LONGEST), str(path))
+    advice = advise(run)
+    if advice.gpu_memory is None:
+        raise UsageError(
+            "gpu-memory-too-small",
+            f"{path}: the run needed more memory than {run.profile} has, and so would a job",
+            hint="emulate a GPU with more memory, or use a smaller batch",
+        )
+    return advice
+
+
+def _file_name(output: str, suffix: str) -> str:
+    """Return the name without suffix. Raises UsageError for a path: files are written here only."""
+    if not output:
+        return ""
+    if not output.endswith(f".{suffix}") or "/" in output:
+        raise UsageError(
+            "option-invalid",
+            f"-o {output[:80]} is not a file name that ends in .{suffix}",
+            hint=f"write, for example, -o train.{suffix}",
+        )
+    return output.removesuffix(f".{suffix}")
 
 
 def _cluster_at_hand(path: Path | None) -> Inventory | None:

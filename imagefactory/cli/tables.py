@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument, terminal_width
-from imagefactory.errors import UsageError
+from imagefactory.cli.output import (
+    Call,
+    capability_of,
+    json_option,
+    reject_conflicts,
+    say,
+    say_json,
+    targets_argument,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,23 +160,19 @@ def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
 
 def refuse_registry(registry: str) -> None:
     """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
-    if registry:
-        raise UsageError(
-            "option-conflict",
+    reject_conflicts(
+        (
+            registry,
             "--registry requires a project: elsewhere the images are those of the signed catalog",
-            hint="remove --registry: the settings `catalogue` and `registry` say where the catalog is",
+            "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
         )
+    )
 
 
 def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capability, ...]:
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.pools.inventory import read_inventory
 
-    try:
-        capabilities = [parse_capability(text) for text in texts]
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
-        ) from error
+    capabilities = [capability_of(text) for text in texts]
     there = read_inventory(inventory).known if inventory else ()
     return (*capabilities, *(parse_capability(gpu.capability) for gpu in there))

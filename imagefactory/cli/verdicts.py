@@ -10,6 +10,7 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    capability_of,
     complete_targets,
     json_option,
     registry_option,
@@ -33,16 +34,8 @@ NAME = "TARGET|REFERENCE"
 
 
 def parse_option(_: click.Context, __: click.Parameter, text: str) -> str:
-    from imagefactory.gpu.capability import parse_capability
 
-    if not text:
-        return ""
-    try:
-        return str(parse_capability(text))
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
-        ) from error
+    return str(capability_of(text)) if text else ""
 
 
 def refuse_registry(name: str, registry: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    capability_of,
     collecting,
     complete_targets,
     json_option,
@@ -20,8 +21,7 @@ from imagefactory.cli.output import (
     say_next,
     terminal_width,
 )
-from imagefactory.cli.sweep_options import SweepRequest, reject_without_pool, sweep_options
-from imagefactory.cli.sweeps import verify_on_pool
+from imagefactory.cli.sweeps import SweepRequest, reject_without_pool, sweep_options, verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.verify.model import FULL, LEVELS, SEVERAL
 
@@ -186,10 +186,11 @@ def verify(
             "run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
         ),
     )
+    compute_capability = "".join(capability)
     options = VerifyOptions(
         level=level,
         runner=runner or "",
-        capability=_capability("".join(capability)),
+        capability=str(capability_of(compute_capability)) if compute_capability else "",
         registry=registry,
         promote=promote,
         output=output,
@@ -233,17 +234,6 @@ def bench() -> VerifyBench:
     from imagefactory.stages.verify import VerifyBench
 
     return VerifyBench()
-
-
-def _capability(text: str) -> str:
-    from imagefactory.gpu.capability import parse_capability
-
-    try:
-        return str(parse_capability(text)) if text else ""
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
-        ) from error
 
 
 def _as_text(verification: Verified) -> str:
