@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import (
-    Call,
-    collecting,
-    json_option,
-    say,
-    say_json,
-    say_next,
-    terminal_width,
-)
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
 from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
 from imagefactory.model import Outcome

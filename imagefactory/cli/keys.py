@@ -199,14 +199,7 @@ def trust(
 @json_option
 @click.pass_context
 def retire(
-    ctx: click.Context,
-    /,
-    *,
-    name: str,
-    until: datetime | None,
-    stolen: bool,
-    user: bool,
-    as_json: bool,
+    ctx: click.Context, /, *, name: str, until: datetime | None, stolen: bool, user: bool, as_json: bool
 ) -> None:
     """Believe a key no longer, for what it signs from now on.
 
@@ -234,13 +227,7 @@ def retire(
     if record:
         file = write_record(path.parent, key.name, record)
     note = _replace(path, text, changed)
-    _log(
-        ctx,
-        "retire",
-        (key.name, key.keyid),
-        where,
-        "stolen" if stolen else f"until {end.isoformat()}",
-    )
+    _log(ctx, "retire", (key.name, key.keyid), where, "stolen" if stolen else f"until {end.isoformat()}")
     count = len(record.splitlines())
     if as_json:
         value = {"name": key.name, "file": where, "until": end.isoformat()}

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 @click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
 @click.option("--update-all", is_flag=True, help="Let every package move.")
 @click.option(
-    "--deep",
-    is_flag=True,
-    help="Build, and lock the layers too; with --check, make each anew and compare.",
+    "--deep", is_flag=True, help="Build, and lock the layers too; with --check, make each anew and compare."
 )
 @click.option("--build", is_flag=True, help="Build what has no wheel, and name the wheels in the recipe.")
 @click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")

@@ -59,13 +59,7 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
     from imagefactory.oci.store import parse_reference
     from imagefactory.report.registries import format_pulled, format_pulled_sif
     from imagefactory.stages.catalogued import read_offer
-    from imagefactory.stages.pull import (
-        SifPull,
-        local_name,
-        pull_image,
-        pull_sif,
-        target_reference,
-    )
+    from imagefactory.stages.pull import SifPull, local_name, pull_image, pull_sif, target_reference
     from imagefactory.stages.run import offered_reference
 
     platform = ""

@@ -56,10 +56,7 @@ HIGHEST_USER = 65534
 )
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
 @click.option(
-    "--user",
-    "uid",
-    type=click.IntRange(0, HIGHEST_USER),
-    help="The user inside; else the image's.",
+    "--user", "uid", type=click.IntRange(0, HIGHEST_USER), help="The user inside; else the image's."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
 @click.option(

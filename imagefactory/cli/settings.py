@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import (
-    Call,
-    json_option,
-    restricted_lines,
-    say,
-    say_json,
-    terminal_width,
-    write,
-)
+from imagefactory.cli.output import Call, json_option, restricted_lines, say, say_json, terminal_width, write
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:

@@ -88,10 +88,7 @@ class JobOptions:
     "--input", multiple=True, metavar="FILE|URL", help="A file that the job needs. May be repeated."
 )
 @click.option(
-    "--result",
-    multiple=True,
-    metavar="FILE",
-    help="A file that comes back. Default: all new ones.",
+    "--result", multiple=True, metavar="FILE", help="A file that comes back. Default: all new ones."
 )
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
 @click.option("--gpu-memory", default="", metavar="SIZE", help="What each GPU must have: 24GB.")
@@ -212,29 +209,11 @@ def submit(
     its own, NAME-gather.sub or .sbatch.
     """
     options = JobOptions(
-        site=site,
-        executable=executable,
-        in_image=in_image,
-        arguments=arguments,
-        input=input,
-        result=result,
-        gpus=gpus,
-        gpu_memory=gpu_memory,
-        cpus=cpus,
-        emulated=emulated,
-        memory=memory,
-        disk=disk,
-        time=time,
-        kind=kind,
-        dag=dag,
-        gather=gather,
-        checkpoint=checkpoint,
-        accept=accept,
-        mig=mig,
-        output=output,
-        force=force,
-        inventory=inventory,
-    )
+        site=site, executable=executable, in_image=in_image, arguments=arguments, input=input,
+        result=result, gpus=gpus, gpu_memory=gpu_memory, cpus=cpus, emulated=emulated, memory=memory,
+        disk=disk, time=time, kind=kind, dag=dag, gather=gather, checkpoint=checkpoint, accept=accept,
+        mig=mig, output=output, force=force, inventory=inventory,
+    )  # fmt: skip
     if check is not None:
         _reject_others(name, options, "--check")
         from imagefactory.cli.submit_check import check_file
@@ -310,11 +289,7 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
         site=site,
         kind=ImageKind(options.kind) if options.kind else None,
         folder=settings.sif_folder.value,
-        run=replace(
-            run,
-            columns=columns,
-            arguments=_arguments(options.arguments, columns),
-        ),
+        run=replace(run, columns=columns, arguments=_arguments(options.arguments, columns)),
         rows=rows,
         predicted=bool(options.accept),
         faulty=KNOWN_BAD in options.accept,

@@ -65,12 +65,7 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     with collecting(factory) as failures:
         if as_json:
             listed = [
-                {
-                    **target_json(t),
-                    "lock": states[t.name],
-                    "left_out": left_out(t),
-                    **asdict(marks[t.name]),
-                }
+                {**target_json(t), "lock": states[t.name], "left_out": left_out(t), **asdict(marks[t.name])}
                 for t in chosen
             ]
             say_json("targets", {"targets": listed, "errors": failures.as_json()})

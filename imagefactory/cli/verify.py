@@ -122,29 +122,12 @@ def verify(
     from imagefactory.workflow.prove import prove_image
 
     sweep = SweepRequest(
-        pool=pool or "",
-        level=level,
-        registry=registry,
-        promote=promote,
-        newest=newest,
-        mig=mig,
-        machine=machine,
-        gpu_hours=gpu_hours,
-        jobs=jobs,
-        combination=combination,
-        allow=allow,
-        inventory=inventory,
-        image=image,
-        site=site,
-        idle_limit=idle_limit,
-        held_limit=held_limit,
-        run_limit=run_limit,
-        retries=retries,
-        wait=wait,
-        folder=folder,
-        dry_run=dry_run,
+        pool=pool or "", level=level, registry=registry, promote=promote, newest=newest, mig=mig,
+        machine=machine, gpu_hours=gpu_hours, jobs=jobs, combination=combination, allow=allow,
+        inventory=inventory, image=image, site=site, idle_limit=idle_limit, held_limit=held_limit,
+        run_limit=run_limit, retries=retries, wait=wait, folder=folder, dry_run=dry_run,
         capability=capability,
-    )
+    )  # fmt: skip
     here = {"--runner": runner, "--kit": kit, "--ledger": ledger, "--output": output}
     reject_conflicts(
         (
