@@ -14,7 +14,7 @@ from imagefactory.cli.output import (
     complete_targets,
     driver_of,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -98,27 +98,23 @@ def compat(
     calls fail in, and PTX that is only documented, serves where nothing better does.
     """
     by_gpu = gpu is not None or capability is not None
-    reject_conflicts(
-        (
-            (gpu is not None) + (capability is not None) + (file is not None) + differences > 1,
-            "these options select different tables",
-            "use one of --gpu, --capability, --cover, --differences",
-        ),
-        (
-            driver and not by_gpu,
-            "--driver requires --gpu or --capability",
-            "add one of them or remove --driver",
-        ),
-        (
-            families and file is None,
-            "--family requires --cover",
-            "add --cover, or pass the families as arguments",
-        ),
-        (
-            cuda and not (names and all("==" in name for name in names)),
-            "--cuda requires releases as arguments",
-            "write, for example, torch==2.6 --cuda 12.4",
-        ),
+    reject_conflict(
+        (gpu is not None) + (capability is not None) + (file is not None) + differences > 1,
+        "these options select different tables",
+        "use one of --gpu, --capability, --cover, --differences",
+    )
+    reject_conflict(
+        driver and not by_gpu, "--driver requires --gpu or --capability", "add one of them or remove --driver"
+    )
+    reject_conflict(
+        families and file is None,
+        "--family requires --cover",
+        "add --cover, or pass the families as arguments",
+    )
+    reject_conflict(
+        cuda and not (names and all("==" in name for name in names)),
+        "--cuda requires releases as arguments",
+        "write, for example, torch==2.6 --cuda 12.4",
     )
     if differences:
         return _differences(names, as_json=as_json)

@@ -16,7 +16,7 @@ from imagefactory.cli.output import (
     collecting,
     confirm,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -79,30 +79,30 @@ def lock(
 
     of_targets = _no_bases(names)
     option = "--explain" if explain else "--note"
-    reject_conflicts(
-        (check and (update or update_all), "--check and --update exclude each other", "remove one of them"),
-        (
-            build and (check or render),
-            "--build and --check or --render exclude each other",
-            "remove one of them",
-        ),
-        (check and note is not None, "--check and --note exclude each other", "remove one of them"),
-        (
-            render and (check or update or update_all or note is not None),
-            "--render prints the current lock and changes nothing",
-            "lock first, then run --render",
-        ),
-        (
-            deep and (not of_targets or render),
-            "--deep requires targets and excludes --render",
-            "imagefactory lock --deep TARGET",
-        ),
-        (render and as_json, "--render prints a file, not JSON", "remove --json"),
-        (
-            (explain or note is not None) and not of_targets,
-            f"{option} requires a target",
-            f"imagefactory lock TARGET {option}",
-        ),
+    reject_conflict(
+        check and (update or update_all), "--check and --update exclude each other", "remove one of them"
+    )
+    reject_conflict(
+        build and (check or render),
+        "--build and --check or --render exclude each other",
+        "remove one of them",
+    )
+    reject_conflict(check and note is not None, "--check and --note exclude each other", "remove one of them")
+    reject_conflict(
+        render and (check or update or update_all or note is not None),
+        "--render prints the current lock and changes nothing",
+        "lock first, then run --render",
+    )
+    reject_conflict(
+        deep and (not of_targets or render),
+        "--deep requires targets and excludes --render",
+        "imagefactory lock --deep TARGET",
+    )
+    reject_conflict(render and as_json, "--render prints a file, not JSON", "remove --json")
+    reject_conflict(
+        (explain or note is not None) and not of_targets,
+        f"{option} requires a target",
+        f"imagefactory lock TARGET {option}",
     )
     if not check and not render:
         require_own(call.settings, "lock")
@@ -120,12 +120,10 @@ def lock(
     options = LockOptions(update=update, update_all=update_all, note=note)
     if update and not names:
         bases, chosen = [], holding(factory, chosen, update)
-    reject_conflicts(
-        (
-            update and bases,
-            f"--update does not apply to base:{bases[0].name if bases else ''}: a base is updated as a whole",
-            "use --update-all",
-        )
+    reject_conflict(
+        update and bases,
+        f"--update does not apply to base:{bases[0].name if bases else ''}: a base is updated as a whole",
+        "use --update-all",
     )
     if deep:
         from imagefactory.stages.lock_layers import lock_target_layers

@@ -23,7 +23,7 @@ from imagefactory.cli.output import (
     error_json,
     explain,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -143,15 +143,17 @@ def night(
         "--webhook": webhook,
     }
     words = [*names, *(name for name, value in options.items() if value), *(["--install"] if install else ())]
-    reject_conflicts(
-        (wait and not pool, "--wait-limit requires --pool", "add --pool htcondor or remove --wait-limit"),
-        (github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"),
-        (github and as_json, "--github and --json both write to stdout", "remove one of them"),
-        (
-            plan and words,
-            f"--kept and {words[0][:80] if words else ''} exclude each other",
-            "remove one of them",
-        ),
+    reject_conflict(
+        wait and not pool, "--wait-limit requires --pool", "add --pool htcondor or remove --wait-limit"
+    )
+    reject_conflict(
+        github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"
+    )
+    reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
+    reject_conflict(
+        plan and words,
+        f"--kept and {words[0][:80] if words else ''} exclude each other",
+        "remove one of them",
     )
     if install:
         return _install(call, names, install, options, as_json=as_json)

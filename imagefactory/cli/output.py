@@ -448,11 +448,10 @@ class collecting:
             raise click.exceptions.Exit(min(codes))
 
 
-def reject_conflicts(*conflicts: tuple[object, str, str]) -> None:
-    """Raise UsageError for the first true condition of (condition, message, hint)."""
-    for condition, message, hint in conflicts:
-        if condition:
-            raise UsageError("option-conflict", message, hint=hint)
+def reject_conflict(condition: object, message: str, hint: str) -> None:
+    """Raise UsageError about options if the condition is true."""
+    if condition:
+        raise UsageError("option-conflict", message, hint=hint)
 
 
 def capability_of(text: str, hint: str = "write, for example, --capability 8.0") -> Capability:

@@ -11,7 +11,7 @@ import click
 from imagefactory.cli.output import (
     Call,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -147,31 +147,27 @@ def plan(
     from imagefactory.stages.plan import Asking, Listed, read_listed, read_rows, read_stages
     from imagefactory.verify.kit_make import program_sum
 
-    reject_conflicts(
-        (github and as_json, "--github and --json both write to stdout", "remove one of them"),
-        (recorded and not tuples, "--recorded requires --tuples", "add --tuples FILE"),
-        (
-            strict_drivers and not (tuples and inventory),
-            "--strict-drivers requires --tuples and --inventory",
-            "add --tuples FILE --inventory FILE",
-        ),
-        (tuples and names, "--tuples and targets exclude each other", f"remove {' '.join(names)}"),
-        *(
-            (
-                tuples and value,
-                f"--tuples and {option} exclude each other: rows are not built",
-                f"remove {option}",
-            )
-            for option, value in (("--github", github), ("--keep", keep), ("--registry", registry))
-        ),
+    reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
+    reject_conflict(recorded and not tuples, "--recorded requires --tuples", "add --tuples FILE")
+    reject_conflict(
+        strict_drivers and not (tuples and inventory),
+        "--strict-drivers requires --tuples and --inventory",
+        "add --tuples FILE --inventory FILE",
     )
+    reject_conflict(tuples and names, "--tuples and targets exclude each other", f"remove {' '.join(names)}")
+    for option, value in (("--github", github), ("--keep", keep), ("--registry", registry)):
+        reject_conflict(
+            tuples and value,
+            f"--tuples and {option} exclude each other: rows are not built",
+            f"remove {option}",
+        )
     rules = check_rules(allow)
     pattern = machines or ""
     if machines is None and inventory and not tuples:  # rows are no jobs of sweeps
         pattern = call.settings.sweep_machines.value
     listed = read_listed(inventory, parse_machines(pattern)) if inventory else Listed()
-    reject_conflicts(
-        (machines is not None and not listed.pool, "--machine requires --inventory", "add --inventory FILE")
+    reject_conflict(
+        machines is not None and not listed.pool, "--machine requires --inventory", "add --inventory FILE"
     )
     if tuples:
         devices = tuple(gpu for gpu in listed.devices if gpu not in listed.avoided and not gpu.part)

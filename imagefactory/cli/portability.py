@@ -13,7 +13,7 @@ from imagefactory.cli.output import (
     complete_targets,
     json_option,
     registry_option,
-    reject_conflicts,
+    reject_conflict,
     runner_option,
     say,
     say_json,
@@ -85,10 +85,8 @@ def portability(
     from imagefactory.stages.portability import PortabilityOptions
 
     if models is None:
-        reject_conflicts(
-            (to, "--to requires --models", "add --models models.py"),
-            (runner, "--runner requires --models", "add --models models.py"),
-        )
+        reject_conflict(to, "--to requires --models", "add --models models.py")
+        reject_conflict(runner, "--runner requires --models", "add --models models.py")
         return _show(call, name, place, output=output, as_json=as_json)
     if not to:
         raise UsageError(

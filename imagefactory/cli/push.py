@@ -12,7 +12,7 @@ from imagefactory.cli.output import (
     collecting,
     json_option,
     registry_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -76,18 +76,18 @@ def push(
     factory = call.factory
     chosen = select(factory.targets, names)
     named = {(target.family, plain_name(target)) for target in chosen}
-    reject_conflicts(
-        (
-            tags and len(named) > len({family for family, _ in named}),
-            "--tag does not apply to two targets of one family: a tag points to one image",
-            "push them one by one",
-        ),
-        (
-            compression and kind != "sif",
-            "--compression requires --format sif",
-            "add --format sif or remove --compression",
-        ),
-        (sbom and kind == "sif", "--sbom does not apply to --format sif", "remove --sbom, or push the image"),
+    reject_conflict(
+        tags and len(named) > len({family for family, _ in named}),
+        "--tag does not apply to two targets of one family: a tag points to one image",
+        "push them one by one",
+    )
+    reject_conflict(
+        compression and kind != "sif",
+        "--compression requires --format sif",
+        "add --format sif or remove --compression",
+    )
+    reject_conflict(
+        sbom and kind == "sif", "--sbom does not apply to --format sif", "remove --sbom, or push the image"
     )
     sif = (compression or "fast") if kind == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)

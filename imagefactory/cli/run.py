@@ -13,7 +13,7 @@ import click
 from imagefactory.cli.output import (
     Call,
     complete_targets,
-    reject_conflicts,
+    reject_conflict,
     runner_option,
     say_notes,
     terminal_width,
@@ -179,8 +179,8 @@ def run(
         limits=tuple(bounds.items()),
         capture=False,
     )
-    reject_conflicts(
-        ((summary or gpus > 1) and not emulate, "--summary and --gpus require --emulate", "add --emulate GPU")
+    reject_conflict(
+        (summary or gpus > 1) and not emulate, "--summary and --gpus require --emulate", "add --emulate GPU"
     )
     if emulate:
         device = (emulate, gpus)

@@ -17,7 +17,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -219,7 +219,7 @@ def submit(
         from imagefactory.cli.submit_check import check_file
 
         return check_file(call, check, name=site, inventory=inventory, fix=fix, as_json=as_json)
-    reject_conflicts((fix, "--fix requires --check", "write --check FILE.sub --fix"))
+    reject_conflict(fix, "--fix requires --check", "write --check FILE.sub --fix")
     if offers:
         _reject_others(name, options, "--list")
         return _list(call, options, as_json=as_json)
@@ -277,12 +277,10 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
     site = site_of(options.site or settings.site.value, settings)
     slurm = site.batch == SLURM
     run = _run_of(options, site.batch)
-    reject_conflicts(
-        (
-            site.batch == KUBERNETES and options.inventory,
-            "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
-            "remove --inventory",
-        )
+    reject_conflict(
+        site.batch == KUBERNETES and options.inventory,
+        "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
+        "remove --inventory",
     )
     return SubmitAsk(
         target=name,
@@ -339,19 +337,17 @@ def _run_of(options: JobOptions, batch: str) -> SubmitRun:
 def _check_programs(options: JobOptions) -> None:
     """Raises UsageError for an option without the one that it requires."""
     program, gather = options.executable, options.gather
-    reject_conflicts(
-        (options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"),
-        (
-            options.checkpoint and not program,
-            "--checkpoint requires --executable",
-            "add --executable train.sh",
-        ),
-        (gather and not options.dag, "--gather requires --dag", "add --dag N or --dag FILE"),
-        (
-            options.in_image and not (program.startswith("/") and (not gather or gather.startswith("/"))),
-            "--in-image requires absolute paths of programs",
-            "write, for example, --executable /app/train.py",
-        ),
+    reject_conflict(
+        options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"
+    )
+    reject_conflict(
+        options.checkpoint and not program, "--checkpoint requires --executable", "add --executable train.sh"
+    )
+    reject_conflict(gather and not options.dag, "--gather requires --dag", "add --dag N or --dag FILE")
+    reject_conflict(
+        options.in_image and not (program.startswith("/") and (not gather or gather.startswith("/"))),
+        "--in-image requires absolute paths of programs",
+        "write, for example, --executable /app/train.py",
     )
 
 
@@ -444,9 +440,8 @@ def _reject_others(name: str, options: JobOptions, option: str) -> None:
     """Raises UsageError for a target and for options that `option` excludes."""
     words = ["TARGET"] * bool(name)
     words += [f"--{key.replace('_', '-')}" for key in ALONE if getattr(options, key)]
-    reject_conflicts(
-        *((word, f"{option} and {word} exclude each other", "remove one of them") for word in words)
-    )
+    for word in words:
+        reject_conflict(word, f"{option} and {word} exclude each other", "remove one of them")
 
 
 def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, reject_conflicts, say, say_json, say_notes, terminal_width, write
+from imagefactory.cli.output import Call, reject_conflict, say, say_json, say_notes, terminal_width, write
 from imagefactory.cli.pool import find_inventory
 from imagefactory.errors import EXIT_CHECK, UsageError, os_problem
 from imagefactory.settings.choices import HTCONDOR, SLURM
@@ -45,12 +45,10 @@ def check_file(
     now, settings = datetime.now(UTC), call.settings
     text = read_text(path)
     batch = is_batch(text, path.name)
-    reject_conflicts(
-        (
-            batch and fix,
-            "--fix applies to HTCondor submit files only",
-            "remove --fix: --check prints what to write in a script",
-        )
+    reject_conflict(
+        batch and fix,
+        "--fix applies to HTCondor submit files only",
+        "remove --fix: --check prints what to write in a script",
     )
     opened = _open_to_compare(call, now)
     catalogue = merge_centers(opened) if opened else None

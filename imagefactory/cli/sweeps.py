@@ -17,7 +17,7 @@ from imagefactory.cli.output import (
     capability_of,
     choose_targets,
     collecting,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -163,35 +163,28 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
 def reject_without_pool(request: SweepRequest) -> None:
     """Raises UsageError for an option that requires --pool."""
     hint = f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
-    reject_conflicts(
-        *((option, f"{option} requires --pool", hint) for option in request.written(but=("capability",)))
-    )
+    for option in request.written(but=("capability",)):
+        reject_conflict(option, f"{option} requires --pool", hint)
 
 
 def reject_changes(names: tuple[str, ...], request: SweepRequest) -> None:
     """Raises UsageError for targets and options that would change the sweep to continue."""
-    reject_conflicts(
-        *(
-            (
-                word,
-                f"{request.folder} is already a sweep, and {word[:80]} would change it",
-                f"remove {word[:80]} to continue the sweep, or pass another --folder",
-            )
-            for word in (*names, *request.written(but=("wait", "folder")))
+    for word in (*names, *request.written(but=("wait", "folder"))):
+        reject_conflict(
+            word,
+            f"{request.folder} is already a sweep, and {word[:80]} would change it",
+            f"remove {word[:80]} to continue the sweep, or pass another --folder",
         )
-    )
 
 
 def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *, as_json: bool) -> None:
     """Run `verify --pool`: plan, write and submit a sweep or continue one; wait and collect with --wait."""
     from imagefactory.stages.sweep import make_sweep, prepare_sweep
 
-    reject_conflicts(
-        (
-            request.held_limit and request.pool == SLURM,
-            "--held-limit does not apply to Slurm, where a held job is a waiting job",
-            "use --idle-limit",
-        )
+    reject_conflict(
+        request.held_limit and request.pool == SLURM,
+        "--held-limit does not apply to Slurm, where a held job is a waiting job",
+        "use --idle-limit",
     )
     factory, folder = call.sound_factory, request.folder
     with collecting(factory) as failures:
@@ -282,12 +275,10 @@ def _targets(
                 hint="add targets ('pytorch-*'), or --tuple F V CUDA X.Y",
             )
         return choose_targets(factory, names), options
-    reject_conflicts(
-        (
-            names or request.capability,
-            "--tuple excludes targets and --capability",
-            "remove the targets and --capability",
-        )
+    reject_conflict(
+        names or request.capability,
+        "--tuple excludes targets and --capability",
+        "remove the targets and --capability",
     )
     combination = parse_tuple(request.combination)
     cells = replace(options.asked, capabilities=(combination.capability,))

@@ -13,7 +13,7 @@ from imagefactory.cli.output import (
     Call,
     capability_of,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     say,
     say_json,
     targets_argument,
@@ -160,12 +160,10 @@ def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
 
 def refuse_registry(registry: str) -> None:
     """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
-    reject_conflicts(
-        (
-            registry,
-            "--registry requires a project: elsewhere the images are those of the signed catalog",
-            "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
-        )
+    reject_conflict(
+        registry,
+        "--registry requires a project: elsewhere the images are those of the signed catalog",
+        "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
     )
 
 

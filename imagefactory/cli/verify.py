@@ -14,7 +14,7 @@ from imagefactory.cli.output import (
     collecting,
     complete_targets,
     json_option,
-    reject_conflicts,
+    reject_conflict,
     runner_option,
     say,
     say_json,
@@ -129,45 +129,39 @@ def verify(
         capability=capability,
     )  # fmt: skip
     here = {"--runner": runner, "--kit": kit, "--ledger": ledger, "--output": output}
-    reject_conflicts(
-        (
-            pool and level == SEVERAL,
-            f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
-            f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
-        ),
-        (
-            promote and level == SEVERAL,
-            f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
-            "remove --promote",
-        ),
-        *(
-            (pool and value, f"{option} and --pool exclude each other", f"remove {option}")
-            for option, value in here.items()
-        ),
+    reject_conflict(
+        pool and level == SEVERAL,
+        f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
+        f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
     )
+    reject_conflict(
+        promote and level == SEVERAL,
+        f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
+        "remove --promote",
+    )
+    for option, value in here.items():
+        reject_conflict(pool and value, f"{option} and --pool exclude each other", f"remove {option}")
     if pool:
         return verify_on_pool(call, names, sweep, as_json=as_json)
     reject_without_pool(sweep)
     factory, progress = call.factory, call.progress
     if not names:
         raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
-    reject_conflicts(
-        (
-            len(capability) > 1,
-            "more than one --capability requires --pool",
-            "add --pool or keep one --capability",
-        ),
-        (ledger and not kit, "--ledger requires --kit", "add --kit DIR or remove --ledger"),
-        (
-            len(names) > 1 and (output or kit),
-            "--output and --kit require exactly one image",
-            "pass one image, or remove them",
-        ),
-        (
-            kit and (promote or output or runner),
-            "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
-            "run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
-        ),
+    reject_conflict(
+        len(capability) > 1,
+        "more than one --capability requires --pool",
+        "add --pool or keep one --capability",
+    )
+    reject_conflict(ledger and not kit, "--ledger requires --kit", "add --kit DIR or remove --ledger")
+    reject_conflict(
+        len(names) > 1 and (output or kit),
+        "--output and --kit require exactly one image",
+        "pass one image, or remove them",
+    )
+    reject_conflict(
+        kit and (promote or output or runner),
+        "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
+        "run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
     )
     compute_capability = "".join(capability)
     options = VerifyOptions(
