@@ -122,13 +122,13 @@ def catalogue(
         if rollback is not None:
             back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
             request = replace(request, rollback=back.why)
-        result = back.made if back else make_catalogue(factory, request, call.progress)
-        if not result.catalogue.images:
-            if result.waiting:
+        draft = back.made if back else make_catalogue(factory, request, call.progress)
+        if not draft.catalogue.images:
+            if draft.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
-                    f"{', '.join(result.waiting)}: too few keys approved the images",
-                    hint=f"the owner of another trusted key runs: imagefactory promote {result.waiting[0]}",
+                    f"{', '.join(draft.waiting)}: too few keys approved the images",
+                    hint=f"the owner of another trusted key runs: imagefactory promote {draft.waiting[0]}",
                 )
             raise NothingSelectedError(
                 "catalog-empty",
@@ -137,24 +137,23 @@ def catalogue(
             )
         written: tuple[str, ...] = ()
         if key:
-            signed, written = publish(factory, result.catalogue, key, request)
-            result = replace(result, catalogue=signed)
+            signed, written = publish(factory, draft.catalogue, key, request)
+            draft = replace(draft, catalogue=signed)
             if output is None:
                 _note_other_place(factory, str(current_place(factory, place)))
-        offers = [judge_offer(result.catalogue, image, trust, now) for image in result.catalogue.images]
+        offers = [judge_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
         proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
         if as_json:
             more = {"proofs": ages_json(ages), "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
-            return say_json("catalogue", {**_as_json(result, proven, written), **more})
-        for image in result.catalogue.images:
+            return say_json("catalogue", {**_as_json(draft, proven, written), **more})
+        for image in draft.catalogue.images:
             say(f"{image.target}  {image.reference or image.subject.index}")
             say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
             say(
-                "  as the last catalogue has it: its recipe has faults",
-                unless=image.target not in result.kept,
+                "  as the last catalogue has it: its recipe has faults", unless=image.target not in draft.kept
             )
-        for name, why in result.left_out:
+        for name, why in draft.left_out:
             say(f"{name}  left out: {why}")
         if back:
             say(f"{'back' if written else 'would go back'} to {back.why}")
@@ -167,7 +166,7 @@ def catalogue(
             say(f"written: {where}")
         say(format_ages(ages))
         if written:
-            say(f"signed by '{key.name if key else ''}', it holds until {result.catalogue.expires:%Y-%m-%d}")
+            say(f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}")
         if written and back:
             say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
     if written:
@@ -176,12 +175,9 @@ def catalogue(
 
 
 def _note_other_place(factory: Factory, place: str) -> None:
-    setting = factory.settings.catalogue
-    if setting.value and not _same_place(setting.value, place):
-        write(
-            2,
-            f"note: readers with your settings take another: catalogue = {setting.value} ({setting.origin})",
-        )
+    entry = factory.settings.catalogue
+    if entry.value and not _same_place(entry.value, place):
+        write(2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})")
 
 
 def _same_place(setting: str, place: str) -> bool:
@@ -208,7 +204,7 @@ def _rollback_json(back: RolledBack) -> dict[str, object]:
 
 
 def _as_json(
-    result: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
+    draft: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
 ) -> dict[str, object]:
     from imagefactory.documents import format_time
 
@@ -226,11 +222,11 @@ def _as_json(
         }
 
     return {
-        "made": format_time(result.catalogue.made),
-        "expires": format_time(result.catalogue.expires),
+        "made": format_time(draft.catalogue.made),
+        "expires": format_time(draft.catalogue.expires),
         "written": list(written),
-        "images": [row(image) for image in result.catalogue.images],
-        "left_out": [{"target": name, "why": why} for name, why in result.left_out],
-        "kept": list(result.kept),
-        "waiting": list(result.waiting),
+        "images": [row(image) for image in draft.catalogue.images],
+        "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
+        "kept": list(draft.kept),
+        "waiting": list(draft.waiting),
     }

@@ -68,16 +68,16 @@ def collect(
                 if ledger is None and (sweep := as_sweep(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
-                result = collect_one(factory, folder, options, datetime.now(UTC), progress)
-                results.append(_as_json(folder, result))
-                say(_as_text(result), unless=as_json)
-                if not result.passed:
+                kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
+                results.append(_as_json(folder, kit))
+                say(_as_text(kit), unless=as_json)
+                if not kit.passed:
                     raise CheckFailedError(
                         "verification-failed",
-                        f"{folder}: {result.report.outcome}: {result.report.reason}",
+                        f"{folder}: {kit.report.outcome}: {kit.report.reason}",
                         hint="see the checks above",
                     )
-                for _, fault in result.promotion.faults if result.promotion else ():
+                for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
         if as_json:
             say_json("collect", {"results": results, "errors": failures.as_json()})
@@ -86,35 +86,35 @@ def collect(
     say_next("verdicts", proven[0]) if show_verdicts else say_next("promote", *proven)
 
 
-def _as_text(result: CollectedKit) -> str:
+def _as_text(kit: CollectedKit) -> str:
     from imagefactory.report.text import format_fields
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    verdict = result.verdict
-    signed = "signed before" if result.again else "signed"
+    verdict = kit.verdict
+    signed = "signed before" if kit.again else "signed"
     fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
-    fields += [("attached", place) for place in result.attached]
-    blocks = [f"{format_gpu_run(result.report, terminal_width())}\n{format_fields(fields, indent='')}"]
-    if result.promotion:
-        blocks.append(format_promotion(result.promotion, terminal_width()))
+    fields += [("attached", place) for place in kit.attached]
+    blocks = [f"{format_gpu_run(kit.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if kit.promotion:
+        blocks.append(format_promotion(kit.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(folder: Path, result: CollectedKit) -> dict[str, object]:
+def _as_json(folder: Path, kit: CollectedKit) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
     from imagefactory.documents import format_time
     from imagefactory.verify.report import format_gpu_report
 
     return {
         "kit": str(folder),
-        "target": result.report.subject.target,
-        "outcome": result.report.outcome.value,
-        "reason": result.report.reason,
-        "report": format_gpu_report(result.report),
-        "keyid": result.verdict.keyid,
-        "expires": format_time(result.verdict.expires),
-        "again": result.again,
-        "attached": list(result.attached),
-        "promotion": promotion_json(result.promotion) if result.promotion else None,
+        "target": kit.report.subject.target,
+        "outcome": kit.report.outcome.value,
+        "reason": kit.report.reason,
+        "report": format_gpu_report(kit.report),
+        "keyid": kit.verdict.keyid,
+        "expires": format_time(kit.verdict.expires),
+        "again": kit.again,
+        "attached": list(kit.attached),
+        "promotion": promotion_json(kit.promotion) if kit.promotion else None,
     }

@@ -46,23 +46,19 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
         )
     services = [name for name, flag in (("github", github), ("gitlab", gitlab)) if flag]
     nights = night_files(services, root)
-    project = make_factory(root, family_names, call.settings, os.environ, nights)
+    tree = make_factory(root, family_names, call.settings, os.environ, nights)
     after = (
-        f"imagefactory build {project.target}"
-        if project.target
-        else "imagefactory new pytorch --framework torch"
+        f"imagefactory build {tree.target}" if tree.target else "imagefactory new pytorch --framework torch"
     )
     if root.absolute() != Path.cwd():
         after = f"cd {shlex.quote(str(root))} && {after}"
     where = str(root.absolute())
     if as_json:
-        value = {"root": where, "families": project.families, "written": project.written, "next": after}
+        value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
         return say_json("init", value)
-    what = (
-        f"{len(project.written)} files written" if project.written else "nothing to write: all of it is there"
-    )
+    what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
     say(f"{where}: {what}")
-    say(f"  families  {', '.join(project.families) or 'none yet'}")
+    say(f"  families  {', '.join(tree.families) or 'none yet'}")
     for name in nights:
         if name.endswith("README.md"):
             say(f"  nightly   {root / name} lists the variables, secrets and runners that it needs")

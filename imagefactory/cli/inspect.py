@@ -69,15 +69,15 @@ def inspect(
     from imagefactory.verdicts.claims import verified_claims
 
     driver = driver_of(driver)
-    inquiries = [_gpu_asked(gpu, driver) for gpu in gpus]
-    inquiries += [_capability_asked(capability, driver) for capability in capabilities]
-    if driver and inquiries and all(inquiry.capability.processor for inquiry in inquiries):
+    queries = [_gpu_asked(gpu, driver) for gpu in gpus]
+    queries += [_capability_asked(capability, driver) for capability in capabilities]
+    if driver and queries and all(query.capability.processor for query in queries):
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
-    if inquiries:
-        answers = [_answer(name, inquiry, inspected, verified) for inquiry in inquiries]
+    if queries:
+        answers = [_answer(name, query, inspected, verified) for query in queries]
         if not as_json:
             say("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:
@@ -102,7 +102,7 @@ def inspect(
 
 
 def _answer(
-    name: str, inquiry: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
+    name: str, query: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
 ) -> tuple[Answer, str, dict[str, object]]:
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import beside
@@ -112,20 +112,15 @@ def _answer(
     from imagefactory.report.inspect_json import prediction_json
 
     scanned = (
-        predict_amd(inspected.contents, inquiry.target)
-        if inquiry.target
-        else predict(inspected.contents, inquiry.capability, inquiry.driver, gpu=inquiry.title)
+        predict_amd(inspected.contents, query.target)
+        if query.target
+        else predict(inspected.contents, query.capability, query.driver, gpu=query.title)
     )
-    prediction = beside(scanned, inspected.platform, inquiry.host)
-    proof = verified.get(inquiry.capability) if prediction is scanned else None
-    value = {
-        "name": name,
-        "gpu": inquiry.title,
-        "driver_asked": inquiry.driver,
-        **prediction_json(prediction),
-    }
+    prediction = beside(scanned, inspected.platform, query.host)
+    proof = verified.get(query.capability) if prediction is scanned else None
+    value = {"name": name, "gpu": query.title, "driver_asked": query.driver, **prediction_json(prediction)}
     value["verified"] = claim_json(proof) if proof else None
-    line = format_answer(name, inquiry, prediction, proof)
+    line = format_answer(name, query, prediction, proof)
     answer = (proof or prediction).answer
     return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
 

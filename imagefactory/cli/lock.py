@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -115,8 +115,8 @@ def lock(
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
         states |= {t.name: lock_state(factory, t) for t in chosen}
         layers = {t.name: state for t in chosen if (state := layers_state(factory, t))}
-        checked = _Checked(locks=states, layers=layers, deep=chosen if deep else ())
-        return _check(call, factory, checked, names, as_json=as_json)
+        of_layers = chosen if deep else ()
+        return _check(call, factory, names, states, layers, deep=of_layers, as_json=as_json)
     options = LockOptions(update=update, update_all=update_all, note=note)
     if update and not names:
         bases, chosen = [], holding(factory, chosen, update)
@@ -233,26 +233,27 @@ def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: boo
         raise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Checked:
-    """The states of locks and of layer locks by name, and the targets whose layers are rebuilt."""
+def _check(
+    call: Call,
+    factory: Factory,
+    names: tuple[str, ...],
+    states: dict[str, str],
+    layers: dict[str, str],
+    *,
+    deep: Sequence[Target],
+    as_json: bool,
+) -> None:
+    """Print the states of locks and layers, and rebuild the layers of `deep`.
 
-    locks: dict[str, str]
-    layers: dict[str, str]
-    deep: tuple[Target, ...]
-
-
-def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ...], *, as_json: bool) -> None:
-    """Print the states of locks. Exits with StaleError's code unless all match the recipes.
+    Exits with StaleError's code unless all match the recipes.
 
     A recorded target without a solution matches its recipe, for as long as the record is valid.
     """
-    if checked.deep:
+    if deep:
         from imagefactory.stages.lock_layers import check_target_layers
 
     from imagefactory.stages.locked import TO_BUILD
 
-    states = checked.locks
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
     with collecting(factory) as failures:
@@ -264,19 +265,19 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
             hint = "imagefactory lock " + " ".join(bad)
             hint += " --build" if TO_BUILD in bad.values() else ""
             failures.of("lockfiles").add(StaleError("lock-outdated", f"outdated locks: {listing}", hint=hint))
-        old = {name: state for name, state in checked.layers.items() if state != "ok"}
+        old = {name: state for name, state in layers.items() if state != "ok"}
         if old:
             listing = ", ".join(f"{name} ({state})" for name, state in old.items())
             hint = "imagefactory lock --deep " + " ".join(old)
             failures.of("lockfiles").add(
                 StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
             )
-        for target in [target for target in checked.deep if target.name not in {**bad, **old}]:
+        for target in [target for target in deep if target.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
                 say(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
         if as_json:
-            say_json("locks", {"locks": states, "layers": checked.layers, "errors": failures.as_json()})
+            say_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
             say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")

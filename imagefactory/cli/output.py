@@ -178,8 +178,7 @@ def error_json(error: FactoryError) -> dict[str, object]:
     if isinstance(error, RecipeError):
         fields = ("code", "location", "message", "fix")
         row["diagnostics"] = [
-            {name: without_logins(getattr(diagnostic, name)) for name in fields}
-            for diagnostic in error.diagnostics
+            {name: without_logins(getattr(item, name)) for name in fields} for item in error.diagnostics
         ]
     return row
 

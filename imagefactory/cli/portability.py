@@ -113,28 +113,24 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
     from imagefactory.stages.portability import port_models
     from imagefactory.verify.portable_model import format_portable
 
-    result = port_models(call.factory, name, options, bench(), call.progress)
-    value = format_portable(result.report)
+    run = port_models(call.factory, name, options, bench(), call.progress)
+    value = format_portable(run.report)
     page = options.output / "portability.html"
     replace_text(options.output / "report.json", json.dumps(value, indent=1) + "\n")
-    replace_text(page, format_page(result.report))
-    word = report.word_of(result.report)
+    replace_text(page, format_page(run.report))
+    word = report.word_of(run.report)
     if as_json:
-        summary = {"portable": result.report.portable, "why": result.why, "attached": list(result.attached)}
+        summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
         say_json("portability", {"report": value, "output": str(options.output), **summary})
     else:
-        fields = [
-            *report.format_files(result.report),
-            ("page", str(page)),
-            ("outcome", f"{word}, {result.why}"),
-        ]
-        fields += [("attached", place) for place in result.attached]
-        say(f"{report.format_portability(result.report, terminal_width())}\n\n{report.fields_of(fields)}")
-    if not result.report.portable:
+        fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
+        fields += [("attached", place) for place in run.attached]
+        say(f"{report.format_portability(run.report, terminal_width())}\n\n{report.fields_of(fields)}")
+    if not run.report.portable:
         raise CheckFailedError(
             "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
         )
-    if not result.attached:
+    if not run.attached:
         return say_next("keys", "new", "lab")
     return say_next("portability", name, *_registry(options.registry))
 

@@ -10,6 +10,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     json_option,
+    reject_conflict,
     say,
     say_document,
     say_json,
@@ -123,18 +124,16 @@ def _refuse_useless(
 ) -> None:
     """Raises UsageError for options without effect, and for checks without their inputs."""
     allow, osv, allowed = inputs
-    if as_json and not checks:
-        raise UsageError(
-            "option-conflict",
-            "--json requires --check: the bill of materials itself is JSON",
-            hint="remove --json, or write the bill with --output",
-        )
-    if allow and LICENCES not in checks:
-        raise UsageError("option-conflict", "--allow requires --check licences", hint="add --check licences")
-    if osv and VULNERABILITIES not in checks:
-        raise UsageError(
-            "option-conflict", "--osv requires --check vulnerabilities", hint="add --check vulnerabilities"
-        )
+    reject_conflict(
+        as_json and not checks,
+        "--json requires --check: the bill of materials itself is JSON",
+        "remove --json, or write the bill with --output",
+    )
+    licences, osv_option = "--check licences", "--check vulnerabilities"
+    reject_conflict(allow and LICENCES not in checks, f"--allow requires {licences}", f"add {licences}")
+    reject_conflict(
+        osv and VULNERABILITIES not in checks, f"--osv requires {osv_option}", f"add {osv_option}"
+    )
     if LICENCES in checks and not allowed:
         raise UsageError(
             "argument-missing",

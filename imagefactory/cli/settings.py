@@ -95,6 +95,5 @@ def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
     from imagefactory.settings.files import without_secrets
 
     return [
-        {"name": setting.name, "value": without_secrets(setting.value), "line": setting.line or None}
-        for setting in settings
+        {"name": row.name, "value": without_secrets(row.value), "line": row.line or None} for row in settings
     ]

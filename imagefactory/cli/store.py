@@ -188,28 +188,18 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     access = call.access
     now = datetime.now(UTC)
     with collecting() as failures:
-        result = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
+        gc = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
         sweeps = collect_sweeps(access, now, dry_run=dry_run)
         emptied = collect_cache(factory, progress, dry_run=dry_run) if factory else None
         freed = emptied.bytes if emptied else 0
-        for name, error in (
-            *result.damaged,
-            *result.stuck,
-            *sweeps.stuck,
-            *(emptied.stuck if emptied else ()),
-        ):
+        for name, error in (*gc.damaged, *gc.stuck, *sweeps.stuck, *(emptied.stuck if emptied else ())):
             with failures.of(name):
                 raise error
         if as_json:
-            value = {
-                **result.as_json(),
-                "sweep_bytes": sweeps.bytes,
-                "cache_bytes": freed,
-                "dry_run": dry_run,
-            }
+            value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
             return say_json("collected", {**value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
-        say(f"{verb} {format_bytes(result.bytes)}: {result.blobs} blobs, {result.unpacked} unpacked layers")
+        say(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
         say(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
         if cache:
             say(f"{verb} {format_bytes(freed)} of the cache")

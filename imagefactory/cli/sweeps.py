@@ -303,7 +303,7 @@ def _submit(
     folder: Path,
     request: SweepRequest,
     failures: Failures,
-    new_sweep: Made | None = None,
+    plan: Made | None = None,
     *,
     as_json: bool,
 ) -> None:
@@ -314,9 +314,9 @@ def _submit(
     from imagefactory.sweeps.sweep_file import read_sweep
 
     sweep = read_sweep(folder)
-    for name, fault in new_sweep.faults if new_sweep else ():
+    for name, fault in plan.faults if plan else ():
         failures.of(name).add(fault)
-    if new_sweep is None:
+    if plan is None:
         claim_again(call.access, folder, request.registry, sweep_bench(), call.progress)
     try:
         job = submit_sweep(folder, find_pool)
@@ -332,10 +332,7 @@ def _submit(
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
-        left_out = {
-            "left_out": left_out_json(sweep.left_out),
-            "notes": list(new_sweep.notes) if new_sweep else [],
-        }
+        left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(plan.notes) if plan else []}
         say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
     else:
         ours = sweep.id if _in_store(call, folder, sweep.id) else folder

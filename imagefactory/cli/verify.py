@@ -180,23 +180,27 @@ def verify(
         for name in names:
             with failures.of(name):
                 try:
-                    verification = prove_image(factory, name, options, bench(), progress)
+                    run = prove_image(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
                     suite = "" if level == FULL else f" --suite {level}"
                     hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{suite} --kit DIR"
                     raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
-                results.append(_as_json(name, verification))
-                say(_as_text(verification), unless=as_json)
-                if not verification.passed:
-                    raise _failure(name, verification)
-                if options.promote and verification.promotion is None:
+                results.append(_as_json(name, run))
+                say(_as_text(run), unless=as_json)
+                if not run.passed:
+                    raise CheckFailedError(
+                        "verification-failed",
+                        f"{name}: {run.report.outcome}: {run.report.reason}",
+                        hint=f"see the checks above; all details are in {run.path}",
+                    )
+                if options.promote and run.promotion is None:
                     raise CheckFailedError(
                         "verdict-not-signed",
-                        f"{name}: no tag is moved: {verification.signed.why}",
+                        f"{name}: no tag is moved: {run.signed.why}",
                         hint="only a signed verdict moves tags",
                     )
-                for _, fault in verification.promotion.faults if verification.promotion else ():
+                for _, fault in run.promotion.faults if run.promotion else ():
                     failures.add(fault)
         if as_json:
             say_json("verify", {"results": results, "errors": failures.as_json()})
@@ -213,54 +217,42 @@ def bench() -> VerifyBench:
     return VerifyBench()
 
 
-def _as_text(verification: Verified) -> str:
+def _as_text(run: Verified) -> str:
     from imagefactory.report.text import format_fields
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    fields = [
-        ("report", f"{verification.path} (unsigned: it proves nothing)"),
-        ("verdict", verification.signed.why),
-    ]
-    if verification.signed.signed:
-        verdict = verification.signed.signed.verdict
-        fields[-1] = ("verdict", f"{verification.signed.why}, expires {verdict.expires:%Y-%m-%d}")
-    fields += [("attached", place) for place in verification.attached]
-    blocks = [f"{format_gpu_run(verification.report, terminal_width())}\n{format_fields(fields, indent='')}"]
-    if verification.promotion:
-        blocks.append(format_promotion(verification.promotion, terminal_width()))
+    fields = [("report", f"{run.path} (unsigned: it proves nothing)"), ("verdict", run.signed.why)]
+    if run.signed.signed:
+        verdict = run.signed.signed.verdict
+        fields[-1] = ("verdict", f"{run.signed.why}, expires {verdict.expires:%Y-%m-%d}")
+    fields += [("attached", place) for place in run.attached]
+    blocks = [f"{format_gpu_run(run.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if run.promotion:
+        blocks.append(format_promotion(run.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(name: str, verification: Verified) -> dict[str, object]:
+def _as_json(name: str, run: Verified) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
     from imagefactory.documents import format_time
     from imagefactory.verify.report import format_gpu_report
 
-    signed = verification.signed.signed
+    signed = run.signed.signed
     return {
         "name": name,
-        "target": verification.chosen.subject.target,
-        "outcome": verification.report.outcome.value,
-        "reason": verification.report.reason,
-        "report": format_gpu_report(verification.report),
-        "path": str(verification.path),
+        "target": run.chosen.subject.target,
+        "outcome": run.report.outcome.value,
+        "reason": run.report.reason,
+        "report": format_gpu_report(run.report),
+        "path": str(run.path),
         "signed": signed is not None,
-        "why": verification.signed.why,
+        "why": run.signed.why,
         "keyid": signed.verdict.keyid if signed else "",
         "expires": format_time(signed.verdict.expires) if signed else "",
-        "attached": list(verification.attached),
-        "promotion": promotion_json(verification.promotion) if verification.promotion else None,
+        "attached": list(run.attached),
+        "promotion": promotion_json(run.promotion) if run.promotion else None,
     }
-
-
-def _failure(name: str, verification: Verified) -> CheckFailedError:
-    report = verification.report
-    return CheckFailedError(
-        "verification-failed",
-        f"{name}: {report.outcome}: {report.reason}",
-        hint=f"see the checks above; all details are in {verification.path}",
-    )
 
 
 def _say_kit(written: KitWritten, order: KitPlace, *, as_json: bool) -> None:
