@@ -175,15 +175,12 @@ def catalogue(
 
 
 def _note_other_place(factory: Factory, place: str) -> None:
-    entry = factory.settings.catalogue
-    if entry.value and not _same_place(entry.value, place):
-        write(2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})")
-
-
-def _same_place(setting: str, place: str) -> bool:
     from imagefactory.catalogue.package import CURRENT, catalogue_place
 
-    return not setting.startswith("/") and str(catalogue_place(setting)) == f"{place}:{CURRENT}"
+    entry = factory.settings.catalogue
+    remote = entry.value and not entry.value.startswith("/")
+    if entry.value and not (remote and str(catalogue_place(entry.value)) == f"{place}:{CURRENT}"):
+        write(2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})")
 
 
 def _proven(judged: Iterable[Judged]) -> list[str]:

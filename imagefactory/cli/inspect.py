@@ -63,14 +63,16 @@ def inspect(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
-    from imagefactory.report.inspect import RUNS, Inspection, format_inspection
+    from imagefactory.report.inspect import RUNS, Inquiry, Inspection, format_inspection
     from imagefactory.report.inspect_json import inspection_json
     from imagefactory.stages.inspect import inspect_place, inspected_verdicts
     from imagefactory.verdicts.claims import verified_claims
 
     driver = driver_of(driver)
     queries = [_gpu_asked(gpu, driver) for gpu in gpus]
-    queries += [_capability_asked(capability, driver) for capability in capabilities]
+    for text in capabilities:
+        capability = capability_of(text, "to pass the name of a GPU, use --gpu")
+        queries.append(Inquiry(title=str(capability), capability=capability, driver=driver))
     if driver and queries and all(query.capability.processor for query in queries):
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
     access = call.access
@@ -151,10 +153,3 @@ def _processor_asked(gpu: str) -> Inquiry:
             f"'{gpu}' is not an AMD processor",
             hint="write --gpu gfx90a or --gpu gfx90a:xnack-",
         ) from error
-
-
-def _capability_asked(capability: str, driver: str) -> Inquiry:
-    from imagefactory.report.inspect import Inquiry
-
-    parsed = capability_of(capability, "to pass the name of a GPU, use --gpu")
-    return Inquiry(title=str(parsed), capability=parsed, driver=driver)

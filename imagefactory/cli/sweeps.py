@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
     from imagefactory.factory import Factory
     from imagefactory.model import Target
-    from imagefactory.pools.model import JobLimits, Pool
+    from imagefactory.pools.model import Pool
     from imagefactory.stages.collect import CollectedSweep
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.sweep import Made, Prepared, SweepBench, SweepOptions
@@ -221,11 +221,12 @@ def sweep_bench() -> SweepBench:
 
 
 def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
+    from imagefactory.pools.model import JobLimits
     from imagefactory.settings.own_commands import parse_limit, parse_machines
     from imagefactory.stages.sweep import SweepOptions
     from imagefactory.sweeps.cells import SweepAsk, check_allowed
 
-    settings, machines = factory.settings, request.machine
+    settings, machines, default = factory.settings, request.machine, JobLimits()
     capabilities = tuple(sorted({capability_of(text) for text in request.capability}))
     return SweepOptions(
         asked=SweepAsk(
@@ -242,20 +243,13 @@ def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
         registry=request.registry,
         pool=request.pool,
         site=request.site or factory.settings.site.value,
-        limits=_limits(request),
+        limits=JobLimits(
+            idle=request.idle_limit or default.idle,
+            held=request.held_limit or default.held,
+            run=request.run_limit or default.run,
+            retries=default.retries if request.retries is None else request.retries,
+        ),
         folder=request.folder.absolute() if request.folder else None,
-    )
-
-
-def _limits(request: SweepRequest) -> JobLimits:
-    from imagefactory.pools.model import JobLimits
-
-    default = JobLimits()
-    return JobLimits(
-        idle=request.idle_limit or default.idle,
-        held=request.held_limit or default.held,
-        run=request.run_limit or default.run,
-        retries=default.retries if request.retries is None else request.retries,
     )
 
 
@@ -310,7 +304,7 @@ def _submit(
     """Submit the sweep and print its status, or wait for it and collect."""
     from imagefactory.report.sweep import left_out_json
     from imagefactory.stages.kits import CollectOptions
-    from imagefactory.stages.sweep import claim_again, submit_sweep
+    from imagefactory.stages.sweep import claim_again, submit_sweep, sweeps_folder
     from imagefactory.sweeps.sweep_file import read_sweep
 
     sweep = read_sweep(folder)
@@ -335,19 +329,13 @@ def _submit(
         left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(plan.notes) if plan else []}
         say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
     else:
-        ours = sweep.id if _in_store(call, folder, sweep.id) else folder
+        ours = sweep.id if folder == sweeps_folder(call.settings) / sweep.id else folder
         say(
             f"submitted {sweep.id} as job {job}, in {folder}\n"
             f"its verdicts:    imagefactory collect {ours}\n"
             f"end it:          imagefactory cancel {ours}"
         )
         say_next("status", str(ours))
-
-
-def _in_store(call: Call, folder: Path, name: str) -> bool:
-    from imagefactory.stages.sweep import sweeps_folder
-
-    return folder == sweeps_folder(call.settings) / name
 
 
 def _wait(call: Call, folder: Path) -> None:

@@ -23,7 +23,6 @@ from imagefactory.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from imagefactory.gpu.capability import Capability
     from imagefactory.stages.tables import Tables, TablesAsked
 
 
@@ -133,13 +132,17 @@ def tables_request(
     sweeps: tuple[Path, ...],
 ) -> TablesAsked:
     """Return the values of `what_options`. Raises UsageError for an invalid capability."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.pools.inventory import read_inventory
     from imagefactory.stages.sweep import find_sweeps
     from imagefactory.stages.tables import TablesAsked
 
+    named = [capability_of(text) for text in capabilities]
+    there = read_inventory(inventory).known if inventory else ()
     return TablesAsked(
         now=datetime.now(UTC),
         registry=registry,
-        capabilities=_capabilities(capabilities, inventory),
+        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in there)),
         sweeps=sweeps,
         stored=find_sweeps(call.settings),
     )
@@ -165,12 +168,3 @@ def refuse_registry(registry: str) -> None:
         "--registry requires a project: elsewhere the images are those of the signed catalog",
         "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
     )
-
-
-def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capability, ...]:
-    from imagefactory.gpu.capability import parse_capability
-    from imagefactory.pools.inventory import read_inventory
-
-    capabilities = [capability_of(text) for text in texts]
-    there = read_inventory(inventory).known if inventory else ()
-    return (*capabilities, *(parse_capability(gpu.capability) for gpu in there))
