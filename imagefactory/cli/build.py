@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.cli.push import pushed_json
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
@@ -91,7 +91,10 @@ def build(
             results.append(_built_json(built, factory))
             say(format_built(built, factory.settings.store.value), unless=as_json)
             if built.report is not None and not built.report.passed:
-                failures.add(_smoke_failure(built))
+                message = f"the image is built, but its smoke test failed: {built.report.failure}"
+                hint = f"see the checks above{_or_qemu(built)}; the image stays in the store under its tag"
+                text = f"{built.target.name}: {message}"
+                failures.add(CheckFailedError("smoke-test-failed", text, hint=built.report.hint or hint))
 
         request = Making(build=options, push=push, built=tell)
         for target in chosen:
@@ -125,18 +128,6 @@ def _built_json(built: Built, factory: Factory) -> dict[str, object]:
         "gpu": built.report.gpu.value if built.report else "not-tested",
         "seconds": dict(built.seconds),
     }
-
-
-def _smoke_failure(built: Built) -> FactoryError:
-    from imagefactory.errors import CheckFailedError
-
-    assert built.report is not None
-    return CheckFailedError(
-        "smoke-test-failed",
-        f"{built.target.name}: the image is built, but its smoke test failed: {built.report.failure}",
-        hint=built.report.hint
-        or f"see the checks above{_or_qemu(built)}; the image stays in the store under its tag",
-    )
 
 
 def _or_qemu(built: Built) -> str:

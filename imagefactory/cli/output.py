@@ -183,7 +183,7 @@ def error_json(error: FactoryError) -> dict[str, object]:
     return row
 
 
-_COLOURS = {
+_COLORS = {
     "green": "ok yes passed verified good valid",
     "red": (
         "no failed FAILED error: missing malformed unsolvable wrong revoked expired invalid wrong-numbers "
@@ -192,9 +192,9 @@ _COLOURS = {
     "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
     "cyan": "next: hint:",
 }
-"""Words that stand alone in a cell or before their line, by the colour in which a terminal shows them."""
+"""Words that stand alone in a cell or before their line, by the color in which a terminal shows them."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
-_WORDS = {word: colour for colour, words in _COLOURS.items() for word in words.split()}
+_WORDS = {word: color for color, words in _COLORS.items() for word in words.split()}
 _CELL = re.compile(
     rf"(?m)(?P<before>^ *|(?<=  ))(?P<word>{'|'.join(map(re.escape, sorted(_WORDS, reverse=True)))}|"
     r"[YP~-][dpv]!?)(?=$|  | \[| !|: |(?<=:) )"
@@ -207,11 +207,11 @@ def paint(text: str, stream: int) -> str:
     if plain or not os.isatty(stream):
         return text
 
-    def colour(match: re.Match[str]) -> str:
+    def color(match: re.Match[str]) -> str:
         word = match["word"]
         return match["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
 
-    return _CELL.sub(colour, text)
+    return _CELL.sub(color, text)
 
 
 def write(stream: int, text: str) -> None:

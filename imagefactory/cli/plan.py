@@ -21,8 +21,6 @@ from imagefactory.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from imagefactory.matrix.plan import Plan, PlannedCell, Ruling
     from imagefactory.matrix.rows import RuledRow
 
@@ -138,10 +136,10 @@ def plan(
     """
     from imagefactory.matrix.changes import KeptPlan, keep_plan
     from imagefactory.matrix.night import tonight
-    from imagefactory.matrix.plan import PlanInput, check_rules, make_plan
+    from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
     from imagefactory.matrix.rows import RowsInput, rule_rows
     from imagefactory.recipes.expand import select
-    from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, summary
+    from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
     from imagefactory.settings.own_commands import parse_machines
     from imagefactory.stages.nights import write_kept_plan
     from imagefactory.stages.plan import Asking, Listed, read_listed, read_rows, read_stages
@@ -179,7 +177,12 @@ def plan(
             strict=strict_drivers,
             recorded=recorded,
         )
-        return _say_rows(rule_rows(rows), rules, as_json=as_json)
+        ruled_rows = rule_rows(rows)
+        unused = unused_rules(rules, (row.ruling for row in ruled_rows))
+        if as_json:
+            document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
+            return say_json("rows", document)
+        return say(format_rows(ruled_rows, unused, terminal_width()))
     factory = call.factory
     request = Asking(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
     stages = read_stages(factory, select(factory.targets, names), request)
@@ -219,17 +222,6 @@ def _say_plan(whole: Plan, *, as_json: bool) -> None:
         if state in (CellState.BUILD, CellState.VERIFY):
             return say_next(state.value, name)
     return None
-
-
-def _say_rows(rows: Sequence[RuledRow], rules: frozenset[str], *, as_json: bool) -> None:
-    from imagefactory.matrix.plan import unused_rules
-    from imagefactory.report.plan import format_rows
-
-    unused = unused_rules(rules, (row.ruling for row in rows))
-    if as_json:
-        say_json("rows", {"rows": [_row_json(row) for row in rows], "unused_rules": unused})
-    else:
-        say(format_rows(rows, unused, terminal_width()))
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.stages.pull import Pulled, PulledSif
+    from imagefactory.stages.pull import Pulled
 
 
 @click.command()
@@ -85,7 +85,8 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
         to = SifPull(name=own, target=file, output=output, platform=platform)
         sif = pull_sif(access, where, to, call.progress)
         if as_json:
-            return say_json("pull", _pulled_sif_json(sif))
+            value = {"reference": str(sif.reference), "path": str(sif.path), "sha256": sif.digest}
+            return say_json("pull", {**value, "size": sif.size, "how": sif.how})
         return say(format_pulled_sif(sif))
     if output:
         raise UsageError(
@@ -109,16 +110,6 @@ def _is_catalogued(call: Call, name: str) -> bool:
     plain = not any(mark in name for mark in "/:@")
     joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
     return bool(plain and joined) or names_center(name, settings)
-
-
-def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
-    return {
-        "reference": str(pulled.reference),
-        "path": str(pulled.path),
-        "sha256": pulled.digest,
-        "size": pulled.size,
-        "how": pulled.how,
-    }
 
 
 def _pulled_json(pulled: Pulled) -> dict[str, object]:

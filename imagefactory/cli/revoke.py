@@ -69,7 +69,7 @@ def revoke(
     from imagefactory.stages.sign import signing_key
 
     factory, now = call.factory, datetime.now(UTC)
-    where, reference, target = _one(factory, name, place, capability)
+    where, reference, target = _resolve_image(factory, name, place, capability)
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
@@ -142,7 +142,7 @@ def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, regis
         ) from error
 
 
-def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
+def _resolve_image(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
     """Return the place of an image, its tag or digest there, and its target."""
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest

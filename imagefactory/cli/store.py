@@ -49,7 +49,7 @@ def store_list(call: Call, as_json: bool) -> None:
 
 
 @dataclasses.dataclass(slots=True)
-class _Held:
+class _Contents:
     """The contents of a store. `sifs` have the names that `store rm` accepts: a tag, or the file's.
 
     `unusable` are tags and digests without an image for this platform, which is not an error.
@@ -61,7 +61,7 @@ class _Held:
     unusable: list[tuple[str, str]]
 
 
-def _read_store(layout: Layout, failures: Failures) -> _Held:
+def _read_store(layout: Layout, failures: Failures) -> _Contents:
     """Return the contents. A damaged .sif of an image is listed but is not a failure: it can be rebuilt."""
     from imagefactory.oci.sif import kept_sifs, load_sif
 
@@ -88,10 +88,10 @@ def _read_store(layout: Layout, failures: Failures) -> _Held:
                     sifs[record.name, record.digest] = record.found
     named = [(name, sif) for (name, _), sif in sifs.items()]
     errors = failures.as_json() + damaged.as_json()
-    return _Held(images=images, sifs=named, errors=errors, unusable=unusable)
+    return _Contents(images=images, sifs=named, errors=errors, unusable=unusable)
 
 
-def _list_images(contents: _Held, place: str, *, as_json: bool) -> None:
+def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     from imagefactory.report.text import format_table
 
     images, sifs = contents.images, contents.sifs

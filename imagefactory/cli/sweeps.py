@@ -160,23 +160,6 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
     return command
 
 
-def reject_without_pool(request: SweepRequest) -> None:
-    """Raises UsageError for an option that requires --pool."""
-    hint = f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
-    for option in request.written(but=("capability",)):
-        reject_conflict(option, f"{option} requires --pool", hint)
-
-
-def reject_changes(names: tuple[str, ...], request: SweepRequest) -> None:
-    """Raises UsageError for targets and options that would change the sweep to continue."""
-    for word in (*names, *request.written(but=("wait", "folder"))):
-        reject_conflict(
-            word,
-            f"{request.folder} is already a sweep, and {word[:80]} would change it",
-            f"remove {word[:80]} to continue the sweep, or pass another --folder",
-        )
-
-
 def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *, as_json: bool) -> None:
     """Run `verify --pool`: plan, write and submit a sweep or continue one; wait and collect with --wait."""
     from imagefactory.stages.sweep import make_sweep, prepare_sweep
@@ -190,7 +173,12 @@ def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *,
     with collecting(factory) as failures:
         pool = find_pool(request.pool)
         if folder is not None and pool.is_whole(folder):
-            reject_changes(names, request)
+            for word in (*names, *request.written(but=("wait", "folder"))):
+                reject_conflict(
+                    word,
+                    f"{folder} is already a sweep, and {word[:80]} would change it",
+                    f"remove {word[:80]} to continue the sweep, or pass another --folder",
+                )
             return _submit(call, folder.absolute(), request, failures, as_json=as_json)
         bench = sweep_bench()
         options = _options(factory, request)

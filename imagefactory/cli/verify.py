@@ -21,8 +21,9 @@ from imagefactory.cli.output import (
     say_next,
     terminal_width,
 )
-from imagefactory.cli.sweeps import SweepRequest, reject_without_pool, sweep_options, verify_on_pool
+from imagefactory.cli.sweeps import SweepRequest, sweep_options, verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
+from imagefactory.settings.choices import POOLS
 from imagefactory.verify.model import FULL, LEVELS, SEVERAL
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ def verify(
         reject_conflict(pool and value, f"{option} and --pool exclude each other", f"remove {option}")
     if pool:
         return verify_on_pool(call, names, sweep, as_json=as_json)
-    reject_without_pool(sweep)
+    for option in sweep.written(but=("capability",)):
+        hint = f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
+        reject_conflict(option, f"{option} requires --pool", hint)
     factory, progress = call.factory, call.progress
     if not names:
         raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
