@@ -1,8 +1,8 @@
-"""The command line: arguments in, exit code out. The only room that prints results or exits.
+"""The command line: parse arguments, print results, set the exit code. Only this package prints or exits.
 
 One file a command; targets.py has list, show and new, output.py what all share.
 
-Every command imports what it needs when it runs, so that `--help` and `list` answer at once.
+Every command imports what it needs when it runs, so that `--help` and `list` start fast.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ cli.shelve(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The one error boundary."""
+    """Run the command line. This is the only place that handles errors."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # the process is ours
         _print_what_python_prints()
@@ -209,11 +209,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
-        said = io.StringIO()
-        error.show(said)
+        buffer = io.StringIO()
+        error.show(buffer)
         code = error.exit_code
         _say_json_error(arguments, UsageError("invalid-arguments", error.format_message()), code)
-        write(2, without_logins(said.getvalue().rstrip("\n")))
+        write(2, without_logins(buffer.getvalue().rstrip("\n")))
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             code = _end(explain(error.__context__), arguments)
@@ -233,10 +233,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _print_what_python_prints() -> None:
-    """Tracebacks and warnings go through `write` as all texts do: they quote what they are about."""
+    """Print tracebacks and warnings through `write`: they quote untrusted text."""
     sys.excepthook = _say_bug
     threading.excepthook = lambda bug: _say_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
-    warnings.showwarning = lambda message, kind, *_, **__: write(2, f"{kind.__name__}: {message}")
+    warnings.showwarning = lambda message, kind, *_: write(2, f"{kind.__name__}: {message}")
 
 
 def _say_bug(
@@ -247,10 +247,10 @@ def _say_bug(
 
 
 def refuse_the_other_package(package: Path) -> None:
-    """Raises ToolError where the index's own `imagefactory` was installed into this program's folder.
+    """Raises ToolError where another package named `imagefactory` shares this program's directory.
 
-    Both have files of the same names, so whichever came last has overwritten the other's. One look-up tells
-    it, by a file that only the other has (imagefactory 0.1.0 of 2017, the only release).
+    Both have files of the same names, so the later installation overwrites the earlier one. A file that only
+    the other has (imagefactory 0.1.0 of 2017, the only release) shows it.
     """
     if (package / "imagefactory.py").exists():
         raise ToolError(
@@ -262,19 +262,19 @@ def refuse_the_other_package(package: Path) -> None:
 
 
 def _clean_up_when_told_to_end() -> None:
-    """SIGTERM and a lost terminal end this program as Ctrl-C does: containers and builds are ended too."""
+    """Handle SIGTERM and a lost terminal as Ctrl-C: containers and builds end too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the latter, and means it
-            signal.signal(number, lambda told, _: sys.exit(128 + told))
+            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
 
 
 @functools.cache
 def _wake_for_signals() -> None:
-    """Wakes the main thread, which alone runs what a signal asks for, where another one has received it.
+    """Wake the main thread after a signal that another thread received.
 
-    The kernel may hand a signal to any thread. One that waits for a lock, as for a worker's result, hears of
-    it when the lock is free: of Ctrl-C at a registry that hangs, never. So each signal is followed by others
-    that do nothing but end such a wait.
+    The kernel may deliver a signal to any thread, and only the main thread runs the handler. If it waits for
+    a lock, it handles Ctrl-C only when the lock is free; with a registry that hangs, never. So this sends
+    more signals, which do nothing but end such a wait.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -292,12 +292,12 @@ def _wake_for_signals() -> None:
 
 
 def _interrupted(arguments: Sequence[str]) -> int:
-    """The last word. Where threads are still at work it does not return: the end would join them."""
+    """Print the last message. If other threads run, exit at once: a normal exit would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
     fall_silent()
-    said = "interrupted: run the same command again to go on"
-    _say_json_error(arguments, FactoryError("interrupted", said), EXIT_INTERRUPTED)
-    write(2, said)
+    message = "interrupted: run the same command again to go on"
+    _say_json_error(arguments, FactoryError("interrupted", message), EXIT_INTERRUPTED)
+    write(2, message)
     own = (threading.main_thread().name, WAKER)
     if any(
         thread.name not in own for thread in threading.enumerate()
@@ -310,7 +310,7 @@ def _interrupted(arguments: Sequence[str]) -> int:
 
 
 def _end(error: FactoryError, arguments: Sequence[str]) -> int:
-    """Says an error that ended the whole call: on stderr, and as JSON where that was asked for."""
+    """Print an error that ended the whole call: to stderr, and as JSON with --json."""
     _say_json_error(arguments, error, error.exit_code)
     complain(error)
     return error.exit_code

@@ -40,15 +40,15 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_j
     for line in added.addition.told:
         call.progress.note(f"note: {line}")
     say(added.addition.row, unless=as_json)
-    made = []
+    names = []
     if not only_print:
 
-        def tell(done: Relock) -> None:
-            say(format_relock(done), unless=as_json)
+        def tell(relock: Relock) -> None:
+            say(format_relock(relock), unless=as_json)
 
-        made = list(make_addition(factory, added, call.progress, tell))
+        names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
-        told = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
-        say_json("added", {**told, "targets": made})
-    for name in made:
+        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
+        say_json("added", {**document, "targets": names})
+    for name in names:
         say_next("build", name)

@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.cli.push import pushed_json
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
@@ -91,12 +91,15 @@ def build(
             results.append(_built_json(built, factory))
             say(format_built(built, factory.settings.store.value), unless=as_json)
             if built.report is not None and not built.report.passed:
-                failures.add(_smoke_failure(built))
+                message = f"the image is built, but its smoke test failed: {built.report.failure}"
+                hint = f"see the checks above{_or_qemu(built)}; the image stays in the store under its tag"
+                text = f"{built.target.name}: {message}"
+                failures.add(CheckFailedError("smoke-test-failed", text, hint=built.report.hint or hint))
 
-        wanted = Making(build=options, push=push, built=tell)
+        request = Making(build=options, push=push, built=tell)
         for target in chosen:
             with failures.of(target.name):
-                pushed = make_image(factory, target, wanted, progress)
+                pushed = make_image(factory, target, request, progress)
                 if pushed is not None:
                     say(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)
@@ -127,20 +130,8 @@ def _built_json(built: Built, factory: Factory) -> dict[str, object]:
     }
 
 
-def _smoke_failure(built: Built) -> FactoryError:
-    from imagefactory.errors import CheckFailedError
-
-    assert built.report is not None
-    return CheckFailedError(
-        "smoke-test-failed",
-        f"{built.target.name}: the image is built, but its smoke test failed: {built.report.failure}",
-        hint=built.report.hint
-        or f"see the checks above{_or_qemu(built)}; the image stays in the store under its tag",
-    )
-
-
 def _or_qemu(built: Built) -> str:
-    """qemu may be at fault: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
+    """Return a hint about qemu: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
     from imagefactory.gpu.platforms import emulated_here
 
     emulated = emulated_here(built.target.platform)

@@ -38,6 +38,6 @@ def cancel(call: Call, sweep: str, as_json: bool) -> None:
     release_claim(access, name, (), datetime.now(UTC), call.progress)
     if as_json:
         return say_json("cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
-    done = "canceled" if there else "nothing of it was in the queue"
-    say(f"{done}; what had come back is in {folder}")
+    status = "canceled" if there else "nothing of it was in the queue"
+    say(f"{status}; what had come back is in {folder}")
     return say_next("collect", sweep)

@@ -1,11 +1,11 @@
-"""The command that writes the signed catalogue: catalogue."""
+"""The catalogue command, which writes the signed catalog."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -58,7 +58,18 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_obj
-def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, **options: Any) -> None:
+def catalogue(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    place: str,
+    output: Path | None,
+    dry_run: bool,
+    rollback: str | None,
+    yes_everybody_must_join_again: bool,
+    as_json: bool,
+) -> None:
     """Sign a catalogue of what there is, for people without a factory.
 
     \b
@@ -90,35 +101,34 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     from imagefactory.stages.rollback import find_earlier, roll_back
     from imagefactory.verdicts.trust import read_trust
 
-    factory, now, output = call.sound_factory, datetime.now(UTC), options["output"]
-    wanted = options["rollback"]
-    if wanted is not None and names:
+    factory, now = call.sound_factory, datetime.now(UTC)
+    if rollback is not None and names:
         raise UsageError(
             "option-conflict",
             f"--rollback applies to the whole catalog, so it does not accept the target {names[0][:80]}",
             hint="remove the targets; a word after --rollback is read as a digest",
         )
-    key = None if options["dry_run"] else publishing_key(factory, now)
+    key = None if dry_run else publishing_key(factory, now)
     trust, before = read_trust(factory.settings.files), None
-    if output or key or wanted is not None:  # before the work, not after it
+    if output or key or rollback is not None:  # before the work, not after it
         before = read_current(output or current_place(factory, place), trust, now)
-    if key and not options["yes_everybody_must_join_again"]:
+    if key and not yes_everybody_must_join_again:
         check_signer(before, key, trust, now)
     with collecting(factory) as failures:
         targets = choose_targets(factory, names)
         making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
-        asked = Publishing(making=making, output=output, before=before)
+        request = Publishing(making=making, output=output, before=before)
         back: RolledBack | None = None
-        if wanted is not None:
-            back = roll_back(factory, asked, find_earlier(factory, asked, wanted, trust), call.progress)
-            asked = replace(asked, rollback=back.why)
-        made = back.made if back else make_catalogue(factory, asked, call.progress)
-        if not made.catalogue.images:
-            if made.waiting:
+        if rollback is not None:
+            back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
+            request = replace(request, rollback=back.why)
+        draft = back.made if back else make_catalogue(factory, request, call.progress)
+        if not draft.catalogue.images:
+            if draft.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
-                    f"{', '.join(made.waiting)}: too few keys approved the images",
-                    hint=f"the owner of another trusted key runs: imagefactory promote {made.waiting[0]}",
+                    f"{', '.join(draft.waiting)}: too few keys approved the images",
+                    hint=f"the owner of another trusted key runs: imagefactory promote {draft.waiting[0]}",
                 )
             raise NothingSelectedError(
                 "catalog-empty",
@@ -127,26 +137,28 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
             )
         written: tuple[str, ...] = ()
         if key:
-            signed, written = publish(factory, made.catalogue, key, asked)
-            made = replace(made, catalogue=signed)
+            signed, written = publish(factory, draft.catalogue, key, request)
+            draft = replace(draft, catalogue=signed)
             if output is None:
                 _note_other_place(factory, str(current_place(factory, place)))
-        offers = [judge_offer(made.catalogue, image, trust, now) for image in made.catalogue.images]
+        offers = [judge_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
         proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
         if as_json:
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
-            return say_json("catalogue", {**_as_json(made, proven, written), **more})
-        for image in made.catalogue.images:
+            return say_json("catalogue", {**_as_json(draft, proven, written), **more})
+        for image in draft.catalogue.images:
             say(f"{image.target}  {image.reference or image.subject.index}")
             say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
-            say("  as the last catalogue has it: its recipe has faults", unless=image.target not in made.kept)
-        for name, why in made.left_out:
+            say(
+                "  as the last catalogue has it: its recipe has faults", unless=image.target not in draft.kept
+            )
+        for name, why in draft.left_out:
             say(f"{name}  left out: {why}")
         if back:
             say(f"{'back' if written else 'would go back'} to {back.why}")
             for change in back.changes:
-                was, will = (one or "not there" for one in (change.now, change.then))
+                was, will = (digest or "not there" for digest in (change.now, change.then))
                 verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
                 say(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
             say("  no image and no verdict differs", unless=bool(back.changes))
@@ -154,7 +166,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
             say(f"written: {where}")
         say(format_ages(ages))
         if written:
-            say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
+            say(f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}")
         if written and back:
             say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
     if written:
@@ -163,22 +175,19 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
 
 
 def _note_other_place(factory: Factory, place: str) -> None:
-    asked = factory.settings.catalogue
-    if asked.value and not _same_place(asked.value, place):
-        write(2, f"note: readers with your settings take another: catalogue = {asked.value} ({asked.origin})")
-
-
-def _same_place(setting: str, place: str) -> bool:
     from imagefactory.catalogue.package import CURRENT, catalogue_place
 
-    return not setting.startswith("/") and str(catalogue_place(setting)) == f"{place}:{CURRENT}"
+    entry = factory.settings.catalogue
+    remote = entry.value and not entry.value.startswith("/")
+    if entry.value and not (remote and str(catalogue_place(entry.value)) == f"{place}:{CURRENT}"):
+        write(2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})")
 
 
 def _proven(judged: Iterable[Judged]) -> list[str]:
     from imagefactory.gpu.model import Answer
     from imagefactory.verdicts.claims import verified_claims
 
-    return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
+    return [str(gpu) for gpu, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
 
 
 def _rollback_json(back: RolledBack) -> dict[str, object]:
@@ -187,12 +196,12 @@ def _rollback_json(back: RolledBack) -> dict[str, object]:
     return {
         "digest": back.earlier.digest,
         "made": format_time(back.earlier.catalogue.made),
-        "changes": [format_value(one) for one in back.changes],
+        "changes": [format_value(change) for change in back.changes],
     }
 
 
 def _as_json(
-    made: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
+    draft: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
 ) -> dict[str, object]:
     from imagefactory.documents import format_time
 
@@ -210,11 +219,11 @@ def _as_json(
         }
 
     return {
-        "made": format_time(made.catalogue.made),
-        "expires": format_time(made.catalogue.expires),
+        "made": format_time(draft.catalogue.made),
+        "expires": format_time(draft.catalogue.expires),
         "written": list(written),
-        "images": [row(image) for image in made.catalogue.images],
-        "left_out": [{"target": name, "why": why} for name, why in made.left_out],
-        "kept": list(made.kept),
-        "waiting": list(made.waiting),
+        "images": [row(image) for image in draft.catalogue.images],
+        "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
+        "kept": list(draft.kept),
+        "waiting": list(draft.waiting),
     }

@@ -1,4 +1,4 @@
-"""The command that takes back kits: collect."""
+"""The collect command, which checks and signs what kits and sweeps report."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import (
-    Call,
-    collecting,
-    json_option,
-    say,
-    say_json,
-    say_next,
-    terminal_width,
-)
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
 from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
 from imagefactory.model import Outcome
@@ -76,53 +68,53 @@ def collect(
                 if ledger is None and (sweep := as_sweep(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
-                done = collect_one(factory, folder, options, datetime.now(UTC), progress)
-                results.append(_as_json(folder, done))
-                say(_as_text(done), unless=as_json)
-                if not done.passed:
+                kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
+                results.append(_as_json(folder, kit))
+                say(_as_text(kit), unless=as_json)
+                if not kit.passed:
                     raise CheckFailedError(
                         "verification-failed",
-                        f"{folder}: {done.report.outcome}: {done.report.reason}",
+                        f"{folder}: {kit.report.outcome}: {kit.report.reason}",
                         hint="see the checks above",
                     )
-                for _, fault in done.promotion.faults if done.promotion else ():
+                for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
         if as_json:
             say_json("collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
-    shown = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
-    say_next("verdicts", proven[0]) if shown else say_next("promote", *proven)
+    show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
+    say_next("verdicts", proven[0]) if show_verdicts else say_next("promote", *proven)
 
 
-def _as_text(done: CollectedKit) -> str:
+def _as_text(kit: CollectedKit) -> str:
     from imagefactory.report.text import format_fields
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    verdict = done.verdict
-    signed = "signed before" if done.again else "signed"
+    verdict = kit.verdict
+    signed = "signed before" if kit.again else "signed"
     fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
-    fields += [("attached", place) for place in done.attached]
-    blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
-    if done.promotion:
-        blocks.append(format_promotion(done.promotion, terminal_width()))
+    fields += [("attached", place) for place in kit.attached]
+    blocks = [f"{format_gpu_run(kit.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if kit.promotion:
+        blocks.append(format_promotion(kit.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
+def _as_json(folder: Path, kit: CollectedKit) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
     from imagefactory.documents import format_time
     from imagefactory.verify.report import format_gpu_report
 
     return {
         "kit": str(folder),
-        "target": done.report.subject.target,
-        "outcome": done.report.outcome.value,
-        "reason": done.report.reason,
-        "report": format_gpu_report(done.report),
-        "keyid": done.verdict.keyid,
-        "expires": format_time(done.verdict.expires),
-        "again": done.again,
-        "attached": list(done.attached),
-        "promotion": promotion_json(done.promotion) if done.promotion else None,
+        "target": kit.report.subject.target,
+        "outcome": kit.report.outcome.value,
+        "reason": kit.report.reason,
+        "report": format_gpu_report(kit.report),
+        "keyid": kit.verdict.keyid,
+        "expires": format_time(kit.verdict.expires),
+        "again": kit.again,
+        "attached": list(kit.attached),
+        "promotion": promotion_json(kit.promotion) if kit.promotion else None,
     }

@@ -1,17 +1,20 @@
-"""The command that says what runs on which GPU, by what is known and with nothing fetched: compat."""
+"""The compat command, which shows what runs on which GPU from local data only."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import (
     Call,
+    capability_of,
     complete_targets,
+    driver_of,
     json_option,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -32,9 +35,9 @@ def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -
 
 
 def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Families are completed from anywhere, targets in a factory."""
-    found = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
-    return [name for names in found for name in names]
+    """Complete families anywhere, and targets in a project."""
+    choices = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
+    return [name for names in choices for name in names]
 
 
 @click.command()
@@ -64,7 +67,20 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @click.option("--differences", is_flag=True, help="Where the scanned wheels are not what is documented.")
 @json_option
 @click.pass_obj
-def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+def compat(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    gpu: str | None,
+    capability: str | None,
+    cuda: str,
+    driver: str,
+    file: Path | None,
+    families: tuple[str, ...],
+    differences: bool,
+    as_json: bool,
+) -> None:
     """Say what runs on which GPU: documented, predicted or verified.
 
     \b
@@ -81,58 +97,49 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
     --cover prefers machine code to PTX, what was verified, then what a scan found, and the newer. What some
     calls fail in, and PTX that is only documented, serves where nothing better does.
     """
-    ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name] not in (None, False)]
-    if len(ways) > 1:
-        raise UsageError(
-            "option-conflict",
-            "these options select different tables",
-            hint="use one of --gpu, --capability, --cover, --differences",
-        )
-    if asked["driver"] and ways not in (["gpu"], ["capability"]):
-        raise UsageError(
-            "option-conflict",
-            "--driver requires --gpu or --capability",
-            hint="add one of them or remove --driver",
-        )
-    if asked["families"] and ways != ["file"]:
-        raise UsageError(
-            "option-conflict",
-            "--family requires --cover",
-            hint="add --cover, or pass the families as arguments",
-        )
-    if asked["cuda"] and not (names and all("==" in name for name in names)):
-        raise UsageError(
-            "option-conflict",
-            "--cuda requires releases as arguments",
-            hint="write, for example, torch==2.6 --cuda 12.4",
-        )
-    if asked["differences"]:
+    by_gpu = gpu is not None or capability is not None
+    reject_conflict(
+        (gpu is not None) + (capability is not None) + (file is not None) + differences > 1,
+        "these options select different tables",
+        "use one of --gpu, --capability, --cover, --differences",
+    )
+    reject_conflict(
+        driver and not by_gpu, "--driver requires --gpu or --capability", "add one of them or remove --driver"
+    )
+    reject_conflict(
+        families and file is None,
+        "--family requires --cover",
+        "add --cover, or pass the families as arguments",
+    )
+    reject_conflict(
+        cuda and not (names and all("==" in name for name in names)),
+        "--cuda requires releases as arguments",
+        "write, for example, torch==2.6 --cuda 12.4",
+    )
+    if differences:
         return _differences(names, as_json=as_json)
-    if asked["file"]:
-        return _cover(call, asked["file"], (*names, *asked["families"]), as_json=as_json)
-    if ways:
-        return _one_gpu(
-            _gpu(asked["gpu"], asked["capability"], asked["driver"]),
-            _candidates(call, names, cuda=asked["cuda"]),
-            as_json=as_json,
-        )
-    return _table(_candidates(call, names, cuda=asked["cuda"], every_version=True), as_json=as_json)
+    if file:
+        return _cover(call, file, (*names, *families), as_json=as_json)
+    if by_gpu:
+        device = _gpu(gpu, capability, driver)
+        return _one_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
+    return _table(_candidates(call, names, cuda=cuda, every_version=True), as_json=as_json)
 
 
 def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
-    """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
+    """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import columns, rows
     from imagefactory.report.compat import format_rows
 
-    amd = [bool(rocm_of(one.question.cuda)) for one in candidates]
+    amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
     if as_json:
         gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
         return _say_rows(rows(candidates, gpus), gpus)
     tables = []
     for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
         gpus = columns(amd=maker)
-        table = rows([one for one, of in zip(candidates, amd, strict=True) if of == maker], gpus)
+        table = rows([candidate for candidate, of in zip(candidates, amd, strict=True) if of == maker], gpus)
         tables.append(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
     return say("\n\n".join(tables))
 
@@ -170,18 +177,18 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
     ]
     covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
     if as_json:
-        say_json("cover", {"covers": [cover_json(one) for one in covers]})
+        say_json("cover", {"covers": [cover_json(row) for row in covers]})
     else:
         say(format_covers(covers, terminal_width()))
-        named = [choice.candidate.name for one in covers for choice in one.images if choice.candidate.name]
+        named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             say_next("build", *named)
-    if any(all(gpu in [one.gpu for one in cover.unserved] for cover in covers) for gpu in gpus):
+    if any(all(gpu in [row.gpu for row in cover.unserved] for cover in covers) for gpu in gpus):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
 def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
-    """Raises UsageError for a name of what no GPU is asked about."""
+    """Raises UsageError for a named target without a GPU."""
     for target in targets:
         if target.name in names and not target.gpu:
             raise UsageError(
@@ -190,30 +197,18 @@ def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
 
 
 def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
-    """The GPU asked about. Raises UsageError for what is none."""
-    from imagefactory.gpu.capability import parse_capability
-    from imagefactory.gpu.drivers import read_driver
+    """Return the requested GPU. Raises UsageError for an invalid option."""
     from imagefactory.gpu.knowledge import find_gpu
     from imagefactory.matrix.compat import CompatGpu
 
-    try:
-        driver = read_driver(driver) if driver else ""
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
-        ) from error
+    driver = driver_of(driver)
     if name is not None:
-        found = find_gpu(name)
-        _refuse_driver(found.capability, driver)
-        return CompatGpu(name=found.name, capability=found.capability, driver=driver, host=found.host)
-    try:
-        asked = parse_capability(capability or "")
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write --capability 8.6, or --gpu with a name"
-        ) from error
-    _refuse_driver(asked, driver)
-    return CompatGpu(name=str(asked), capability=asked, driver=driver)
+        gpu = find_gpu(name)
+        _refuse_driver(gpu.capability, driver)
+        return CompatGpu(name=gpu.name, capability=gpu.capability, driver=driver, host=gpu.host)
+    processor = capability_of(capability or "", "write --capability 8.6, or --gpu with a name")
+    _refuse_driver(processor, driver)
+    return CompatGpu(name=str(processor), capability=processor, driver=driver)
 
 
 def _refuse_driver(capability: Capability, driver: str) -> None:
@@ -224,10 +219,10 @@ def _refuse_driver(capability: Capability, driver: str) -> None:
 def _candidates(
     call: Call, names: tuple[str, ...], *, cuda: str = "", every_version: bool = False
 ) -> list[CoverCandidate]:
-    """What `names` ask for: targets, families, frameworks, releases (for `cuda`); all targets when empty.
+    """Return the candidates of targets, families, frameworks and releases (for `cuda`); by default all.
 
-    Where no recipe makes anything of a framework, its known versions stand for it; with `every_version` they
-    stand beside the targets too. Raises NothingSelectedError for a name that means nothing.
+    If no recipe has a framework, its known versions represent it; with `every_version` they are added to the
+    targets. Raises NothingSelectedError for an unknown name.
     """
     from imagefactory.gpu.knowledge import families
     from imagefactory.matrix.compat import exact_releases, releases, with_releases
@@ -274,7 +269,7 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
 
 
 def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
-    """The error for a name that means nothing; `known` are those that count beside the frameworks."""
+    """Return the error for an unknown name; `known` are valid names besides the frameworks."""
     from imagefactory.gpu.knowledge import families
     from imagefactory.recipes.yaml_tree import show
     from imagefactory.versions import nearest
@@ -296,10 +291,10 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.gpu.knowledge import families
     from imagefactory.report.compat import difference_json, format_differences
 
-    wanted = {families().get(name, name) for name in names}
-    for name in sorted(wanted - {*families().values()}):
+    frameworks = {families().get(name, name) for name in names}
+    for name in sorted(frameworks - {*families().values()}):
         raise _unknown(name, "framework", "")
-    found = [one for one in find_differences() if not names or one.framework in wanted]
+    differences = [row for row in find_differences() if not names or row.framework in frameworks]
     if as_json:
-        return say_json("differences", {"differences": [difference_json(one) for one in found]})
-    return say(format_differences(found, terminal_width()))
+        return say_json("differences", {"differences": [difference_json(row) for row in differences]})
+    return say(format_differences(differences, terminal_width()))

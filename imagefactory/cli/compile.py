@@ -68,7 +68,7 @@ def compile_(
     from imagefactory.stages.compile import TIMEOUT, CompileAsk, compile_wheel
 
     try:
-        chosen = tuple(str(parse_capability(one)) for one in capabilities)
+        chosen = tuple(str(parse_capability(text)) for text in capabilities)
     except ValueError as error:
         raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
     factory = call.factory
@@ -87,24 +87,24 @@ def compile_(
             f"{place} is a link to a place outside the project",
             hint="pass --folder FOLDER",
         )
-    asked = parse_limits(limits)
-    timeout = asked.pop("time", TIMEOUT)
+    bounds = parse_limits(limits)
+    timeout = bounds.pop("time", TIMEOUT)
     ask = CompileAsk(
         source=source,
         target=target,
         folder=place,
         capabilities=chosen,
-        limits=tuple(asked.items()),
+        limits=tuple(bounds.items()),
         timeout=timeout,
     )
-    made = compile_wheel(factory, ask, call.progress)
+    result = compile_wheel(factory, ask, call.progress)
     if as_json:
-        say_json("compiled", {"wheel": str(made.wheel), "made": made.made})
+        say_json("compiled", {"wheel": str(result.wheel), "made": result.made})
         return
-    size = made.wheel.stat().st_size
-    said = "compiled" if made.made else "is there already, of the same source, image and tools"
-    say(f"{made.wheel} {said} ({size / 1e6:.1f} MB)")
-    if made.wheel.is_relative_to(root):
-        write = f'packages: ["./{made.wheel.relative_to(root)}"]'
+    size = result.wheel.stat().st_size
+    status = "compiled" if result.made else "is there already, of the same source, image and tools"
+    say(f"{result.wheel} {status} ({size / 1e6:.1f} MB)")
+    if result.wheel.is_relative_to(root):
+        write = f'packages: ["./{result.wheel.relative_to(root)}"]'
         call.progress.note(f"in a recipe on {target.name}: {write}")
-    say_next("inspect", str(made.wheel))
+    say_next("inspect", str(result.wheel))

@@ -11,7 +11,7 @@ from imagefactory.cli.output import Call, json_option, say, say_json, say_next
 from imagefactory.cli.push import sent_json
 
 if TYPE_CHECKING:
-    from imagefactory.stages.copy import CopiedImage
+    pass
 
 
 @click.command("copy")
@@ -41,16 +41,8 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     )
     copied = copy_image(call.access, copying, call.progress)
     if as_json:
-        return say_json("copy", _copied_json(copied))
+        where = copied.destination
+        value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
+        return say_json("copy", {**value, **sent_json(copied.sent)})
     say(format_copied(copied))
     return say_next("verdicts", str(copied.destination))
-
-
-def _copied_json(copied: CopiedImage) -> dict[str, object]:
-    where = copied.destination
-    return {
-        "source": str(copied.source),
-        "destination": str(where),
-        "digest": where.digest,
-        **sent_json(copied.sent),
-    }

@@ -85,8 +85,8 @@ def _export_sif(call: Call, name: str, options: tuple[str, Path | None], *, as_j
     compression, output = options
     sif, path = export_sif(factory, target, SifExport(compression=compression, output=output), call.progress)
     if as_json:
-        made = {**made_json(sif), "path": str(path)}
-        return say_json("export", {"target": target.name, "kind": "sif", **made})
+        artifact = {**made_json(sif), "path": str(path)}
+        return say_json("export", {"target": target.name, "kind": "sif", **artifact})
     source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
     say(
         f"wrote {path} ({format_bytes(sif.file.size)}, {sif.compression}), {source}\n"

@@ -1,4 +1,4 @@
-"""The command that looks for an image by what somebody wants to do: find."""
+"""The find command, which searches images by what they can do."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ def find(
     from imagefactory.submit.places import Wish
 
     now = datetime.now(UTC)
-    wish = Wish(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
+    resources = Wish(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
     pool = _pool(inventory, now)
     if pool is None and (gpus > 1 or memory):
         write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
-    ask = FindAsk(words=words, wish=wish, inventory=pool, now=now)
-    found = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
-    say_notes(found.notes)
+    ask = FindAsk(words=words, wish=resources, inventory=pool, now=now)
+    result = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
+    say_notes(result.notes)
     if as_json:
-        say_json("find", found_json(found))
+        say_json("find", found_json(result))
     else:
-        say(format_found(found, terminal_width()))
-        say_next(*next_command(found))
-    if not any(one.gpus or not one.findable.gpu for one in found.found):
+        say(format_found(result, terminal_width()))
+        say_next(*next_command(result))
+    if not any(row.gpus or not row.findable.gpu for row in result.found):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
-    """None where there is none to ask, or where it does not answer, which is told."""
+    """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
     from imagefactory.pools.model import pool_here
 
     if path is not None:

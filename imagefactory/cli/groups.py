@@ -1,4 +1,4 @@
-"""How commands stand in `--help`: in groups, by what they are for, one whole line each."""
+"""How `--help` shows commands: grouped by purpose, one whole line each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from imagefactory.cli.output import Call
 
 
 class Group(click.Group):
-    """A group of commands whose help shows them under headings, and no line cut."""
+    """A group of commands whose help has headings and whole lines."""
 
     _shelves: Mapping[str, tuple[click.Command, ...]] | None = None
 
     def shelve(self, shelves: Mapping[str, tuple[click.Command, ...]]) -> None:
-        """Adds the commands, by the heading under which each is shown. All of them get `-q`."""
+        """Add the commands by the heading of each. All of them get `-q`."""
         self._shelves = shelves
         for commands in shelves.values():
             for command in commands:
@@ -28,12 +28,12 @@ class Group(click.Group):
         width = max(map(len, self.commands))
         for title, commands in (self._shelves or {"Commands": tuple(self.commands.values())}).items():
             with formatter.section(title):
-                rows = [((one.name or "").ljust(width), first_line(one)) for one in commands]
+                rows = [((command.name or "").ljust(width), first_line(command)) for command in commands]
                 formatter.write_dl(rows)
 
 
 def leaves(group: click.Group) -> Iterator[click.Command]:
-    """The commands of a group and of the groups in it, these themselves left out."""
+    """Return the commands of a group and its subgroups, without the groups themselves."""
     for command in group.commands.values():
         if isinstance(command, click.Group):
             yield from leaves(command)
@@ -42,7 +42,7 @@ def leaves(group: click.Group) -> Iterator[click.Command]:
 
 
 def first_line(command: click.Command) -> str:
-    """What stands beside its name: the first sentence of its help, without the full stop."""
+    """Return the first sentence of the help without its full stop."""
     paragraph = " ".join((command.help or "").split("\n\n")[0].split())
     return paragraph.partition(". ")[0].rstrip(".")
 

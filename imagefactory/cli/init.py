@@ -36,7 +36,7 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
     from imagefactory.stages.init import make_factory
     from imagefactory.stages.init_nights import night_files
 
-    wanted = tuple(dict.fromkeys(name for one in families.split(",") if (name := one.strip())))
+    family_names = tuple(dict.fromkeys(name for text in families.split(",") if (name := text.strip())))
     root = folder or call.directory or Path()
     if without_logins(str(root)) != str(root):
         raise UsageError(
@@ -44,21 +44,21 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
             f"{root} contains a password, so it is not a directory",
             hint="pass a directory name: imagefactory init lab",
         )
-    services = [name for name, asked in (("github", github), ("gitlab", gitlab)) if asked]
+    services = [name for name, flag in (("github", github), ("gitlab", gitlab)) if flag]
     nights = night_files(services, root)
-    made = make_factory(root, wanted, call.settings, os.environ, nights)
+    tree = make_factory(root, family_names, call.settings, os.environ, nights)
     after = (
-        f"imagefactory build {made.target}" if made.target else "imagefactory new pytorch --framework torch"
+        f"imagefactory build {tree.target}" if tree.target else "imagefactory new pytorch --framework torch"
     )
     if root.absolute() != Path.cwd():
         after = f"cd {shlex.quote(str(root))} && {after}"
     where = str(root.absolute())
     if as_json:
-        value = {"root": where, "families": made.families, "written": made.written, "next": after}
+        value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
         return say_json("init", value)
-    what = f"{len(made.written)} files written" if made.written else "nothing to write: all of it is there"
+    what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
     say(f"{where}: {what}")
-    say(f"  families  {', '.join(made.families) or 'none yet'}")
+    say(f"  families  {', '.join(tree.families) or 'none yet'}")
     for name in nights:
         if name.endswith("README.md"):
             say(f"  nightly   {root / name} lists the variables, secrets and runners that it needs")

@@ -1,4 +1,4 @@
-"""The command that says what an image, a wheel or a library can run on, by its own GPU code: inspect."""
+"""The inspect command, which shows what an image, wheel or library can run on by its GPU code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, terminal_width
+from imagefactory.cli.output import (
+    Call,
+    capability_of,
+    complete_targets,
+    driver_of,
+    json_option,
+    say,
+    say_json,
+    terminal_width,
+)
 from imagefactory.errors import EXIT_CHECK, UsageError
 
 if TYPE_CHECKING:
@@ -54,21 +63,23 @@ def inspect(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
-    from imagefactory.report.inspect import RUNS, Inspection, format_inspection
+    from imagefactory.report.inspect import RUNS, Inquiry, Inspection, format_inspection
     from imagefactory.report.inspect_json import inspection_json
     from imagefactory.stages.inspect import inspect_place, inspected_verdicts
     from imagefactory.verdicts.claims import verified_claims
 
-    driver = _read_driver(driver)
-    asked = [_gpu_asked(gpu, driver) for gpu in gpus]
-    asked += [_capability_asked(capability, driver) for capability in capabilities]
-    if driver and asked and all(one.capability.processor for one in asked):
+    driver = driver_of(driver)
+    queries = [_gpu_asked(gpu, driver) for gpu in gpus]
+    for text in capabilities:
+        capability = capability_of(text, "to pass the name of a GPU, use --gpu")
+        queries.append(Inquiry(title=str(capability), capability=capability, driver=driver))
+    if driver and queries and all(query.capability.processor for query in queries):
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
-    if asked:
-        answers = [_answer(name, one, inspected, verified) for one in asked]
+    if queries:
+        answers = [_answer(name, query, inspected, verified) for query in queries]
         if not as_json:
             say("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:
@@ -93,7 +104,7 @@ def inspect(
 
 
 def _answer(
-    name: str, asked: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
+    name: str, query: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
 ) -> tuple[Answer, str, dict[str, object]]:
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import beside
@@ -102,15 +113,15 @@ def _answer(
     from imagefactory.report.inspect_json import prediction_json
 
     scanned = (
-        predict_amd(inspected.contents, asked.target)
-        if asked.target
-        else predict(inspected.contents, asked.capability, asked.driver, gpu=asked.title)
+        predict_amd(inspected.contents, query.target)
+        if query.target
+        else predict(inspected.contents, query.capability, query.driver, gpu=query.title)
     )
-    prediction = beside(scanned, inspected.platform, asked.host)
-    proof = verified.get(asked.capability) if prediction is scanned else None
-    value = {"name": name, "gpu": asked.title, "driver_asked": asked.driver, **prediction_json(prediction)}
+    prediction = beside(scanned, inspected.platform, query.host)
+    proof = verified.get(query.capability) if prediction is scanned else None
+    value = {"name": name, "gpu": query.title, "driver_asked": query.driver, **prediction_json(prediction)}
     value["verified"] = proof
-    line = format_answer(name, asked, prediction, proof)
+    line = format_answer(name, query, prediction, proof)
     answer = (proof or prediction).answer
     return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
 
@@ -128,7 +139,7 @@ def _gpu_asked(gpu: str, driver: str) -> Inquiry:
 
 
 def _processor_asked(gpu: str) -> Inquiry:
-    """One of AMD's, with features or without. Raises UsageError for what only begins as one."""
+    """Return an AMD processor, with or without features. Raises UsageError for an incomplete name."""
     from imagefactory.gpu.capability import parse_capability, parse_code
     from imagefactory.report.inspect import Inquiry
 
@@ -140,28 +151,4 @@ def _processor_asked(gpu: str) -> Inquiry:
             "option-invalid",
             f"'{gpu}' is not an AMD processor",
             hint="write --gpu gfx90a or --gpu gfx90a:xnack-",
-        ) from error
-
-
-def _capability_asked(capability: str, driver: str) -> Inquiry:
-    from imagefactory.gpu.capability import parse_capability
-    from imagefactory.report.inspect import Inquiry
-
-    try:
-        parsed = parse_capability(capability)
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="to pass the name of a GPU, use --gpu"
-        ) from error
-    return Inquiry(title=str(parsed), capability=parsed, driver=driver)
-
-
-def _read_driver(driver: str) -> str:
-    from imagefactory.gpu.drivers import read_driver
-
-    try:
-        return read_driver(driver) if driver else ""
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--driver: {error}", hint="`nvidia-smi` shows the version at the top"
         ) from error

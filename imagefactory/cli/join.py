@@ -1,4 +1,4 @@
-"""The two sides of an invitation: invite writes one for a site's people, join takes it; site lists them."""
+"""The commands invite, join and site: write an invitation, accept one, list the centers."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
     if as_json:
-        keys = [{"name": one.key.name, "keyid": one.key.keyid} for one in invitation.keys]
+        keys = [{"name": grant.key.name, "keyid": grant.key.keyid} for grant in invitation.keys]
         return say_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
     say(f"wrote {path}")
     if place:
         say(f"pushed {place}")
-    for one in invitation.keys:
-        if first_moment(one.until) <= now:
-            say(f"key {one.key.name}, retired since {one.until}: take its fingerprint off that page")
+    for grant in invitation.keys:
+        if first_moment(grant.until) <= now:
+            say(f"key {grant.key.name}, retired since {grant.until}: take its fingerprint off that page")
             continue
-        say(f"key {one.key.name}, until {one.until}; its fingerprint, for a page of yours:")
-        say(f"  {fingerprint(one.key.keyid)}")
+        say(f"key {grant.key.name}, until {grant.until}; its fingerprint, for a page of yours:")
+        say(f"  {fingerprint(grant.key.keyid)}")
     say("give it to your people, who type the next command")
     return say_next("join", invitation.catalogue if place else str(path))
 
@@ -146,7 +146,7 @@ def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
         user.write()
     note = _look(call, user)
     if as_json:
-        keys = [one.key.keyid for one in invitation.keys]
+        keys = [grant.key.keyid for grant in invitation.keys]
         value = {
             "file": str(user.path),
             "joined_as": user.center,
@@ -184,8 +184,8 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
             lines += [f"  believed so far: {name}", f"    {fingerprint(keyid)}"]
     for grant in joining.fresh:
         retired = first_moment(grant.until) <= datetime.now(UTC)
-        said = f"for what it signed in its time, until {grant.until}" if retired else f"until {grant.until}"
-        lines += [f"  to believe from now on: {grant.key.name}, {said}"]
+        period = f"for what it signed in its time, until {grant.until}" if retired else f"until {grant.until}"
+        lines += [f"  to believe from now on: {grant.key.name}, {period}"]
         lines += [f"    {fingerprint(grant.key.keyid)}"]
     if joining.fresh:
         lines.append("Compare these digits with what your center tells, on its pages or in person.")
@@ -194,7 +194,7 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
 
 
 def _ask(user: UserFile, where: str, *, yes: bool) -> None:
-    """Returns where the person agrees. Raises UsageError where nobody can be asked, else Exit."""
+    """Return if the person agrees. Raises UsageError without a terminal, else Exit."""
     joining = user.joining
     if yes and not joining.changed:
         return
@@ -220,7 +220,7 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
 
 
 def _look(call: Call, user: UserFile) -> str:
-    """One look at the catalogue by the settings as they are now."""
+    """Read the catalog with the current settings and return a line about it."""
     from imagefactory.factory import is_factory
     from imagefactory.settings.files import user_file
     from imagefactory.settings.load import center_settings
@@ -235,12 +235,12 @@ def _look(call: Call, user: UserFile) -> str:
             return f"note: it does not count here, where {origin} names the one catalogue"
         settings = center_settings(settings, user.path)
     try:
-        found = read_catalogue(settings, os.environ, datetime.now(UTC))
+        catalogue = read_catalogue(settings, os.environ, datetime.now(UTC))
     except FactoryError as error:
         return f"note: its catalogue cannot be used yet: {error.message}"
-    say_notes(found.notes)
-    count = len(found.images)
-    return f"its catalogue of {found.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
+    say_notes(catalogue.notes)
+    count = len(catalogue.images)
+    return f"its catalogue of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
 @click.group(cls=Group)

@@ -1,4 +1,4 @@
-"""Commands about keys: who signs verdicts here, and whose signatures are believed."""
+"""The keys command: which keys sign verdicts here, and which are trusted."""
 
 from __future__ import annotations
 
@@ -147,12 +147,14 @@ def show(ctx: click.Context, as_json: bool) -> None:
 def trust(
     ctx: click.Context,
     /,
+    *,
     key: str,
     name: str | None,
     since: datetime | None,
     until: datetime | None,
     evidence: tuple[str, ...],
-    **options: bool,
+    user: bool,
+    as_json: bool,
 ) -> None:
     """Believe what a key signs.
 
@@ -172,7 +174,7 @@ def trust(
     public = replace(public, name=check_name(name or public.name))
     begin = since.date() if since else datetime.now(UTC).date()
     end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
-    path = _file(ctx, user=options["user"])
+    path = _file(ctx, user=user)
     if path == user_file(os.environ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -180,7 +182,7 @@ def trust(
     grant = Grant(key=public, since=begin, until=end, evidence=evidence)
     note = _replace(path, text, add_key(text, grant, where))
     _log(ctx, "trust", (public.name, public.keyid), where)
-    if options["as_json"]:
+    if as_json:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
         return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
     say(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
@@ -196,7 +198,9 @@ def trust(
 @_user_option
 @json_option
 @click.pass_context
-def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: bool) -> None:
+def retire(
+    ctx: click.Context, /, *, name: str, until: datetime | None, stolen: bool, user: bool, as_json: bool
+) -> None:
     """Believe a key no longer, for what it signs from now on.
 
     What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
@@ -206,15 +210,15 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     from imagefactory.stages.rotate import record_of, write_record
     from imagefactory.verdicts.trust import named_key, read_text, retire_key
 
-    path, call, now = _file(ctx, user=options["user"]), ctx.obj, datetime.now(UTC).replace(microsecond=0)
+    path, call, now = _file(ctx, user=user), ctx.obj, datetime.now(UTC).replace(microsecond=0)
     text, where = read_text(path), str(path)
-    if until and options["stolen"]:
+    if until and stolen:
         raise UsageError(
             "option-conflict", "--stolen and --until contradict each other", hint="remove one of them"
         )
     end: date = until.date() if until else now
     key, record, file = named_key(text, name, where), b"", None
-    if options["stolen"]:
+    if stolen:
         end = key.since
     elif not until or until.replace(tzinfo=UTC) <= now:
         settings = call.settings
@@ -223,19 +227,13 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     if record:
         file = write_record(path.parent, key.name, record)
     note = _replace(path, text, changed)
-    _log(
-        ctx,
-        "retire",
-        (key.name, key.keyid),
-        where,
-        "stolen" if options["stolen"] else f"until {end.isoformat()}",
-    )
+    _log(ctx, "retire", (key.name, key.keyid), where, "stolen" if stolen else f"until {end.isoformat()}")
     count = len(record.splitlines())
-    if options["as_json"]:
+    if as_json:
         value = {"name": key.name, "file": where, "until": end.isoformat()}
         return say_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
     say(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
-    if options["stolen"]:
+    if stolen:
         say("nothing that it ever signed counts any more, its revocations neither: sign those again")
     elif file:
         say(f"{file}: {count} statements that it signed count until they expire; commit both files")
@@ -306,9 +304,9 @@ def rotate(
         raise UsageError(
             "key-already-trusted", f"--public: key '{known.name}' is already trusted", hint="pass a new key"
         )
-    taken = {key.name for key in trusted.keys}
-    taken |= {key.name for key in own_keys(folder)}
-    new_name = check_name(name or next_name(old.name, taken))
+    key_names = {key.name for key in trusted.keys}
+    key_names |= {key.name for key in own_keys(folder)}
+    new_name = check_name(name or next_name(old.name, key_names))
     registry = factory.settings.registry.value
     before = read_current(current_place(factory, ""), trusted, now) if registry else None
     record = record_of(factory, old, now, call.progress)
@@ -336,7 +334,7 @@ def rotate(
 
 
 def _evidence(text: str, name: str) -> tuple[str, ...]:
-    """The evidence of a key's own row, empty where it has that of the policy."""
+    """Return the evidence of a key's own row, empty if it uses the policy's."""
     rows = tomllib.loads(text)["trust"]
     return tuple(next(row for row in rows if row["name"] == name).get("evidence", ()))
 
@@ -344,7 +342,7 @@ def _evidence(text: str, name: str) -> tuple[str, ...]:
 def _published(
     call: Call, now: datetime, before: CurrentCatalogue | None
 ) -> tuple[list[str], CheckFailedError | None]:
-    """Sign the catalogue and renew the invitation by the new key; give what was written, what failed."""
+    """Sign the catalog and renew the invitation with the new key. Return the written places and the error."""
     from imagefactory.catalogue.invitation import format_invitation, invitation_place
     from imagefactory.cli.join import push_invitation
     from imagefactory.errors import FactoryError
@@ -375,8 +373,8 @@ def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], writ
     old, new, keyid = names
     say(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
     say(f"{count} statements that '{old}' signed are recorded, and count until they expire")
-    for one in written:
-        say(f"written: {one}")
+    for place in written:
+        say(f"written: {place}")
     say("what to do now:")
     say(f"  commit {' and '.join(files)}; who has a clone of this project pulls it and trusts it again")
     say(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
@@ -428,10 +426,10 @@ def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why:
 
 
 def _replace(path: Path, before: str, text: str) -> str:
-    """Write the file; keep the user's trust in its project. Return what to say where there was none to keep.
+    """Write the file and keep the project trusted. Return a message if it was not trusted before.
 
-    A file without any restricted setting needs no trust, so all that needs it afterwards is the user's own
-    change. Other lines are not trusted on the way.
+    A file without any restricted setting needs no trust, so the only change that needs it is the user's own.
+    This trusts no other lines.
     """
     from imagefactory.settings.files import own_files, parse_document
     from imagefactory.settings.sources import find_restricted
@@ -451,7 +449,7 @@ def _replace(path: Path, before: str, text: str) -> str:
 
 
 def _file(ctx: click.Context, *, user: bool) -> Path:
-    """Which imagefactory.toml is changed."""
+    """Return the path of the imagefactory.toml to change."""
     from imagefactory.settings.files import FILE_NAME, user_file
 
     settings: Settings = ctx.obj.settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     collecting,
     confirm,
     json_option,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
 @click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
 @click.option("--update-all", is_flag=True, help="Let every package move.")
 @click.option(
-    "--deep",
-    is_flag=True,
-    help="Build, and lock the layers too; with --check, make each anew and compare.",
+    "--deep", is_flag=True, help="Build, and lock the layers too; with --check, make each anew and compare."
 )
 @click.option("--build", is_flag=True, help="Build what has no wheel, and name the wheels in the recipe.")
 @click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
@@ -52,7 +51,21 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
 @json_option
 @click.pass_obj
-def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+def lock(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    check: bool,
+    update: tuple[str, ...],
+    update_all: bool,
+    deep: bool,
+    build: bool,
+    note: str | None,
+    render: str | None,
+    explain: bool,
+    as_json: bool,
+) -> None:
     """Solve and write the locks of targets and of bases. Default: all of both.
 
     An unchanged lock solves nothing. Only what must move moves.
@@ -64,32 +77,55 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.stages.lock import LockOptions, below_first, lock_base
     from imagefactory.stages.locked import base_state, holding, lock_state
 
-    asked = _LockAsk(**given)
-    asked.refuse_contradictions(names)
-    if not asked.check and not asked.render:
+    of_targets = _no_bases(names)
+    option = "--explain" if explain else "--note"
+    reject_conflict(
+        check and (update or update_all), "--check and --update exclude each other", "remove one of them"
+    )
+    reject_conflict(
+        build and (check or render),
+        "--build and --check or --render exclude each other",
+        "remove one of them",
+    )
+    reject_conflict(check and note is not None, "--check and --note exclude each other", "remove one of them")
+    reject_conflict(
+        render and (check or update or update_all or note is not None),
+        "--render prints the current lock and changes nothing",
+        "lock first, then run --render",
+    )
+    reject_conflict(
+        deep and (not of_targets or render),
+        "--deep requires targets and excludes --render",
+        "imagefactory lock --deep TARGET",
+    )
+    reject_conflict(render and as_json, "--render prints a file, not JSON", "remove --json")
+    reject_conflict(
+        (explain or note is not None) and not of_targets,
+        f"{option} requires a target",
+        f"imagefactory lock TARGET {option}",
+    )
+    if not check and not render:
         require_own(call.settings, "lock")
-    if asked.render:
-        return _render(call, names, asked.render)
-    check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
+    if render:
+        return _render(call, names, render)
     factory, progress = call.sound_factory, call.progress
-    chosen = choose_targets(factory, wanted) if (wanted := _no_bases(names)) or not names else ()
+    chosen = choose_targets(factory, of_targets) if of_targets or not names else ()
     bases = _select_bases(factory, names, () if update else chosen)
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
         states |= {t.name: lock_state(factory, t) for t in chosen}
         layers = {t.name: state for t in chosen if (state := layers_state(factory, t))}
-        checked = _Checked(locks=states, layers=layers, deep=chosen if asked.deep else ())
-        return _check(call, factory, checked, names, as_json=as_json)
-    options = LockOptions(update=update, update_all=update_all, note=asked.note)
+        of_layers = chosen if deep else ()
+        return _check(call, factory, names, states, layers, deep=of_layers, as_json=as_json)
+    options = LockOptions(update=update, update_all=update_all, note=note)
     if update and not names:
         bases, chosen = [], holding(factory, chosen, update)
-    if update and bases:
-        raise UsageError(
-            "option-conflict",
-            f"--update does not apply to base:{bases[0].name}: a base is updated as a whole",
-            hint="use --update-all",
-        )
-    if asked.deep:
+    reject_conflict(
+        update and bases,
+        f"--update does not apply to base:{bases[0].name if bases else ''}: a base is updated as a whole",
+        "use --update-all",
+    )
+    if deep:
         from imagefactory.stages.lock_layers import lock_target_layers
     results: list[dict[str, object]] = []
     with collecting(factory) as failures:
@@ -103,25 +139,25 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
                 say(f"base:{base.name}: {state}", unless=as_json)
         changed_names = set()
         for target in below_first(factory, chosen):
-            with failures.of(target.name), _explaining(factory, target, asked):
+            with failures.of(target.name), _explaining(factory, target, explain=explain, as_json=as_json):
                 if lacking := left_out(target):
                     progress.note(lacking)
-                done, wheels = _lock(call, factory, target, options, asked)
-                deep = lock_target_layers(factory, target, progress) if asked.deep else None
+                relock, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
+                relayered = lock_target_layers(factory, target, progress) if deep else None
                 results.append(
                     {
                         "target": target.name,
-                        "changed": done.before != done.after,
-                        "behind": [asdict(one) for one in done.behind],
+                        "changed": relock.before != relock.after,
+                        "behind": [asdict(package) for package in relock.behind],
                         "left_out": lacking,
                         "built": [asdict(wheel) for wheel in wheels],
-                        **({"layers_changed": deep} if asked.deep else {}),
+                        **({"layers_changed": relayered} if deep else {}),
                     }
                 )
-                changed_names |= {target.name} if done.before != done.after else set()
-                say(format_relock(done), unless=as_json)
-                if asked.deep:
-                    say(f"{target.name}: layers {'locked' if deep else 'unchanged'}", unless=as_json)
+                changed_names |= {target.name} if relock.before != relock.after else set()
+                say(format_relock(relock), unless=as_json)
+                if deep:
+                    say(f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json)
         above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
@@ -138,80 +174,28 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LockAsk:
-    """The options of `lock`."""
-
-    check: bool
-    update: tuple[str, ...]
-    update_all: bool
-    note: str | None
-    render: str | None
-    explain: bool
-    deep: bool
-    build: bool
-    as_json: bool
-
-    def refuse_contradictions(self, names: tuple[str, ...]) -> None:
-        if self.check and (self.update or self.update_all):
-            raise UsageError(
-                "option-conflict", "--check and --update exclude each other", hint="remove one of them"
-            )
-        if self.build and (self.check or self.render):
-            raise UsageError(
-                "option-conflict",
-                "--build and --check or --render exclude each other",
-                hint="remove one of them",
-            )
-        if self.check and self.note is not None:
-            raise UsageError(
-                "option-conflict", "--check and --note exclude each other", hint="remove one of them"
-            )
-        if self.render and (self.check or self.update or self.update_all or self.note is not None):
-            raise UsageError(
-                "option-conflict",
-                "--render prints the current lock and changes nothing",
-                hint="lock first, then run --render",
-            )
-        if self.deep and (not _no_bases(names) or self.render):
-            raise UsageError(
-                "option-conflict",
-                "--deep requires targets and excludes --render",
-                hint="imagefactory lock --deep TARGET",
-            )
-        if self.render and self.as_json:
-            raise UsageError("option-conflict", "--render prints a file, not JSON", hint="remove --json")
-        if (self.explain or self.note is not None) and not _no_bases(names):
-            option = "--explain" if self.explain else "--note"
-            raise UsageError(
-                "option-conflict", f"{option} requires a target", hint=f"imagefactory lock TARGET {option}"
-            )
-
-
 def _lock(
-    call: Call, factory: Factory, target: Target, options: LockOptions, asked: _LockAsk
+    call: Call, factory: Factory, target: Target, options: LockOptions, *, build: bool, as_json: bool
 ) -> tuple[Relock, list[BuiltWheel]]:
-    """Locks a target. What has no wheel is built where that is asked for, or where a person says so."""
+    """Lock a target. Build packages without a wheel with --build, or if a person confirms it."""
     from imagefactory.stages.lock import lock_target
     from imagefactory.stages.lock_build import build_and_lock
 
-    if not asked.build:
+    if not build:
         try:
             return lock_target(factory, target, options, call.progress), []
         except UnbuiltError as error:
             possible = all(row["possible"] for row in error.packages)
-            if asked.as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise
             if not confirm(f"{error.message}\nBuild them now?"):
                 raise
-    done = build_and_lock(
-        factory, target, options, call.progress, lambda line: say(line, unless=asked.as_json)
-    )
-    return done.relock, [wheel for wheel, _ in done.wheels]
+    result = build_and_lock(factory, target, options, call.progress, lambda line: say(line, unless=as_json))
+    return result.relock, [wheel for wheel, _ in result.wheels]
 
 
 def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
-    """Prints the lock of one conda target as a file that conda reads; what is not in it is told."""
+    """Print the lock of one conda target as a file that conda reads. A note lists what it cannot contain."""
     from imagefactory.stages.lock import render_lock
 
     factory = call.factory
@@ -230,45 +214,46 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
 
 
 @contextmanager
-def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[None]:
-    """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
+def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
+    """With --explain, print the solver's account of this run or of the recorded one."""
     from imagefactory.stages.locked import lock_state, read_why
 
-    known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
+    known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
-        say(why.tree or why.reason, unless=asked.as_json)
+        say(why.tree or why.reason, unless=as_json)
         raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
     try:
         yield
     except UnsolvableError as error:
-        if asked.explain:
-            say(error.tree or error.message, unless=asked.as_json)
+        if explain:
+            say(error.tree or error.message, unless=as_json)
         elif error.tree.count("\n") > 1 and "--explain" not in error.hint:
             more = f"imagefactory lock {target.name} --explain prints the solver's whole account"
             error.hint = f"{error.hint}; {more}" if error.hint else more
         raise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Checked:
-    """The states of locks and of layer locks by name, and the targets whose layers are made anew."""
+def _check(
+    call: Call,
+    factory: Factory,
+    names: tuple[str, ...],
+    states: dict[str, str],
+    layers: dict[str, str],
+    *,
+    deep: Sequence[Target],
+    as_json: bool,
+) -> None:
+    """Print the states of locks and layers, and rebuild the layers of `deep`.
 
-    locks: dict[str, str]
-    layers: dict[str, str]
-    deep: tuple[Target, ...]
+    Exits with StaleError's code unless all match the recipes.
 
-
-def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ...], *, as_json: bool) -> None:
-    """Says the states of locks. Exits with StaleError's code unless all are as the recipes ask.
-
-    A target that is known to have no solution is as its recipe asks: its record holds as long as that.
+    A recorded target without a solution matches its recipe, for as long as the record is valid.
     """
-    if checked.deep:
+    if deep:
         from imagefactory.stages.lock_layers import check_target_layers
 
     from imagefactory.stages.locked import TO_BUILD
 
-    states = checked.locks
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
     with collecting(factory) as failures:
@@ -280,32 +265,32 @@ def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ..
             hint = "imagefactory lock " + " ".join(bad)
             hint += " --build" if TO_BUILD in bad.values() else ""
             failures.of("lockfiles").add(StaleError("lock-outdated", f"outdated locks: {listing}", hint=hint))
-        old = {name: state for name, state in checked.layers.items() if state != "ok"}
+        old = {name: state for name, state in layers.items() if state != "ok"}
         if old:
             listing = ", ".join(f"{name} ({state})" for name, state in old.items())
             hint = "imagefactory lock --deep " + " ".join(old)
             failures.of("lockfiles").add(
                 StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
             )
-        for target in [one for one in checked.deep if one.name not in {**bad, **old}]:
+        for target in [target for target in deep if target.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
                 say(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
         if as_json:
-            say_json("locks", {"locks": states, "layers": checked.layers, "errors": failures.as_json()})
+            say_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
             say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
 
 
 def refuse_orphans(factory: Factory) -> None:
-    """Raises StaleError for locks and definitions that no recipe makes any more."""
+    """Raises StaleError for locks and definitions without a recipe."""
     from imagefactory.stages.locked import orphans
 
-    left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
-    if left:
+    paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
+    if paths:
         raise StaleError(
-            "lock-orphaned", f"no recipe defines {', '.join(left)}", hint=f"rm -r {' '.join(left)}"
+            "lock-orphaned", f"no recipe defines {', '.join(paths)}", hint=f"rm -r {' '.join(paths)}"
         )
 
 
@@ -314,13 +299,13 @@ def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
-    """The bases of these names, and those that the chosen targets' recipes add packages or a platform to."""
-    asked = [name.removeprefix("base:") for name in names if name.startswith("base:")]
+    """Return the named bases, and those to which recipes of the chosen targets add packages or a platform."""
+    base_names = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
-    unknown = [name for name in asked if name not in known]
+    unknown = [name for name in base_names if name not in known]
     if unknown:
         raise UsageError(
             "base-unknown", f"there is no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}"
         )
     own = [t.base for t in chosen if (base := known[t.base]).on or base.platform != AMD64]
-    return [known[name] for name in dict.fromkeys((*asked, *own))] if names else list(factory.bases)
+    return [known[name] for name in dict.fromkeys((*base_names, *own))] if names else list(factory.bases)

@@ -37,22 +37,22 @@ def module(call: Call, name: str, output: Path, as_json: bool) -> None:
     from imagefactory.stages.module import write_module
 
     factory = call.factory
-    made = write_module(factory, select_one(factory.targets, name), output, call.progress)
-    path = made.folder / made.modulefile
+    result = write_module(factory, select_one(factory.targets, name), output, call.progress)
+    path = result.folder / result.modulefile
     if as_json:
         return say_json(
             "module",
             {
-                "target": made.target.name,
+                "target": result.target.name,
                 "modulefile": str(path),
-                "image": str(made.folder / "images" / made.image),
-                "programs": made.programs,
+                "image": str(result.folder / "images" / result.image),
+                "programs": result.programs,
             },
         )
-    loaded = "/".join(made.modulefile.parts[1:])
+    loaded = "/".join(result.modulefile.parts[1:])
     say(
-        f"wrote {path}\n  image     {made.image}\n  programs  {len(made.programs)}, such as "
-        f"{', '.join(made.programs[:4])}\n"
-        f"try it: module use {made.folder / made.modulefile.parts[0]} && module load {loaded} && python"
+        f"wrote {path}\n  image     {result.image}\n  programs  {len(result.programs)}, such as "
+        f"{', '.join(result.programs[:4])}\n"
+        f"try it: module use {result.folder / result.modulefile.parts[0]} && module load {loaded} && python"
     )
     return None

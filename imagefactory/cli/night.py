@@ -1,4 +1,4 @@
-"""The command that looks after a catalogue: night."""
+"""The night command, which builds, verifies and publishes what is due."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +23,7 @@ from imagefactory.cli.output import (
     error_json,
     explain,
     json_option,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -31,7 +33,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.cli.times import Duration
-from imagefactory.errors import FactoryError, UsageError, printable, without_logins
+from imagefactory.errors import FactoryError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @click.option(
     "--kept",
+    "plan",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Do nothing: tell what changed since the plan that `plan --keep FILE` kept.",
@@ -93,7 +96,22 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @json_option
 @click.pass_obj
-def night(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+def night(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    pool: str | None,
+    wait: timedelta | None,
+    html: Path | None,
+    mail: str | None,
+    metrics: Path | None,
+    webhook: str | None,
+    install: Path | None,
+    plan: Path | None,
+    github: bool,
+    as_json: bool,
+) -> None:
     """Build, verify and publish what is due: for cron and timers.
 
     \b
@@ -108,39 +126,6 @@ def night(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     Exit code 0 where nothing is broken, else the earliest failed stage's.
     """
-    _refuse_contradictions(names, given)
-    if given["install"]:
-        return _install(call, names, given)
-    if given["kept"]:
-        return _changed(call, given)
-    return _run(call, names, given)
-
-
-def _refuse_contradictions(names: tuple[str, ...], given: dict[str, Any]) -> None:
-    if given["wait"] and not given["pool"]:
-        raise UsageError(
-            "option-conflict",
-            "--wait-limit requires --pool",
-            hint="add --pool htcondor or remove --wait-limit",
-        )
-    if given["github"] and not given["kept"]:
-        raise UsageError(
-            "option-conflict", "--github requires --kept", hint="imagefactory night --kept FILE --github"
-        )
-    if given["github"] and given["as_json"]:
-        raise UsageError(
-            "option-conflict", "--github and --json both write to stdout", hint="remove one of them"
-        )
-    if given["kept"]:
-        options = ("pool", "html", "mail", "metrics", "webhook", "install")
-        own = [f"--{name}" for name in options if given[name]]
-        for word in (*names, *own):
-            raise UsageError(
-                "option-conflict", f"--kept and {word[:80]} exclude each other", hint="remove one of them"
-            )
-
-
-def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.matrix.changes import is_news
     from imagefactory.report.night import format_night
     from imagefactory.stages.night import NightAsk, run_night
@@ -149,11 +134,36 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     from imagefactory.stages.sweep import format_id
     from imagefactory.verify.evidence import LocalEvidence
 
+    options = {
+        "--pool": pool,
+        "--wait-limit": f"{int(wait.total_seconds())}s" if wait else None,
+        "--html": str(html.absolute()) if html else None,
+        "--mail": mail,
+        "--metrics": str(metrics.absolute()) if metrics else None,
+        "--webhook": webhook,
+    }
+    words = [*names, *(name for name, value in options.items() if value), *(["--install"] if install else ())]
+    reject_conflict(
+        wait and not pool, "--wait-limit requires --pool", "add --pool htcondor or remove --wait-limit"
+    )
+    reject_conflict(
+        github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"
+    )
+    reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
+    reject_conflict(
+        plan and words,
+        f"--kept and {words[0][:80] if words else ''} exclude each other",
+        "remove one of them",
+    )
+    if install:
+        return _install(call, names, install, options, as_json=as_json)
+    if plan:
+        return _changed(call, plan, github=github, as_json=as_json)
     settings = call.settings
-    wait = {"wait": given["wait"]} if given["wait"] else {}
-    ask = NightAsk(names=names, pool=given["pool"] or "", html=given["html"], **wait)
-    hook = _webhook(call, given["webhook"])
-    with _telling(given["mail"], hook), one_night(settings):
+    ask = NightAsk(names=names, pool=pool or "", html=html)
+    ask = replace(ask, wait=wait) if wait else ask
+    hook = _webhook(call, webhook)
+    with _telling(mail, hook), one_night(settings):
         factory, last = call.sound_factory, last_night(settings)
         folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
         bench = NightBench(
@@ -163,28 +173,28 @@ def _run(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
             evidence=LocalEvidence(),
             run=_runner(settings.root_path, folder / LOG),
         )
-        done = run_night(factory, ask, bench, folder, call.progress)
+        report = run_night(factory, ask, bench, folder, call.progress)
     log = f"log: {folder / LOG}"
-    if given["mail"] and is_news(done, last):  # before stdout, which may be a file on a full disk
-        _mail(given["mail"], f"{format_night(done)}\n\n{log}\n")
-    hook("night", night_json(done, folder))
+    if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
+        _mail(mail, f"{format_night(report)}\n\n{log}\n")
+    hook("night", night_json(report, folder))
     keep_reserve(settings)
-    if given["metrics"]:
-        _write_metrics(call, given["metrics"], done)
-    if given["as_json"]:
-        say_json("night", night_json(done, folder))
+    if metrics:
+        _write_metrics(call, metrics, report)
+    if as_json:
+        say_json("night", night_json(report, folder))
     else:
-        say(f"{format_night(done, terminal_width())}\n\n{log}")
-    if done.code:
-        raise click.exceptions.Exit(done.code)
-    say_next("status") if ask.pool else say_next("report", "--html", "site")
+        say(f"{format_night(report, terminal_width())}\n\n{log}")
+    if report.code:
+        raise click.exceptions.Exit(report.code)
+    return say_next("status") if pool else say_next("report", "--html", "site")
 
 
-def _webhook(call: Call, given: str | None) -> Hook:
-    """What posts a document to --webhook. If nobody takes it, a warning says so; the night's result stays."""
+def _webhook(call: Call, text: str | None) -> Hook:
+    """Return a function that posts a document to --webhook. A failed post prints a warning only."""
     from imagefactory.stages.webhook import post_json, read_address
 
-    url = read_address(given) if given else ""
+    url = read_address(text) if text else ""
 
     def post(kind: str, value: Mapping[str, object]) -> None:
         if not url:
@@ -197,21 +207,21 @@ def _webhook(call: Call, given: str | None) -> Hook:
     return post
 
 
-def _write_metrics(call: Call, path: Path, done: NightReport) -> None:
-    """Write the metrics. If the file cannot be written, a warning says so; the night's result stays."""
+def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
+    """Write the metrics. A file that cannot be written prints a warning only."""
     from imagefactory.files import replace_text
     from imagefactory.report.night_metrics import format_metrics
     from imagefactory.stages.read_catalogue import kept_expiry
 
     try:
-        replace_text(path, format_metrics(done, kept_expiry(call.settings)))
+        replace_text(path, format_metrics(report, kept_expiry(call.settings)))
     except OSError as error:
         write(2, f"warning: cannot write {path}: {error.strerror}")
 
 
 @contextmanager
 def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
-    """Who gets mail hears of a night that could not be, too: another is at work, the disk is full."""
+    """Report by mail and webhook a night that could not start: another is running, the disk is full."""
     try:
         yield
     except (FactoryError, OSError) as error:
@@ -223,7 +233,7 @@ def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
 
 
 def _runner(root: Path, log: Path) -> Command:
-    """Runs this very program; what it says and prints goes to the log. It ends with this process."""
+    """Return a function that runs this program and logs its output. It ends with this process."""
     program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
@@ -233,18 +243,18 @@ def _runner(root: Path, log: Path) -> Command:
                 (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
             ) as step:
                 try:
-                    said = step.communicate()[0]
+                    output = step.communicate()[0]
                 except BaseException:
                     step.terminate()
                     raise
-            _add(file, f"{said}exit code {step.returncode}\n")
-        return step.returncode, said
+            _add(file, f"{output}exit code {step.returncode}\n")
+        return step.returncode, output
 
     return run
 
 
 def _opened(log: Path) -> FileIO:
-    """The log, to add to it; on a full disk nothing, as a step matters more than what it says."""
+    """Open the log to append; on a full disk open /dev/null, as a step matters more than its log."""
     try:
         return log.open("ab", buffering=0)
     except OSError:
@@ -257,35 +267,29 @@ def _add(log: FileIO, text: str) -> None:
 
 
 def _mail(command: str, text: str) -> None:
-    """A command that fails is told; the night was what it was."""
+    """Pipe the text to the command. A command that fails prints a warning only."""
     words = ("/bin/sh", "-c", command)
     plain = re.sub("(?m)^~", " ~", printable(text))  # some mail programs run a line of `~!COMMAND`
-    done = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        said = without_logins(done.stderr).strip()
-        write(2, f"warning: --mail ended with exit code {done.returncode}: {said}".rstrip(": "))
+    process = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
+        output = without_logins(process.stderr).strip()
+        write(2, f"warning: --mail ended with exit code {process.returncode}: {output}".rstrip(": "))
 
 
-def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
+def _install(
+    call: Call, names: tuple[str, ...], folder: Path, options: dict[str, str | None], *, as_json: bool
+) -> None:
     from imagefactory.files import replace_all
     from imagefactory.stages.night_units import enabling, format_units
 
-    folder, root = given["install"], str(call.settings.root_path.absolute())
-    html = str(given["html"].absolute()) if given["html"] else ""
-    options = (
-        ("--pool", given["pool"]),
-        ("--wait-limit", _written(given["wait"])),
-        ("--html", html),
-        ("--mail", given["mail"]),
-        ("--metrics", str(given["metrics"].absolute()) if given["metrics"] else ""),
-        ("--webhook", _named(given["webhook"])),
-    )
-    words = [word for option in options if option[1] for word in option]
+    root = str(call.settings.root_path.absolute())
+    options |= {"--webhook": _named(options["--webhook"])}
+    words = [word for name, value in options.items() if value for word in (name, value)]
     command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
     files = format_units(root, command, os.environ)
     folder.mkdir(parents=True, exist_ok=True)
     replace_all({folder / name: text.encode() for name, text in files.items()})
-    if given["as_json"]:
+    if as_json:
         return say_json("night-units", {"files": [str(folder / name) for name in files]})
     for name in files:
         say(f"wrote {folder / name}")
@@ -293,7 +297,7 @@ def _install(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
 
 
 def _named(webhook: str | None) -> str:
-    """As a unit has it: a file by its whole path. Raises UsageError for an address that is none."""
+    """Return the webhook for a unit, a file by its absolute path. Raises UsageError if it is invalid."""
     from imagefactory.stages.webhook import read_address
 
     if not webhook:
@@ -302,11 +306,7 @@ def _named(webhook: str | None) -> str:
     return webhook if "://" in webhook else str(Path(webhook).expanduser().absolute())
 
 
-def _written(wait: timedelta | None) -> str:
-    return f"{int(wait.total_seconds())}s" if wait else ""
-
-
-def _changed(call: Call, given: dict[str, Any]) -> None:
+def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
     from imagefactory.matrix.changes import NightTold, dormant
     from imagefactory.report.night import format_issue, format_night
     from imagefactory.stages.night import last_commit, night_since
@@ -314,23 +314,23 @@ def _changed(call: Call, given: dict[str, Any]) -> None:
     from imagefactory.stages.sweep import format_id
 
     factory, now = call.factory, datetime.now(UTC)
-    before, commit = read_kept_plan(given["kept"]), last_commit(factory.settings.root_path)
-    note = dormant(commit, now) if commit and given["github"] else ""
-    told = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
-    done = night_since(factory, before, told)
+    before, commit = read_kept_plan(plan), last_commit(factory.settings.root_path)
+    note = dormant(commit, now) if commit and github else ""
+    context = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
+    report = night_since(factory, before, context)
     folder = new_night(factory.settings, format_id(now, os.urandom(2)))
-    write_night(folder / NIGHT, done)
-    if given["as_json"]:
-        say_json("night", night_json(done, folder))
-    elif given["github"]:
-        if text := format_issue(done).rstrip():
+    write_night(folder / NIGHT, report)
+    if as_json:
+        say_json("night", night_json(report, folder))
+    elif github:
+        if text := format_issue(report).rstrip():
             write(1, text)
     else:
-        say(format_night(done, terminal_width()))
+        say(format_night(report, terminal_width()))
 
 
-def night_json(done: NightReport, folder: Path) -> dict[str, object]:
-    """A night for programs."""
+def night_json(report: NightReport, folder: Path) -> dict[str, object]:
+    """Return a nightly run as JSON."""
     from imagefactory.documents import format_value
 
-    return {"folder": str(folder), "exit_code": done.code, **format_value(done)}
+    return {"folder": str(folder), "exit_code": report.code, **format_value(report)}

@@ -1,4 +1,4 @@
-"""What every command shares: what it is given, how it prints, how the failures of single targets add up."""
+"""What every command shares: its context, its output, and how errors of single targets add up."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from imagefactory.settings.choices import RUNNERS
 if TYPE_CHECKING:
     from imagefactory.access import Access
     from imagefactory.factory import Factory
+    from imagefactory.gpu.capability import Capability
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
     from imagefactory.settings.load import Settings
@@ -45,16 +46,16 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What every command gets: the settings, lazily read recipes, and who watches progress."""
+    """The context of every command: the settings, lazily read recipes, and progress."""
 
     directory: Path | None
     progress_style: str
 
     @property
     def settings(self) -> Settings:
-        """The settings. A project that sets what only a trusted one may is asked about on a terminal.
+        """The settings. On a terminal, asks whether to trust a project that sets restricted settings.
 
-        Raises UntrustedProjectError where nobody can be asked, and for the answer no.
+        Raises UntrustedProjectError without a terminal, and for the answer no.
         """
         from imagefactory.settings.trusted import UntrustedProjectError
 
@@ -67,7 +68,7 @@ class Call:
 
     @property
     def checked_settings(self) -> Settings:
-        """The settings without those that an untrusted project may not set: for commands that show them."""
+        """The settings without those that an untrusted project may not set, for commands that show them."""
         return self._load(strict=False)
 
     def _load(self, *, strict: bool) -> Settings:
@@ -76,7 +77,7 @@ class Call:
         return load_settings(directory=self.directory, start=Path.cwd(), environ=os.environ, strict=strict)
 
     def _may_ask(self) -> bool:
-        """Whether a person is at the terminal, and not a program that reads JSON or completes words."""
+        """Return whether a person is at the terminal, not a program that reads JSON or completes words."""
         context = click.get_current_context(silent=True)
         if context is None or context.resilient_parsing or context.params.get("as_json"):
             return False
@@ -84,7 +85,7 @@ class Call:
 
     @property
     def access(self) -> Access:
-        """What works by full references alone needs no recipes: the settings are enough."""
+        """The settings and the environment, for commands that work on full references and need no recipes."""
         from imagefactory.access import Access
 
         return Access(settings=self.settings, environ=os.environ, tell=self.progress.note)
@@ -97,7 +98,7 @@ class Call:
 
     @property
     def factory_if_any(self) -> Factory | None:
-        """None where there are no recipes: what is known of frameworks can be asked from anywhere."""
+        """The project, None without recipes: commands about frameworks work anywhere."""
         from imagefactory.factory import recipes_folder
 
         try:
@@ -110,14 +111,14 @@ class Call:
 
     @property
     def sound_factory(self) -> Factory:
-        """The factory without its recipes that have faults: for commands that go on with the others."""
+        """The project without recipes that have errors, for commands that continue with the others."""
         from imagefactory.factory import read_sound
 
         return read_sound(self._told_settings, os.environ, self.progress.note)
 
     @property
     def _told_settings(self) -> Settings:
-        """The settings; whose recipes they lead to is told where no folder of the user's says it."""
+        """The settings. A note reports that the recipes are those of imagefactory."""
         settings = self.settings
         if settings.shipped:
             self.progress.note(
@@ -131,32 +132,32 @@ class Call:
 
 
 def say(text: str, *, unless: bool = False) -> None:
-    """A result for a person; `unless` is true where a program asked for JSON."""
+    """Print a result for a person; `unless` is true with --json."""
     if not unless:
         write(1, text)
 
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
-    """One JSON document on stdout. `format` names its kind and version."""
+    """Print one JSON document to stdout. `format` names its type and version."""
     from imagefactory.documents import plain
 
     say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
 
 
 def say_document(text: str) -> None:
-    """JSON for programs: what would steer a terminal is escaped as JSON has it, and stays what it is."""
+    """Print JSON, with terminal control characters escaped as JSON escapes them."""
     _echo(1, STEERING.sub(_json_escape, text))
 
 
-def _json_escape(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass")
+def _json_escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def say_next(*words: str, program: str = "imagefactory") -> None:
-    """What a person would type next, the last line of what a command says: on stderr, results stand alone.
+    """Print the command that a person would run next to stderr, as the last line.
 
-    A program is told nothing (`--json`, `--progress json`), nor is who asked for quiet (`-q`).
+    Prints nothing for programs (`--json`, `--progress json`) or with `-q`.
     """
     context = click.get_current_context()
     call = context.find_object(Call)
@@ -179,12 +180,12 @@ def error_json(error: FactoryError) -> dict[str, object]:
     if isinstance(error, RecipeError):
         fields = ("code", "location", "message", "fix")
         row["diagnostics"] = [
-            {name: without_logins(getattr(one, name)) for name in fields} for one in error.diagnostics
+            {name: without_logins(getattr(item, name)) for name in fields} for item in error.diagnostics
         ]
     return row
 
 
-_COLOURS = {
+_COLORS = {
     "green": "ok yes passed verified good valid",
     "red": (
         "no failed FAILED error: missing malformed unsolvable wrong revoked expired invalid wrong-numbers "
@@ -193,9 +194,9 @@ _COLOURS = {
     "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
     "cyan": "next: hint:",
 }
-"""Words that stand alone in a cell or before their line, by the colour in which a terminal shows them."""
+"""Words that stand alone in a cell or before their line, by the color in which a terminal shows them."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
-_WORDS = {word: colour for colour, words in _COLOURS.items() for word in words.split()}
+_WORDS = {word: color for color, words in _COLORS.items() for word in words.split()}
 _CELL = re.compile(
     rf"(?m)(?P<before>^ *|(?<=  ))(?P<word>{'|'.join(map(re.escape, sorted(_WORDS, reverse=True)))}|"
     r"[YP~-][dpv]!?)(?=$|  | \[| !|: |(?<=:) )"
@@ -203,23 +204,23 @@ _CELL = re.compile(
 
 
 def paint(text: str, stream: int) -> str:
-    """With colours for the words above, where `stream` is a terminal that shows them. Nobody else knows."""
+    """Return the text with colors for the words above, if `stream` is a terminal with colors."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     if plain or not os.isatty(stream):
         return text
 
-    def colour(found: re.Match[str]) -> str:
-        word = found["word"]
-        return found["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
+    def color(match: re.Match[str]) -> str:
+        word = match["word"]
+        return match["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
 
-    return _CELL.sub(colour, text)
+    return _CELL.sub(color, text)
 
 
 def write(stream: int, text: str) -> None:
-    """Print a text for people, with nothing in it that steers their terminal but the colours of `paint`.
+    """Print a text for people, with no terminal control characters but the colors of `paint`.
 
-    Texts quote strangers: file names, layers, registries, records. All that is printed goes through here,
-    or through progress.py.
+    Texts quote untrusted input: file names, layers, registries, records. All output goes through here or
+    through progress.py.
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
@@ -227,19 +228,18 @@ def write(stream: int, text: str) -> None:
 
 
 def say_notes(notes: Iterable[str]) -> None:
-    """Print how catalogs were had where they are not the current ones, and which expire soon."""
+    """Print which catalogs are not current, and which expire soon."""
     for note in notes:
         write(2, f"note: {note}")
 
 
 def confirm(question: str) -> bool:
-    """Whether the person at the terminal says yes."""
+    """Return whether the person at the terminal says yes."""
     return click.confirm(printable(question), err=True)
 
 
 def _echo(stream: int, text: str) -> None:
-    """Print it. The work and its exit code stay what they are when nobody reads any more (`| head`), and
-    when the log that stderr goes to is on a full disk."""
+    """Print the text. A closed pipe (`| head`) or a full disk for stderr does not change the exit code."""
     try:
         click.echo(text, err=stream == 2)
     except BrokenPipeError:
@@ -251,12 +251,12 @@ def _echo(stream: int, text: str) -> None:
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that stdout is, None where it is none: lines stay whole for `grep`."""
+    """Return the columns of the terminal, None if stdout is not one: lines stay whole for `grep`."""
     return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
 
 
 def at_terminal() -> bool:
-    """Whether a person is there who can be asked."""
+    """Return whether a person at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -273,13 +273,13 @@ def ask_trust(error: UntrustedProjectError) -> bool:
 
 
 def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
-    """Each setting with its line in the file, its value without secrets, and why it is restricted."""
+    """Return each setting with its line in the file, its value without secrets, and why it is restricted."""
     from imagefactory.documents import shown
     from imagefactory.settings.files import without_secrets
 
-    for one in settings:
-        value = shown(without_secrets(one.value))
-        yield f"{one.line or '-'}: {one.name} = {value}  ({one.reason})"
+    for setting in settings:
+        value = shown(without_secrets(setting.value))
+        yield f"{setting.line or '-'}: {setting.name} = {value}  ({setting.reason})"
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
@@ -287,7 +287,7 @@ def json_option(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Names for shell completion. A broken recipe completes nothing, it does not break the shell."""
+    """Return target names for shell completion, none if a recipe has errors."""
     call = ctx.find_object(Call) or Call(None, "quiet")
     try:
         return [t.name for t in call.factory.targets if t.name.startswith(incomplete)]
@@ -348,20 +348,20 @@ def package_json(package: LockedPackage) -> dict[str, object]:
     }
 
 
-def made_json(made: Image | Sif) -> dict[str, object]:
-    """What an engine made: an image, or a .sif file."""
+def made_json(artifact: Image | Sif) -> dict[str, object]:
+    """Return an image or a .sif file as JSON."""
     from imagefactory.oci.model import Image
 
-    if isinstance(made, Image):
-        return image_json(made)
+    if isinstance(artifact, Image):
+        return image_json(artifact)
     return {
-        "name": made.name,
-        "digest": made.digest,
-        "sha256": made.file.digest,
-        "size": made.file.size,
-        "path": str(made.path),
-        "made_from": made.made_from,
-        "compression": made.compression,
+        "name": artifact.name,
+        "digest": artifact.digest,
+        "sha256": artifact.file.digest,
+        "size": artifact.file.size,
+        "path": str(artifact.path),
+        "made_from": artifact.made_from,
+        "compression": artifact.compression,
     }
 
 
@@ -388,7 +388,7 @@ def image_json(image: Image) -> dict[str, object]:
 
 
 class Failures:
-    """Failures of single targets: siblings go on, the exit code is the earliest failed stage's."""
+    """The errors of single targets. The others continue; the earliest failed stage sets the exit code."""
 
     def __init__(self, recipes: RecipeError | None = None) -> None:
         self.errors: list[tuple[str, FactoryError]] = []
@@ -427,9 +427,9 @@ class Failures:
 
 
 class collecting:
-    """Exits with the earliest failed stage's code once every target has had its turn.
+    """Exit with the code of the earliest failed stage after all targets ran.
 
-    Recipes of `factory` that have faults are told first, and are the earliest stage.
+    Recipes of `factory` with errors are reported first, and are the earliest stage.
     """
 
     def __init__(self, factory: Factory | None = None) -> None:
@@ -449,8 +449,35 @@ class collecting:
             raise click.exceptions.Exit(min(codes))
 
 
+def reject_conflict(condition: object, message: str, hint: str) -> None:
+    """Raise UsageError about options if the condition is true."""
+    if condition:
+        raise UsageError("option-conflict", message, hint=hint)
+
+
+def capability_of(text: str, hint: str = "write, for example, --capability 8.0") -> Capability:
+    """Return the value of --capability. Raises UsageError."""
+    from imagefactory.gpu.capability import parse_capability
+
+    try:
+        return parse_capability(text)
+    except ValueError as error:
+        raise UsageError("option-invalid", f"--capability: {error}", hint=hint) from error
+
+
+def driver_of(text: str) -> str:
+    """Return the value of --driver, empty for none. Raises UsageError."""
+    from imagefactory.gpu.drivers import read_driver
+
+    try:
+        return read_driver(text) if text else ""
+    except ValueError as error:
+        hint = "`nvidia-smi` shows the version at the top"
+        raise UsageError("option-invalid", f"--driver: {error}", hint=hint) from error
+
+
 def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ...]:
-    """As `select`. A name that no target has may be of a recipe with faults: then those are the error."""
+    """Return the selected targets. Raises RecipeError if a recipe with errors may define a missing name."""
     from imagefactory.recipes.expand import select
 
     try:
@@ -464,7 +491,7 @@ def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ..
 
 
 def explain(error: OSError | EOFError) -> FactoryError:
-    """The net below the adapters: what the operating system refused, in a person's words."""
+    """Return an error of the operating system that no adapter handled as a BuildError."""
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     what = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return BuildError(

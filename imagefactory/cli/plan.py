@@ -1,17 +1,17 @@
-"""The command that says what is worth building and testing: plan."""
+"""The plan command, which shows what to build and test."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import (
     Call,
     json_option,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -19,12 +19,10 @@ from imagefactory.cli.output import (
     terminal_width,
     write,
 )
-from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.matrix.plan import Plan, PlanGpu, PlannedCell, Ruling
+    from imagefactory.matrix.plan import Plan, PlannedCell, Ruling
     from imagefactory.matrix.rows import RuledRow
-    from imagefactory.stages.plan import Listed
 
 
 def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -99,7 +97,22 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
 )
 @json_option
 @click.pass_obj
-def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+def plan(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    inventory: Path | None,
+    machines: str | None,
+    allow: tuple[str, ...],
+    tuples: Path | None,
+    recorded: bool,
+    strict_drivers: bool,
+    github: bool,
+    registry: str,
+    keep: Path | None,
+    as_json: bool,
+) -> None:
     """Say what is worth building and testing, and what is not.
 
     Targets x GPUs, pruned by what is known.
@@ -121,154 +134,100 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     Exit code 0 whatever is pruned or blocked.
     """
-    from imagefactory.matrix.plan import check_rules
-    from imagefactory.settings.own_commands import parse_machines
-    from imagefactory.stages.plan import Listed, read_listed
-
-    asked = _PlanAsk(**given)
-    asked.refuse_contradictions(names)
-    allow = check_rules(asked.allow)
-    machines = asked.machines or ""
-    if asked.machines is None and asked.inventory and not asked.tuples:  # rows are no jobs of sweeps
-        machines = call.settings.sweep_machines.value
-    listed = read_listed(asked.inventory, parse_machines(machines)) if asked.inventory else Listed()
-    if asked.machines is not None and not listed.pool:
-        raise UsageError("option-conflict", "--machine requires --inventory", hint="add --inventory FILE")
-    if asked.tuples:
-        devices = tuple(one for one in listed.devices if one not in listed.avoided and not one.part)
-        _rows(asked, asked.tuples, (devices, listed.pool), allow)
-    else:
-        _targets(call, asked, (names, listed, allow))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanAsk:
-    """The options of `plan`."""
-
-    inventory: Path | None
-    machines: str | None
-    allow: tuple[str, ...]
-    tuples: Path | None
-    recorded: bool
-    strict_drivers: bool
-    github: bool
-    registry: str
-    keep: Path | None
-    as_json: bool
-
-    def refuse_contradictions(self, names: tuple[str, ...]) -> None:
-        if self.github and self.as_json:
-            raise UsageError(
-                "option-conflict", "--github and --json both write to stdout", hint="remove one of them"
-            )
-        if self.recorded and not self.tuples:
-            raise UsageError("option-conflict", "--recorded requires --tuples", hint="add --tuples FILE")
-        if self.strict_drivers and not (self.tuples and self.inventory):
-            raise UsageError(
-                "option-conflict",
-                "--strict-drivers requires --tuples and --inventory",
-                hint="add --tuples FILE --inventory FILE",
-            )
-        if self.tuples and names:
-            raise UsageError(
-                "option-conflict", "--tuples and targets exclude each other", hint=f"remove {' '.join(names)}"
-            )
-        if self.tuples and self.github:
-            raise UsageError(
-                "option-conflict",
-                "--tuples and --github exclude each other: rows are not built",
-                hint="remove --github",
-            )
-        if self.tuples and self.keep:
-            raise UsageError(
-                "option-conflict",
-                "--tuples and --keep exclude each other: rows are not built",
-                hint="remove --keep",
-            )
-        if self.tuples and self.registry:
-            raise UsageError(
-                "option-conflict",
-                "--tuples and --registry exclude each other: rows are not built",
-                hint="remove --registry",
-            )
-
-
-def _targets(call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], Listed, frozenset[str]]) -> None:
     from imagefactory.matrix.changes import KeptPlan, keep_plan
     from imagefactory.matrix.night import tonight
-    from imagefactory.matrix.plan import CellState, PlanInput, make_plan
+    from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
+    from imagefactory.matrix.rows import RowsInput, rule_rows
     from imagefactory.recipes.expand import select
-    from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_plan, summary
+    from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
+    from imagefactory.settings.own_commands import parse_machines
     from imagefactory.stages.nights import write_kept_plan
-    from imagefactory.stages.plan import Asking, read_stages
+    from imagefactory.stages.plan import Asking, Listed, read_listed, read_rows, read_stages
     from imagefactory.verify.kit_make import program_sum
 
-    names, listed, allow = given
-    devices = listed.devices
-    factory = call.factory
-    also = factory.settings.registry.value
-    asking = Asking(now=datetime.now(UTC), registry=asked.registry, also=also)
-    stages = read_stages(factory, select(factory.targets, names), asking)
-    made = make_plan(
-        PlanInput(stages=stages, devices=devices, allow=allow, on_machines=True, avoided=listed.avoided)
+    reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
+    reject_conflict(recorded and not tuples, "--recorded requires --tuples", "add --tuples FILE")
+    reject_conflict(
+        strict_drivers and not (tuples and inventory),
+        "--strict-drivers requires --tuples and --inventory",
+        "add --tuples FILE --inventory FILE",
     )
-    now, waiting = made, 0
-    if asked.github:
-        now, waiting = tonight(made, MAX_JOBS, asking.now.date(), kits=bool(asked.registry))
-    if asked.keep:
-        chosen = {one.target.name for one in now.targets}
-        kept = KeptPlan(
-            made=asking.now,
-            registry=asked.registry,
-            names=names,
-            devices=devices,
-            waiting=tuple(one.target.name for one in made.targets if one.target.name not in chosen),
+    reject_conflict(tuples and names, "--tuples and targets exclude each other", f"remove {' '.join(names)}")
+    for option, value in (("--github", github), ("--keep", keep), ("--registry", registry)):
+        reject_conflict(
+            tuples and value,
+            f"--tuples and {option} exclude each other: rows are not built",
+            f"remove {option}",
         )
-        write_kept_plan(asked.keep, keep_plan(made, kept))
-    if asked.github:
-        say(format_matrix(now, kits=bool(asked.registry)))
-        say(f"{format_kits(now)}\nprogram={program_sum()}", unless=not asked.registry)
-        write(2, summary(made, waiting))
-    elif asked.as_json:
-        say_json("plan", _plan_json(made))
-    else:
-        say(format_plan(made, terminal_width()))
-        doing = [(cell.state, one.target.name) for one in made.targets for cell in one.cells]
-        for state, name in doing:
-            if state in (CellState.BUILD, CellState.VERIFY):
-                return say_next(state.value, name)
-    return None
-
-
-def _rows(
-    asked: _PlanAsk, path: Path, listed: tuple[tuple[PlanGpu, ...], str], allow: frozenset[str]
-) -> None:
-    from imagefactory.matrix.plan import unused_rules
-    from imagefactory.matrix.rows import RowsInput, rule_rows
-    from imagefactory.report.plan import format_rows
-    from imagefactory.stages.plan import read_rows
-
-    devices, pool = listed
-    given = RowsInput(
-        rows=read_rows(path),
-        devices=devices,
-        allow=allow,
-        pool=pool,
-        strict=asked.strict_drivers,
-        recorded=asked.recorded,
+    rules = check_rules(allow)
+    pattern = machines or ""
+    if machines is None and inventory and not tuples:  # rows are no jobs of sweeps
+        pattern = call.settings.sweep_machines.value
+    listed = read_listed(inventory, parse_machines(pattern)) if inventory else Listed()
+    reject_conflict(
+        machines is not None and not listed.pool, "--machine requires --inventory", "add --inventory FILE"
     )
-    judged = rule_rows(given)
-    unused = unused_rules(allow, (one.ruling for one in judged))
-    if asked.as_json:
-        say_json("rows", {"rows": [_row_json(one) for one in judged], "unused_rules": unused})
-    else:
-        say(format_rows(judged, unused, terminal_width()))
+    if tuples:
+        devices = tuple(gpu for gpu in listed.devices if gpu not in listed.avoided and not gpu.part)
+        rows = RowsInput(
+            rows=read_rows(tuples),
+            devices=devices,
+            allow=rules,
+            pool=listed.pool,
+            strict=strict_drivers,
+            recorded=recorded,
+        )
+        ruled_rows = rule_rows(rows)
+        unused = unused_rules(rules, (row.ruling for row in ruled_rows))
+        if as_json:
+            document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
+            return say_json("rows", document)
+        return say(format_rows(ruled_rows, unused, terminal_width()))
+    factory = call.factory
+    request = Asking(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
+    stages = read_stages(factory, select(factory.targets, names), request)
+    whole = make_plan(
+        PlanInput(
+            stages=stages, devices=listed.devices, allow=rules, on_machines=True, avoided=listed.avoided
+        )
+    )
+    jobs, waiting = whole, 0
+    if github:
+        jobs, waiting = tonight(whole, MAX_JOBS, request.now.date(), kits=bool(registry))
+    if keep:
+        chosen = {row.target.name for row in jobs.targets}
+        kept_plan = KeptPlan(
+            made=request.now,
+            registry=registry,
+            names=names,
+            devices=listed.devices,
+            waiting=tuple(row.target.name for row in whole.targets if row.target.name not in chosen),
+        )
+        write_kept_plan(keep, keep_plan(whole, kept_plan))
+    if github:
+        say(format_matrix(jobs, kits=bool(registry)))
+        say(f"{format_kits(jobs)}\nprogram={program_sum()}", unless=not registry)
+        return write(2, summary(whole, waiting))
+    return _say_plan(whole, as_json=as_json)
+
+
+def _say_plan(whole: Plan, *, as_json: bool) -> None:
+    from imagefactory.matrix.plan import CellState
+    from imagefactory.report.plan import format_plan
+
+    if as_json:
+        return say_json("plan", _plan_json(whole))
+    say(format_plan(whole, terminal_width()))
+    for state, name in ((cell.state, row.target.name) for row in whole.targets for cell in row.cells):
+        if state in (CellState.BUILD, CellState.VERIFY):
+            return say_next(state.value, name)
+    return None
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _plan_json(made: Plan) -> dict[str, object]:
+def _plan_json(whole: Plan) -> dict[str, object]:
     from imagefactory.report.plan import counts
 
     targets = [
@@ -282,9 +241,9 @@ def _plan_json(made: Plan) -> dict[str, object]:
             "recipe": str(planned.target.where),
             "cells": [_cell_json(cell) for cell in planned.cells],
         }
-        for planned in made.targets
+        for planned in whole.targets
     ]
-    return {"targets": targets, "counts": counts(made), "unused_rules": made.unused}
+    return {"targets": targets, "counts": counts(whole), "unused_rules": whole.unused}
 
 
 def _cell_json(cell: PlannedCell) -> dict[str, object]:
@@ -318,7 +277,7 @@ def _row_json(ruled: RuledRow) -> dict[str, object]:
 
 
 def _ruling_json(ruling: Ruling) -> dict[str, object]:
-    """`basis` and `rule` are null where nothing is known; `override` are the options that bring it back."""
+    """Return a ruling as JSON. Unknown `basis` and `rule` are null; `override` are options that undo it."""
     claim = ruling.claim
     return {
         "basis": claim.basis if claim else None,
@@ -326,7 +285,7 @@ def _ruling_json(ruling: Ruling) -> dict[str, object]:
         "rule": claim.rule if claim else None,
         "reason": ruling.reason,
         "source": claim.source if claim else "",
-        "override": " ".join(f"--allow {one.rule}" for one in ruling.against),
+        "override": " ".join(f"--allow {item.rule}" for item in ruling.against),
         "against": ruling.against,
         "allowed": ruling.allowed,
         "warnings": ruling.warnings,

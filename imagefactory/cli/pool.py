@@ -1,4 +1,4 @@
-"""The command that shows a pool: pool; and `--inventory`, by which others work from a saved one."""
+"""The pool command, and `--inventory` for commands that use a saved pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
-    """`--inventory FILE`, the argument `inventory`: a path, or None for the pool itself."""
+    """Add `--inventory FILE`, the argument `inventory`: a path, or None for the pool itself."""
     return click.option(
         "--inventory",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -32,18 +32,20 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> Inventory:
-    """What a file says of a pool, or the pool itself. Raises UsageError for the file, ToolError for the pool,
-    NothingSelectedError where there is no GPU."""
+    """Return the inventory of a file or of the pool.
+
+    Raises UsageError for the file, ToolError for the pool, NothingSelectedError without a GPU.
+    """
     from imagefactory.pools.inventory import read_inventory
     from imagefactory.pools.model import open_pool
 
     inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
         where = str(path) if path else f"the pool {inventory.pool}".rstrip()
-        said = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
+        notes = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
             "pool-without-gpu",
-            f"{where} has no machine with a GPU that jobs can request{said}",
+            f"{where} has no machine with a GPU that jobs can request{notes}",
             hint="`sinfo -o '%N %G %T'` lists what the nodes report"
             if pool == SLURM
             else "`condor_status -const 'TotalGPUs > 0'` lists the slots that report GPUs",
@@ -119,7 +121,7 @@ def pool(
 
 
 def _choose(system: str | None, *, probe: bool) -> str:
-    """The pool to ask: HTCondor's of two, and that is said. Raises UsageError for a probe of HTCondor."""
+    """Return the pool to query; of two, HTCondor with a note. Raises UsageError for a probe of HTCondor."""
     from imagefactory.pools.model import pools_here
 
     if probe and system == HTCONDOR:
@@ -136,12 +138,12 @@ def _choose(system: str | None, *, probe: bool) -> str:
 
 
 def _probe(wait: timedelta) -> None:
-    """Says of which kinds nothing could be found out. Raises ToolError where this is no Slurm cluster."""
+    """Probe the GPUs. Notes report those that did not answer. Raises ToolError without a Slurm cluster."""
     from imagefactory.pools.slurm.nodes import ask_inventory
     from imagefactory.pools.slurm.probe import ask_all, kinds_of, remember
 
     kinds = kinds_of(ask_inventory(os.environ, datetime.now(UTC)))
-    found, faults = ask_all(kinds, os.environ, wait)
-    remember(os.environ, found)
+    results, faults = ask_all(kinds, os.environ, wait)
+    remember(os.environ, results)
     for kind, fault in faults:
         write(2, f"note: {kind} did not answer: {fault.message}")

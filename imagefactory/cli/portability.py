@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from imagefactory.cli.output import (
     complete_targets,
     json_option,
     registry_option,
+    reject_conflict,
     runner_option,
     say,
     say_json,
@@ -53,7 +54,19 @@ FOLDER = "portable"
 )
 @json_option
 @click.pass_obj
-def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **given: Any) -> None:
+def portability(
+    call: Call,
+    /,
+    *,
+    name: str,
+    models: Path | None,
+    to: tuple[str, ...],
+    batches: str,
+    runner: str | None,
+    place: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     """Prove that trained models compute the same in other runtimes.
 
     \b
@@ -72,23 +85,20 @@ def portability(call: Call, /, name: str, models: Path | None, as_json: bool, **
     from imagefactory.stages.portability import PortabilityOptions
 
     if models is None:
-        for option in ("to", "runner"):
-            if given[option]:
-                raise UsageError(
-                    "option-conflict", f"--{option} requires --models", hint="add --models models.py"
-                )
-        return _show(call, name, given, as_json=as_json)
-    if not given["to"]:
+        reject_conflict(to, "--to requires --models", "add --models models.py")
+        reject_conflict(runner, "--runner requires --models", "add --models models.py")
+        return _show(call, name, place, output=output, as_json=as_json)
+    if not to:
         raise UsageError(
             "argument-missing", "no runtime is given", hint="add --to onnxruntime-cpu, or --to RUNTIME@TARGET"
         )
     options = PortabilityOptions(
         models=models,
-        to=given["to"],
-        batches=_batches(given["batches"]),
-        output=given["output"] or Path(FOLDER),
-        registry=given["place"],
-        runner=given["runner"] or "",
+        to=to,
+        batches=_batches(batches),
+        output=output or Path(FOLDER),
+        registry=place,
+        runner=runner or "",
     )
     return _port(call, name, options, as_json=as_json)
 
@@ -103,53 +113,53 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
     from imagefactory.stages.portability import port_models
     from imagefactory.verify.portable_model import format_portable
 
-    done = port_models(call.factory, name, options, bench(), call.progress)
-    value = format_portable(done.report)
+    run = port_models(call.factory, name, options, bench(), call.progress)
+    value = format_portable(run.report)
     page = options.output / "portability.html"
     replace_text(options.output / "report.json", json.dumps(value, indent=1) + "\n")
-    replace_text(page, format_page(done.report))
-    word = report.word_of(done.report)
+    replace_text(page, format_page(run.report))
+    word = report.word_of(run.report)
     if as_json:
-        said = {"portable": done.report.portable, "why": done.why, "attached": list(done.attached)}
-        say_json("portability", {"report": value, "output": str(options.output), **said})
+        summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
+        say_json("portability", {"report": value, "output": str(options.output), **summary})
     else:
-        fields = [*report.format_files(done.report), ("page", str(page)), ("outcome", f"{word}, {done.why}")]
-        fields += [("attached", place) for place in done.attached]
-        say(f"{report.format_portability(done.report, terminal_width())}\n\n{report.fields_of(fields)}")
-    if not done.report.portable:
+        fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
+        fields += [("attached", place) for place in run.attached]
+        say(f"{report.format_portability(run.report, terminal_width())}\n\n{report.fields_of(fields)}")
+    if not run.report.portable:
         raise CheckFailedError(
             "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
         )
-    if not done.attached:
+    if not run.attached:
         return say_next("keys", "new", "lab")
     return say_next("portability", name, *_registry(options.registry))
 
 
-def _show(call: Call, name: str, given: dict[str, Any], *, as_json: bool) -> None:
+def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
     from imagefactory.report.portability import format_statements
     from imagefactory.stages.read_portable import read_portable, write_models
     from imagefactory.verify.portable_model import format_portable
 
-    found = read_portable(call.factory, name, given["place"], datetime.now(UTC), call.progress)
-    written = write_models(found, given["output"]) if given["output"] else ()
+    result = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
+    written = write_models(result, output) if output else ()
     if as_json:
         rows = [
             {
-                "digest": one.digest,
-                "standing": one.standing.value,
-                "why": one.why,
-                "report": format_portable(one.statement.report) if one.statement else None,
+                "digest": row.digest,
+                "standing": row.standing.value,
+                "why": row.why,
+                "report": format_portable(row.statement.report) if row.statement else None,
             }
-            for one in found.judged
+            for row in result.judged
         ]
         return say_json(
-            "portability", {"manifest": found.manifest, "statements": rows, "files": list(map(str, written))}
+            "portability", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
         )
-    say(format_statements(found.judged, found.manifest, terminal_width()))
+    say(format_statements(result.judged, result.manifest, terminal_width()))
     for path in written:
         say(f"wrote {path}")
-    again = found.newest and not written
-    return say_next("portability", name, *_registry(given["place"]), "-o", "models") if again else None
+    again = result.newest and not written
+    return say_next("portability", name, *_registry(place), "-o", "models") if again else None
 
 
 def _registry(place: str) -> tuple[str, ...]:
@@ -157,7 +167,7 @@ def _registry(place: str) -> tuple[str, ...]:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    """Raises UsageError for what is no list of sizes."""
+    """Return the batch sizes, sorted. Raises UsageError for an invalid list."""
     parts = [part.strip() for part in text.split(",")]
     fine = all(part.isdecimal() and 0 < int(part) <= LARGEST_BATCH for part in parts)
     if not fine or len(parts) > MOST_BATCHES:

@@ -61,13 +61,13 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
     with collecting(factory) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
-                wanted = Promoting(target=target, place=where, now=now, dry_run=dry_run)
-                done = promote(factory, wanted, call.progress)
-                results.append(promotion_json(done))
-                say(format_promotion(done, terminal_width(), dry_run=dry_run), unless=as_json)
-                for _, fault in done.faults:
+                request = Promoting(target=target, place=where, now=now, dry_run=dry_run)
+                result = promote(factory, request, call.progress)
+                results.append(promotion_json(result))
+                say(format_promotion(result, terminal_width(), dry_run=dry_run), unless=as_json)
+                for _, fault in result.faults:
                     failures.add(fault)
-                _insist(done, target, digest)
+                _insist(result, target, digest)
         if as_json:
             say_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
     say_next("promote", *names) if dry_run else say_next("catalogue", "--dry-run")
@@ -76,7 +76,7 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
 def _targets(
     factory: Factory, names: tuple[str, ...], registry: str
 ) -> tuple[tuple[Target, Place, str], ...]:
-    """Each target, where its tags are, and the digest that was named, if any."""
+    """Return each target, the place of its tags, and the named digest, if any."""
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
     from imagefactory.stages.candidates import target_at
@@ -95,13 +95,13 @@ def _targets(
     plain = [name for name in names if "/" not in name]
     chosen = choose_targets(factory, tuple(plain)) if plain else ()
     # A tag for several platforms waits for those of the others.
-    for target in sorted(chosen, key=lambda one: one.name == plain_name(one)):
+    for target in sorted(chosen, key=lambda target: target.name == plain_name(target)):
         targets.append((target, place_of_target(factory, target, registry), ""))
     return tuple(targets)
 
 
 def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
-    """The registry that is named or set, else the store here."""
+    """Return the named or configured registry, else the local store."""
     from imagefactory.stages.verdicts import local_place, registry_of
 
     if registry or factory.settings.registry.value:
@@ -109,36 +109,36 @@ def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
     return local_place(factory, target.family)
 
 
-def _insist(done: Promotion, target: Target, digest: str) -> None:
-    if waiting := [fate.tag for fate in done.fates if fate.missing]:
+def _insist(result: Promotion, target: Target, digest: str) -> None:
+    if waiting := [fate.tag for fate in result.fates if fate.missing]:
         raise CheckFailedError(
             "approval-missing",
             f"{', '.join(waiting)}: approvals are missing, see the table",
-            hint=f"the owner of another trusted key runs: imagefactory promote {done.target}",
+            hint=f"the owner of another trusted key runs: imagefactory promote {result.target}",
         )
-    if not target.gpu and not done.proven:
+    if not target.gpu and not result.proven:
         raise CheckFailedError(
             "image-not-pushed",
-            f"no image of {done.target} is in {done.place}",
-            hint=f"imagefactory build --push {done.target}",
+            f"no image of {result.target} is in {result.place}",
+            hint=f"imagefactory build --push {result.target}",
         )
-    hint = f"imagefactory verify {done.target}; imagefactory verdicts {done.target} shows what there is"
-    if not done.proven:
+    hint = f"imagefactory verify {result.target}; imagefactory verdicts {result.target} shows what there is"
+    if not result.proven:
         raise CheckFailedError(
-            "not-verified", f"no image of {done.target} in {done.place} is verified", hint=hint
+            "not-verified", f"no image of {result.target} in {result.place} is verified", hint=hint
         )
-    if digest and not any(fate.proven and fate.after == digest for fate in done.fates):
+    if digest and not any(fate.proven and fate.after == digest for fate in result.fates):
         raise CheckFailedError(
-            "tag-missing", f"no tag of {done.target} points to {digest}: see the table", hint=hint
+            "tag-missing", f"no tag of {result.target} points to {digest}: see the table", hint=hint
         )
 
 
-def promotion_json(done: Promotion) -> dict[str, object]:
-    """A promotion for programs."""
-    faults = {tag: error.message for tag, error in done.faults}
+def promotion_json(promotion: Promotion) -> dict[str, object]:
+    """Return a promotion as JSON."""
+    faults = {tag: error.message for tag, error in promotion.faults}
     return {
-        "target": done.target,
-        "place": done.place,
+        "target": promotion.target,
+        "place": promotion.place,
         "tags": [
             {
                 "tag": fate.tag,
@@ -152,6 +152,6 @@ def promotion_json(done: Promotion) -> dict[str, object]:
                 "missing": fate.missing,
                 "fault": faults.get(fate.tag, ""),
             }
-            for fate in done.fates
+            for fate in promotion.fates
         ],
     }

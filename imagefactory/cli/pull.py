@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_obj
-def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool) -> None:
     """Pull an image into the store, every byte checked.
 
     \b
@@ -59,13 +59,7 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
     from imagefactory.oci.store import parse_reference
     from imagefactory.report.registries import format_pulled, format_pulled_sif
     from imagefactory.stages.catalogued import read_offer
-    from imagefactory.stages.pull import (
-        SifPull,
-        local_name,
-        pull_image,
-        pull_sif,
-        target_reference,
-    )
+    from imagefactory.stages.pull import SifPull, local_name, pull_image, pull_sif, target_reference
     from imagefactory.stages.run import offered_reference
 
     platform = ""
@@ -74,7 +68,7 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         call.progress.note(shelf.said)
         say_notes(shelf.notes)
         access, image = call.access, shelf.offers[0].image
-        where = offered_reference(image, sif=options["kind"] == "sif")
+        where = offered_reference(image, sif=kind == "sif")
         own, file, platform = local_name(access, where), image.target, image.platform
     elif "/" in name:
         if place:
@@ -87,15 +81,15 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         access = factory = call.factory
         target, where = target_reference(factory, name, place)
         own, file, platform = reference(target), target.name, target.platform
-    if options["kind"] == "sif":
-        to = SifPull(name=own, target=file, output=options["output"], platform=platform)
-        made = pull_sif(access, where, to, call.progress)
+    if kind == "sif":
+        to = SifPull(name=own, target=file, output=output, platform=platform)
+        sif = pull_sif(access, where, to, call.progress)
         if as_json:
             from imagefactory.documents import fields_of
 
-            return say_json("pull", fields_of(made))
-        return say(format_pulled_sif(made))
-    if options["output"]:
+            return say_json("pull", fields_of(sif))
+        return say(format_pulled_sif(sif))
+    if output:
         raise UsageError(
             "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"
         )
@@ -107,7 +101,7 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
 
 
 def _is_catalogued(call: Call, name: str) -> bool:
-    """Whether a name is of a catalogue that was joined. A `registry` that is set alone is asked itself."""
+    """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.factory import catalogue_answers
     from imagefactory.stages.centers import names_center
 

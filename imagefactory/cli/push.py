@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +12,12 @@ from imagefactory.cli.output import (
     collecting,
     json_option,
     registry_option,
+    reject_conflict,
     say,
     say_json,
     say_next,
     targets_argument,
 )
-from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,16 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def push(
-    call: Call, /, names: tuple[str, ...], place: str, tags: tuple[str, ...], as_json: bool, **options: Any
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    place: str,
+    tags: tuple[str, ...],
+    kind: str,
+    compression: str | None,
+    sbom: bool,
+    as_json: bool,
 ) -> None:
     """Push images to a registry, each under a tag that never moves.
 
@@ -67,29 +76,24 @@ def push(
     factory = call.factory
     chosen = select(factory.targets, names)
     named = {(target.family, plain_name(target)) for target in chosen}
-    if tags and len(named) > len({family for family, _ in named}):
-        raise UsageError(
-            "option-conflict",
-            "--tag does not apply to two targets of one family: a tag points to one image",
-            hint="push them one by one",
-        )
-    if options["compression"] and options["kind"] != "sif":
-        raise UsageError(
-            "option-conflict",
-            "--compression requires --format sif",
-            hint="add --format sif or remove --compression",
-        )
-    if options["sbom"] and options["kind"] == "sif":
-        raise UsageError(
-            "option-conflict",
-            "--sbom does not apply to --format sif",
-            hint="remove --sbom, or push the image",
-        )
-    sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
+    reject_conflict(
+        tags and len(named) > len({family for family, _ in named}),
+        "--tag does not apply to two targets of one family: a tag points to one image",
+        "push them one by one",
+    )
+    reject_conflict(
+        compression and kind != "sif",
+        "--compression requires --format sif",
+        "add --format sif or remove --compression",
+    )
+    reject_conflict(
+        sbom and kind == "sif", "--sbom does not apply to --format sif", "remove --sbom, or push the image"
+    )
+    sif = (compression or "fast") if kind == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
     if len(chosen) > 1 or sif:
         check_push(factory, push_options)
-    attest = _attester(factory) if options["sbom"] else None
+    attest = _attester(factory) if sbom else None
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
@@ -103,9 +107,9 @@ def push(
                     say(format_attested(attested), unless=as_json)
         if as_json:
             say_json("push", {"results": results, "errors": failures.as_json()})
-    if options["kind"] != "sif":
+    if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
-        pushed_ones = [str(one["reference"]) for one in results if one["target"] in on_gpus]
+        pushed_ones = [str(row["reference"]) for row in results if row["target"] in on_gpus]
         if pushed_ones:  # the addresses of several are longer than a terminal
             say_next("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
         else:
@@ -113,7 +117,7 @@ def push(
 
 
 def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
-    """What lacks for it (the extra, a key that can be read) is told before anything is sent."""
+    """Return a function that attests an image. Raises now for a missing extra or an unreadable key."""
     from imagefactory.stages.attest import attest
     from imagefactory.stages.sign import signing_key
 

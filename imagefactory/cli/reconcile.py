@@ -24,8 +24,8 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
 
     factory = call.sound_factory
     with collecting(factory) as failures:
-        done = reconcile_all(factory, place, datetime.now(UTC), call.progress)
+        repositories = reconcile_all(factory, place, datetime.now(UTC), call.progress)
         if as_json:
-            return say_json("reconcile", {"repositories": done, "errors": failures.as_json()})
-        say(format_reconciled(done))
+            return say_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
+        say(format_reconciled(repositories))
     return say_next("registry", "list")

@@ -50,7 +50,7 @@ def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool)
             {
                 "registry": shelf.registry,
                 "repository": shelf.repository,
-                "tags": [_tagged_json(one) for one in shelf.tagged],
+                "tags": [_tagged_json(tag) for tag in shelf.tagged],
             }
             for shelf in shelves
         ]
@@ -63,8 +63,8 @@ def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool)
     return say_next("pull", f"{first.registry}/{first.repository}:{first.tagged[0].tag}")
 
 
-def _tagged_json(one: Tagged) -> dict[str, object]:
-    return {"tag": one.tag, "kind": one.kind, "digest": one.digest, "size": one.size}
+def _tagged_json(tag: Tagged) -> dict[str, object]:
+    return {"tag": tag.tag, "kind": tag.kind, "digest": tag.digest, "size": tag.size}
 
 
 @registry.command("prune")
@@ -105,7 +105,7 @@ def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: b
 
 
 def parse_age(text: str) -> timedelta:
-    """`30d`, `12h` or `2w`. Raises UsageError."""
+    """Parse `30d`, `12h` or `2w`. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,5})([hdw])", text)
     if not match:
         raise UsageError(

@@ -47,10 +47,10 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
     with collecting(factory) as failures:
         for target in chosen:
             with failures.of(target.name):
-                found = write_definition(factory, target, check=check)
-                if found and check:
-                    stale[target.name] = list(found)
-                elif found:
+                changes = write_definition(factory, target, check=check)
+                if changes and check:
+                    stale[target.name] = list(changes)
+                elif changes:
                     written.append(target.name)
         if check and not names:
             with failures.of("definitions"):

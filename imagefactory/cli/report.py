@@ -1,20 +1,21 @@
-"""The command that shows which image runs on which GPU, as pages, a picture or a badge: report."""
+"""The report command, which shows which image runs on which GPU as pages, a picture or a badge."""
 
 from __future__ import annotations
 
 import gc
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument
-from imagefactory.cli.tables import asked_of, refuse_registry, what_options
+from imagefactory.cli.tables import refuse_registry, tables_request, what_options
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
     from imagefactory.stages.report import Reported
+    from imagefactory.stages.tables import TablesAsked
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -36,7 +37,21 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--force", is_flag=True, help="Write into a folder that has other files.")
 @json_option
 @click.pass_obj
-def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def report(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    folder: Path | None,
+    picture: Path | None,
+    badge: Path | None,
+    inventory: Path | None,
+    capabilities: tuple[str, ...],
+    sweeps: tuple[Path, ...],
+    registry: str,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Show which image runs on which GPU: pages, a picture, a badge.
 
     The pages need no server.
@@ -60,14 +75,15 @@ def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     from imagefactory.report.html.site import make_site
     from imagefactory.stages.report import write_report
 
-    if not any(options[name] for name in ("folder", "picture", "badge")):
+    if not (folder or picture or badge):
         raise UsageError(
             "argument-missing", "no output is given", hint="add --html DIR, --svg FILE or --badge FILE"
         )
-    reported = _read(call, names, options)
+    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    reported = _read(call, names, request)
     gc.freeze()  # it lives to the end: looking for garbage in it is a quarter of the time
     written = []
-    if badge := options["badge"]:
+    if badge:
         if len(reported.images) != 1:
             raise UsageError(
                 "option-conflict",
@@ -76,12 +92,12 @@ def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
             )
         replace_text(badge, format_badge(reported.images[0]))
         written.append(badge)
-    if picture := options["picture"]:
+    if picture:
         replace_text(picture, format_picture(matrix_rows(reported), shown_gpus(reported)))
         written.append(picture)
     pages = 0
-    if folder := options["folder"]:
-        pages = write_report(folder, dict(make_site(reported)), force=options["force"])
+    if folder:
+        pages = write_report(folder, dict(make_site(reported)), force=force)
         written.append(folder / "index.html")
     if as_json:
         return say_json("report", {"images": len(reported.images), "files": [str(path) for path in written]})
@@ -94,14 +110,14 @@ def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     return None
 
 
-def _read(call: Call, names: tuple[str, ...], options: dict[str, Any]) -> Reported:
+def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Reported:
     from imagefactory.factory import is_factory
     from imagefactory.recipes.expand import select
     from imagefactory.stages.report import read_catalogued_report, read_report
 
-    asked, settings = asked_of(call, options), call.settings
+    settings = call.settings
     if is_factory(settings):
         factory = call.factory
-        return read_report(factory, select(factory.targets, names), asked, call.progress)
-    refuse_registry(asked.registry)
-    return read_catalogued_report(settings, os.environ, names, asked)
+        return read_report(factory, select(factory.targets, names), request, call.progress)
+    refuse_registry(request.registry)
+    return read_catalogued_report(settings, os.environ, names, request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,14 +36,24 @@ if TYPE_CHECKING:
 @click.option("--capability", default="", metavar="X.Y", callback=parse_option, help="Only on such GPUs.")
 @click.option(
     "--verdict",
-    "chosen",
+    "digests",
     multiple=True,
     metavar="DIGEST",
     help="Only this verdict, by its first digits (repeatable).",
 )
 @json_option
 @click.pass_obj
-def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+def revoke(
+    call: Call,
+    /,
+    *,
+    name: str,
+    place: str,
+    why: str,
+    capability: str,
+    digests: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Take back an image's verdicts, and move its tags back.
 
     \b
@@ -59,7 +69,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     from imagefactory.stages.sign import signing_key
 
     factory, now = call.factory, datetime.now(UTC)
-    where, wanted, target = _one(factory, name, place, options["capability"])
+    where, reference, target = _resolve_image(factory, name, place, capability)
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
@@ -67,19 +77,19 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
             "a revocation must be signed, but no key signs on this machine",
             hint="imagefactory keys new NAME",
         )
-    asked = Revoking(
+    request = Revoking(
         place=where,
-        wanted=wanted,
-        why=options["why"],
+        wanted=reference,
+        why=why,
         now=now,
-        capability=options["capability"],
-        verdicts=options["chosen"],
+        capability=capability,
+        verdicts=digests,
         target=target.name,
     )
-    done = revoke(factory, asked, key, call.progress)
-    say(format_revoke(done), unless=as_json)
+    result = revoke(factory, request, key, call.progress)
+    say(format_revoke(result), unless=as_json)
     with collecting() as failures:
-        moved = follow(factory, asked, target, call.progress)
+        moved = follow(factory, request, target, call.progress)
         for promotion in moved:
             say(format_promotion(promotion, terminal_width()), unless=as_json)
             for tag, fault in promotion.faults:
@@ -87,16 +97,16 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
         written: tuple[str, ...] = ()
         with failures.of("catalogue"):
             written = _publish(call, factory, key, now, _registry_of(name, place))
-            for one in written:
-                say(f"written: {one}", unless=as_json)
+            for address in written:
+                say(f"written: {address}", unless=as_json)
         if as_json:
             say_json(
                 "revoke",
                 {
-                    "place": done.place,
-                    "manifest": done.subject.manifest,
-                    "revocation": done.digest,
-                    "revoked": list(done.taken),
+                    "place": result.place,
+                    "manifest": result.subject.manifest,
+                    "revocation": result.digest,
+                    "revoked": list(result.taken),
                     "catalogue": list(written),
                     "promotions": [promotion_json(promotion) for promotion in moved],
                     "errors": failures.as_json(),
@@ -106,7 +116,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
 
 
 def _registry_of(name: str, registry: str) -> str:
-    """The registry whose catalogue tells of an image: the one that is named, empty for the setting's."""
+    """Return the registry whose catalog lists an image: the named one, empty for the setting's."""
     from imagefactory.oci.store import parse_reference
 
     if "/" not in name:
@@ -132,8 +142,8 @@ def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, regis
         ) from error
 
 
-def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
-    """Where an image lies, its tag or digest there, and its target."""
+def _resolve_image(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
+    """Return the place of an image, its tag or digest there, and its target."""
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference

@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import (
     Call,
     complete_targets,
+    reject_conflict,
     runner_option,
     say_notes,
     terminal_width,
@@ -55,10 +56,7 @@ HIGHEST_USER = 65534
 )
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
 @click.option(
-    "--user",
-    "uid",
-    type=click.IntRange(0, HIGHEST_USER),
-    help="The user inside; else the image's.",
+    "--user", "uid", type=click.IntRange(0, HIGHEST_USER), help="The user inside; else the image's."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
 @click.option(
@@ -79,7 +77,25 @@ HIGHEST_USER = 65534
 )
 @click.option("--workdir", default="", metavar="DIR", help="The folder inside in which the command starts.")
 @click.pass_context
-def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: Any) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    name: str,
+    command: tuple[str, ...],
+    runner: str | None,
+    network: bool,
+    nv: bool,
+    emulate: str,
+    gpus: int,
+    summary: Path | None,
+    read_only: bool,
+    uid: int | None,
+    variables: tuple[str, ...],
+    mounts: tuple[str, ...],
+    limits: tuple[str, ...],
+    workdir: str,
+) -> None:
     """Run a command inside an image of the store.
 
     \b
@@ -112,19 +128,20 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     )
 
     call: Call = ctx.obj
-    access, runner = call.access, options["runner"] or ""
+    access, runner = call.access, runner or ""
     of_center = catalogue_answers(call.settings) and names_center(name, call.settings)
-    made, target = None if of_center else find_stored(access, name), None
+    artifact, target = None if of_center else find_stored(access, name), None
     offered: Sequence[Judged] = ()
-    if made is None and catalogue_answers(call.settings):
+    if artifact is None and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
         say_notes(shelf.notes)
-        made, offered = fetch_offered(access, shelf.offers[0].image, call.progress), shelf.offers[0].judged
-    elif made is None:
+        offer = shelf.offers[0]
+        artifact, offered = fetch_offered(access, offer.image, call.progress), offer.judged
+    elif artifact is None:
         factory = call.factory
         target = select_one(factory.targets, name)
-        made = find_built(factory, target, runner)
+        artifact = find_built(factory, target, runner)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -132,11 +149,11 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
             f"{command[0]} is after the target, where imagefactory expects the command to run",
             hint=f"imagefactory run {command[0]} {name} -- COMMAND",
         )
-    limits = parse_limits(options["limits"])
-    time = limits.pop("time", None)
-    mounts, workdir = tuple(_mount(text) for text in options["mounts"]), options["workdir"]
-    start = own_start(made, target)
-    uid = int(start.user or 0) if options["uid"] is None else options["uid"]
+    bounds = parse_limits(limits)
+    time = bounds.pop("time", None)
+    folders = tuple(_mount(text) for text in mounts)
+    start = own_start(artifact, target)
+    uid = int(start.user or 0) if uid is None else uid
     if uid > HIGHEST_USER:
         raise UsageError(
             "user-not-supported",
@@ -146,30 +163,30 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     if not argv and start.command:
         argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
-        here, told = view_folder(access, Path.cwd())
-        call.progress.note(told)
-        mounts, workdir = ((here,), HERE) if here else ((), "")
+        here, note = view_folder(access, Path.cwd())
+        call.progress.note(note)
+        folders, workdir = ((here,), HERE) if here else ((), "")
     spec = RunSpec(
         argv=argv or ("bash",),
-        environment=tuple(_variable(text) for text in options["variables"]),
+        environment=tuple(_variable(text) for text in variables),
         workdir=workdir or "/",
         uid=uid,
-        read_only=options["read_only"],
-        network=options["network"],
-        gpus=options["nv"],
-        mounts=mounts,
+        read_only=read_only,
+        network=network,
+        gpus=nv,
+        mounts=folders,
         timeout=time,
-        limits=tuple(limits.items()),
+        limits=tuple(bounds.items()),
         capture=False,
     )
-    if (options["summary"] or options["gpus"] > 1) and not options["emulate"]:
-        raise UsageError(
-            "option-conflict", "--summary and --gpus require --emulate", hint="add --emulate GPU"
-        )
-    if options["emulate"]:
-        completed = _emulated(call, made, offered, spec, options)
+    reject_conflict(
+        (summary or gpus > 1) and not emulate, "--summary and --gpus require --emulate", "add --emulate GPU"
+    )
+    if emulate:
+        device = (emulate, gpus)
+        completed = _emulated(call, artifact, offered, spec, device, summary=summary, runner=runner)
     else:
-        completed = run_made(access, made, spec, runner, call.progress)
+        completed = run_made(access, artifact, spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was stopped: it reached the limit time={time}s"
@@ -180,11 +197,18 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
 
 
 def _emulated(
-    call: Call, made: Image | Sif, offered: Sequence[Judged], spec: RunSpec, options: dict[str, Any]
+    call: Call,
+    artifact: Image | Sif,
+    offered: Sequence[Judged],
+    spec: RunSpec,
+    device: tuple[str, int],
+    *,
+    summary: Path | None,
+    runner: str,
 ) -> Completed:
-    """Runs it with a GPU that is not there, and tells on stderr what came of it: stdout is the command's.
+    """Run with an emulated GPU, and print a summary to stderr: stdout is the command's.
 
-    `offered` are verdicts that came with the image from a catalogue.
+    `offered` are verdicts of the image from a catalog, `device` is a GPU and how many.
     """
     from imagefactory.gpu.knowledge import find_data_sheet
     from imagefactory.report.emulated import NONE, format_emulated
@@ -193,23 +217,24 @@ def _emulated(
     from imagefactory.stages.runner import scratch_folder
     from imagefactory.submit.emulated import main_run
 
-    sheet, others = find_data_sheet(options["emulate"])
+    name, gpus = device
+    sheet, others = find_data_sheet(name)
     if others:
         known = ", ".join(other.name for other in others)
-        call.progress.note(f"{options['emulate']} is taken as {sheet.name}; there are also {known}")
-    recorded = recorded_profile(call.access, made, sheet, datetime.now(UTC), offered)
+        call.progress.note(f"{name} is taken as {sheet.name}; there are also {known}")
+    recorded = recorded_profile(call.access, artifact, sheet, datetime.now(UTC), offered)
     if recorded:
         call.progress.note(
             f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
         )
-    scratch = scratch_folder(call.access, fitting_runner(call.access, made, options["runner"] or ""))
-    with emulating(sheet, options["gpus"], spec, recorded, scratch=scratch) as (shown, folder):
-        completed = run_made(call.access, made, shown, options["runner"] or "", call.progress)
+    scratch = scratch_folder(call.access, fitting_runner(call.access, artifact, runner))
+    with emulating(sheet, gpus, spec, recorded, scratch=scratch) as (emulated_spec, folder):
+        completed = run_made(call.access, artifact, emulated_spec, runner, call.progress)
         runs = read_told(folder)
         main = main_run(runs)
         write(2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width()))
-        if options["summary"]:
-            keep_told(folder, runs, options["summary"])
+        if summary:
+            keep_told(folder, runs, summary)
     return completed
 
 

@@ -10,6 +10,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     json_option,
+    reject_conflict,
     say,
     say_document,
     say_json,
@@ -89,52 +90,50 @@ def sbom(
     allowed = allow or access.settings.allowed_licences
     _refuse_useless(checks, (allow, osv, allowed), as_json=as_json and not output)
     bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
-    told, value, holds = [], report.bill_json(bill), True
+    blocks, value, holds = [], report.bill_json(bill), True
     if output or not checks:
         text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
         if output is None:
             return say_document(text.rstrip("\n"))
         replace_text(output, text)
-        told.append(report.format_bill(bill, str(output)))
+        blocks.append(report.format_bill(bill, str(output)))
         value |= {"path": str(output), "kind": kind}
     width = terminal_width()
     if LICENCES in checks:
         licences = check_licences(bill, allowed)
-        told.append(report.format_licences(licences, width))
+        blocks.append(report.format_licences(licences, width))
         value[LICENCES] = report.licences_json(licences)
         holds = licences.holds
     if VULNERABILITIES in checks:
-        found = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
-        told.append(report.format_vulnerabilities(found, width))
-        value[VULNERABILITIES] = report.vulnerabilities_json(found)
-        holds = holds and not found.found
+        vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
+        blocks.append(report.format_vulnerabilities(vulnerabilities, width))
+        value[VULNERABILITIES] = report.vulnerabilities_json(vulnerabilities)
+        holds = holds and not vulnerabilities.found
     if as_json:
         say_json("sbom", value)
     else:
-        say("\n\n".join(told))
+        say("\n\n".join(blocks))
     raise click.exceptions.Exit(0 if holds else EXIT_BILL)
 
 
 def _refuse_useless(
     checks: tuple[str, ...],
-    given: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
+    inputs: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
     *,
     as_json: bool,
 ) -> None:
-    """Raises UsageError for options that would say nothing, and for checks that lack what they go by."""
-    allow, osv, allowed = given
-    if as_json and not checks:
-        raise UsageError(
-            "option-conflict",
-            "--json requires --check: the bill of materials itself is JSON",
-            hint="remove --json, or write the bill with --output",
-        )
-    if allow and LICENCES not in checks:
-        raise UsageError("option-conflict", "--allow requires --check licences", hint="add --check licences")
-    if osv and VULNERABILITIES not in checks:
-        raise UsageError(
-            "option-conflict", "--osv requires --check vulnerabilities", hint="add --check vulnerabilities"
-        )
+    """Raises UsageError for options without effect, and for checks without their inputs."""
+    allow, osv, allowed = inputs
+    reject_conflict(
+        as_json and not checks,
+        "--json requires --check: the bill of materials itself is JSON",
+        "remove --json, or write the bill with --output",
+    )
+    licences, osv_option = "--check licences", "--check vulnerabilities"
+    reject_conflict(allow and LICENCES not in checks, f"--allow requires {licences}", f"add {licences}")
+    reject_conflict(
+        osv and VULNERABILITIES not in checks, f"--osv requires {osv_option}", f"add {osv_option}"
+    )
     if LICENCES in checks and not allowed:
         raise UsageError(
             "argument-missing",

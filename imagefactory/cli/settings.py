@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import (
-    Call,
-    json_option,
-    restricted_lines,
-    say,
-    say_json,
-    terminal_width,
-    write,
-)
+from imagefactory.cli.output import Call, json_option, restricted_lines, say, say_json, terminal_width, write
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,14 +79,14 @@ def _change(call: Call, *, trust: bool, untrust: bool, as_json: bool) -> None:
             return say_json("project-trust", {"file": str(file), "trusted": False, "before": before})
         return say(f"{file} is not trusted" + ("" if before else ", and was not"))
     # What is shown and what is recorded are of the same bytes.
-    found = find_restricted(parse_document(content, file), content.decode())
+    rows = find_restricted(parse_document(content, file), content.decode())
     trust_project(root, content, os.environ)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(found)}
+        value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(rows)}
         return say_json("project-trust", value)
     say(f"{file} is trusted until it changes")
-    for line in restricted_lines(found):
+    for line in restricted_lines(rows):
         say(f"  {line}")
     return None
 
@@ -103,5 +95,5 @@ def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
     from imagefactory.settings.files import without_secrets
 
     return [
-        {"name": one.name, "value": without_secrets(one.value), "line": one.line or None} for one in settings
+        {"name": row.name, "value": without_secrets(row.value), "line": row.line or None} for row in settings
     ]

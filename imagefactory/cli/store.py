@@ -44,15 +44,15 @@ def store_list(call: Call, as_json: bool) -> None:
 
     settings = call.settings
     with collecting() as failures:
-        held = _read_store(Layout(settings.store_path), failures)
-        _list_images(held, settings.store.value, as_json=as_json)
+        contents = _read_store(Layout(settings.store_path), failures)
+        _list_images(contents, settings.store.value, as_json=as_json)
 
 
 @dataclasses.dataclass(slots=True)
-class _Held:
-    """What a store holds. `sifs` have the names that `store rm` takes: a tag, or that of the file.
+class _Contents:
+    """The contents of a store. `sifs` have the names that `store rm` accepts: a tag, or the file's.
 
-    `unusable` are tags and digests of what has no image for this platform, which is no failure.
+    `unusable` are tags and digests without an image for this platform, which is not an error.
     """
 
     images: list[Image]
@@ -61,8 +61,8 @@ class _Held:
     unusable: list[tuple[str, str]]
 
 
-def _read_store(layout: Layout, failures: Failures) -> _Held:
-    """A damaged .sif that is kept with an image is told and is no failure: it can be made again."""
+def _read_store(layout: Layout, failures: Failures) -> _Contents:
+    """Return the contents. A damaged .sif of an image is listed but is not a failure: it can be rebuilt."""
     from imagefactory.oci.sif import kept_sifs, load_sif
 
     images: list[Image] = []
@@ -81,33 +81,33 @@ def _read_store(layout: Layout, failures: Failures) -> _Held:
                     damaged.of(name).add(error)
     for manifest in dict.fromkeys(image.manifest for image in images):
         with damaged.of(manifest):
-            for kept in kept_sifs(layout, manifest):
-                with damaged.of(kept.name):
-                    if isinstance(kept.found, FactoryError):
-                        raise kept.found
-                    sifs[kept.name, kept.digest] = kept.found
+            for record in kept_sifs(layout, manifest):
+                with damaged.of(record.name):
+                    if isinstance(record.found, FactoryError):
+                        raise record.found
+                    sifs[record.name, record.digest] = record.found
     named = [(name, sif) for (name, _), sif in sifs.items()]
     errors = failures.as_json() + damaged.as_json()
-    return _Held(images=images, sifs=named, errors=errors, unusable=unusable)
+    return _Contents(images=images, sifs=named, errors=errors, unusable=unusable)
 
 
-def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
+def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     from imagefactory.report.text import format_table
 
-    images, sifs = held.images, held.sifs
+    images, sifs = contents.images, contents.sifs
     if as_json:
         value = {
             "images": [image_json(image) for image in images],
             "sifs": [{**made_json(sif), "name": name} for name, sif in sifs],
-            "errors": held.errors,
+            "errors": contents.errors,
         }
         return say_json("store", {"store": place, **value})
-    if not images and not sifs and not held.unusable:
+    if not images and not sifs and not contents.unusable:
         say(f"no image yet in {place}")
         return say_next("list")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
-    rows += [(name, "unusable", "", digest) for name, digest in held.unusable]
+    rows += [(name, "unusable", "", digest) for name, digest in contents.unusable]
     say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows, terminal_width()))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
@@ -138,16 +138,16 @@ def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
     layout = Layout(call.settings.store_path)
     tags = layout.tags()
-    kept = {} if all(name in tags for name in names) else _kept_by_images(layout)
+    references = {} if all(name in tags for name in names) else _kept_by_images(layout)
     for name in names:
-        if name not in tags and name not in kept:
-            near = difflib.get_close_matches(name, (*tags, *kept), n=1)
+        if name not in tags and name not in references:
+            near = difflib.get_close_matches(name, (*tags, *references), n=1)
             hint = f"did you mean {near[0]}?" if near else "imagefactory store list"
             raise NothingSelectedError("image-not-found", f"{layout.path} has no image '{name}'", hint=hint)
     for name in names:
         if name in tags:
             layout.untag(name)
-        for subject, digest in kept.get(name, ()):
+        for subject, digest in references.get(name, ()):
             layout.unrefer(subject, digest)
         say(f"removed {name}", unless=as_json)
     if as_json:
@@ -156,15 +156,15 @@ def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
-    """Subject and digest of the .sif files that whole images keep, by the names `store list` shows."""
+    """Return subject and digest of the .sif files that images keep, by the names `store list` shows."""
     from imagefactory.oci.sif import kept_sifs
 
-    found: dict[str, list[tuple[str, str]]] = {}
+    references: dict[str, list[tuple[str, str]]] = {}
     for name, descriptor in layout.tags().items():
         with contextlib.suppress(StoreError):
-            for kept in kept_sifs(layout, layout.load(name, descriptor).manifest):
-                found.setdefault(kept.name, []).append((kept.subject, kept.digest))
-    return found
+            for record in kept_sifs(layout, layout.load(name, descriptor).manifest):
+                references.setdefault(record.name, []).append((record.subject, record.digest))
+    return references
 
 
 @store.command("gc")
@@ -188,18 +188,18 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     access = call.access
     now = datetime.now(UTC)
     with collecting() as failures:
-        done = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
+        gc = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
         sweeps = collect_sweeps(access, now, dry_run=dry_run)
         emptied = collect_cache(factory, progress, dry_run=dry_run) if factory else None
         freed = emptied.bytes if emptied else 0
-        for name, error in (*done.damaged, *done.stuck, *sweeps.stuck, *(emptied.stuck if emptied else ())):
+        for name, error in (*gc.damaged, *gc.stuck, *sweeps.stuck, *(emptied.stuck if emptied else ())):
             with failures.of(name):
                 raise error
         if as_json:
-            value = {**done.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
+            value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
             return say_json("collected", {**value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
-        say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
+        say(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
         say(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
         if cache:
             say(f"{verb} {format_bytes(freed)} of the cache")
@@ -223,18 +223,18 @@ def store_check(call: Call, fix: bool, as_json: bool) -> None:
 
     layout = Layout(call.settings.store_path)
     with collecting() as failures:
-        done = check_store(layout, call.progress, mend=fix)
-        mended = [fault.place for fault in done.faults if fault.mended]
-        for fault in done.faults:
+        scan = check_store(layout, call.progress, mend=fix)
+        mended = [fault.place for fault in scan.faults if fault.mended]
+        for fault in scan.faults:
             if fault.mended:
                 say(f"mended: {fault.error.message}", unless=as_json)
             else:
                 failures.of(fault.place).add(fault.error)
-        counts = {name: getattr(done, name) for name in ("blobs", "bytes", "records", "tags")}
+        counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
         if as_json:
             return say_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
         say(
-            f"{done.blobs} blobs ({format_bytes(done.bytes)}), {done.records} records and {done.tags} tags: "
+            f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
             f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
         )
         if failures.errors and not fix:

@@ -1,15 +1,16 @@
-"""The command that writes submit files and looks into those of others: submit."""
+"""The submit command, which writes submit files and checks existing ones."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,7 @@ from imagefactory.cli.output import (
     Call,
     complete_targets,
     json_option,
+    reject_conflict,
     say,
     say_json,
     say_next,
@@ -25,22 +27,54 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.cli.submit_run import run_of
-from imagefactory.errors import UsageError
+from imagefactory.errors import EXIT_CHECK, UsageError, os_problem
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
+    from imagefactory.catalogue.model import CataloguedImage, Offer
     from imagefactory.pools.model import Inventory
-    from imagefactory.stages.centers import Center
+    from imagefactory.stages.centers import Center, OpenCenters
+    from imagefactory.submit.emulated import Advice
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
+    from imagefactory.submit.submit_file import SubmitRun
 
+REGISTRY_SECONDS = 5
 KINDS = ("docker", "oras", "sif", "osdf")
+SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
 ALONE = (
     "executable", "in_image", "input", "result", "arguments", "dag", "gather", "checkpoint", "accept",
     "output", "time", "force", "mig", "emulated",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of `submit` that describe a job and its files, as written."""
+
+    site: str | None
+    executable: str
+    in_image: bool
+    arguments: str
+    input: tuple[str, ...]
+    result: tuple[str, ...]
+    gpus: int
+    gpu_memory: str
+    cpus: int
+    emulated: Path | None
+    memory: str
+    disk: str
+    time: str
+    kind: str | None
+    dag: str
+    gather: str
+    checkpoint: str
+    accept: tuple[str, ...]
+    mig: bool
+    output: str
+    force: bool
+    inventory: Path | None
 
 
 @click.command()
@@ -57,10 +91,7 @@ ALONE = (
     "--input", multiple=True, metavar="FILE|URL", help="A file that the job needs. May be repeated."
 )
 @click.option(
-    "--result",
-    multiple=True,
-    metavar="FILE",
-    help="A file that comes back. Default: all new ones.",
+    "--result", multiple=True, metavar="FILE", help="A file that comes back. Default: all new ones."
 )
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
 @click.option("--gpu-memory", default="", metavar="SIZE", help="What each GPU must have: 24GB.")
@@ -121,10 +152,41 @@ ALONE = (
 )
 @click.option("--fix", is_flag=True, help="With --check: mend in a submit file what is certain, and show it.")
 @inventory_option
-@click.option("--list", "listed", is_flag=True, help="List what there is, and on which GPUs it is verified.")
+@click.option("--list", "offers", is_flag=True, help="List what there is, and on which GPUs it is verified.")
 @json_option
 @click.pass_obj
-def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: bool, **options: Any) -> None:
+def submit(
+    call: Call,
+    /,
+    *,
+    name: str,
+    site: str | None,
+    executable: str,
+    in_image: bool,
+    arguments: str,
+    input: tuple[str, ...],
+    result: tuple[str, ...],
+    gpus: int,
+    gpu_memory: str,
+    cpus: int,
+    emulated: Path | None,
+    memory: str,
+    disk: str,
+    time: str,
+    kind: str | None,
+    dag: str,
+    gather: str,
+    checkpoint: str,
+    accept: tuple[str, ...],
+    mig: bool,
+    output: str,
+    force: bool,
+    check: Path | None,
+    fix: bool,
+    inventory: Path | None,
+    offers: bool,
+    as_json: bool,
+) -> None:
     """Write a submit file for the GPUs where an image is verified.
 
     \b
@@ -149,18 +211,19 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     For Slurm it is one script with an array, for Kubernetes an indexed Job. The job of --gather has a file of
     its own, NAME-gather.sub or .sbatch.
     """
+    options = JobOptions(
+        site=site, executable=executable, in_image=in_image, arguments=arguments, input=input,
+        result=result, gpus=gpus, gpu_memory=gpu_memory, cpus=cpus, emulated=emulated, memory=memory,
+        disk=disk, time=time, kind=kind, dag=dag, gather=gather, checkpoint=checkpoint, accept=accept,
+        mig=mig, output=output, force=force, inventory=inventory,
+    )  # fmt: skip
     if check is not None:
-        _refuse(name, options, "--check")
-        from imagefactory.cli.submit_check import check_file
-
-        check_file(call, check, options, as_json=as_json)
-        return
-    if options["fix"]:
-        raise UsageError("option-conflict", "--fix requires --check", hint="write --check FILE.sub --fix")
-    if listed:
-        _refuse(name, options, "--list")
-        _list(call, options, as_json=as_json)
-        return
+        _reject_others(name, options, "--check")
+        return _check_file(call, check, name=site, inventory=inventory, fix=fix, as_json=as_json)
+    reject_conflict(fix, "--fix requires --check", "write --check FILE.sub --fix")
+    if offers:
+        _reject_others(name, options, "--list")
+        return _list(call, options, as_json=as_json)
     if not name:
         raise UsageError(
             "argument-missing", "no target is given", hint="list the available images: imagefactory find"
@@ -173,35 +236,36 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
 
     now, centers = datetime.now(UTC), centers_of(call.settings)
     # Faults of options are told before a registry is asked, where that need not say whose rules hold.
-    ask = _wanted(centers[0], name, options) if len(centers) == 1 else None
+    ask = _job_request(centers[0], name, options) if len(centers) == 1 else None
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     say_notes(opened.notes)
-    one, image = find_one(opened, name)
-    catalogue = one.catalogue
-    ask = replace(ask or _wanted(one.center, name, options), target=image.target)
-    made = make_submit(catalogue, ask, one.center.trust, now)
-    check_files(made, call.progress)
-    written = write_made(made, force=options["force"])
-    asked = made.run.gpus and ask.site.batch == HTCONDOR
-    inventory = _pool_at_hand(options["inventory"], now) if asked else None
+    entry, image = find_one(opened, name)
+    catalogue = entry.catalogue
+    ask = replace(ask or _job_request(entry.center, name, options), target=image.target)
+    job = make_submit(catalogue, ask, entry.center.trust, now)
+    check_files(job, call.progress)
+    written = write_made(job, force=force)
+    has_pool = job.run.gpus and ask.site.batch == HTCONDOR
+    nodes = _pool_at_hand(inventory, now) if has_pool else None
     places: tuple[Place, ...] = ()
-    if inventory:
-        places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(inventory))
+    if nodes:
+        places = find_places(by_class(job.taken.classes), wish_of(job, ask.site), look(nodes))
     if as_json:
         from imagefactory.report.catalogued import source_json
         from imagefactory.submit.make import summary
 
-        known = _reach_json(places, inventory) if inventory else None
+        known = _reach_json(places, nodes) if nodes else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
-        more |= one.center.json_of(image.target)
-        say_json("submit", {**summary(made), **more})
+        more |= entry.center.json_of(image.target)
+        say_json("submit", {**summary(job), **more})
     else:
-        reach = format_places(places, inventory, now) if inventory else ""
-        _say_made(made, written, format_reach(made.request) if made.request else reach)
+        reach = format_places(places, nodes, now) if nodes else ""
+        _say_made(job, written, format_reach(job.request) if job.request else reach)
+    return None
 
 
-def _wanted(center: Center, name: str, options: dict[str, Any]) -> SubmitAsk:
-    """The options as values. Raises UsageError for those that are none."""
+def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
+    """Return the options as values. Raises UsageError for invalid ones."""
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import site_of
@@ -209,39 +273,116 @@ def _wanted(center: Center, name: str, options: dict[str, Any]) -> SubmitAsk:
     from imagefactory.submit.rows import read_rows
     from imagefactory.submit.write import read_files
 
-    columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
+    columns, rows = read_rows(options.dag) if options.dag else ((), ())
     settings = center.settings
-    site = site_of(options["site"] or settings.site.value, settings)
+    site = site_of(options.site or settings.site.value, settings)
     slurm = site.batch == SLURM
-    run = run_of(options, site.batch)
-    if site.batch == KUBERNETES and options["inventory"]:
-        raise UsageError(
-            "option-conflict",
-            "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
-            hint="remove --inventory",
-        )
+    run = _run_of(options, site.batch)
+    reject_conflict(
+        site.batch == KUBERNETES and options.inventory,
+        "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
+        "remove --inventory",
+    )
     return SubmitAsk(
         target=name,
         site=site,
-        kind=ImageKind(options["kind"]) if options["kind"] else None,
+        kind=ImageKind(options.kind) if options.kind else None,
         folder=settings.sif_folder.value,
-        run=replace(
-            run,
-            columns=columns,
-            arguments=_arguments(options["arguments"], columns),
-        ),
+        run=replace(run, columns=columns, arguments=_arguments(options.arguments, columns)),
         rows=rows,
-        predicted=bool(options["accept"]),
-        faulty=KNOWN_BAD in options["accept"],
+        predicted=bool(options.accept),
+        faulty=KNOWN_BAD in options.accept,
         own=is_factory(settings),
         prefix=center.prefix,
-        inventory=_cluster_at_hand(options["inventory"]) if slurm and name else None,
+        inventory=_cluster_at_hand(options.inventory) if slurm and name else None,
         files=read_files(run) if site.batch == KUBERNETES else {},
     )
 
 
+def _run_of(options: JobOptions, batch: str) -> SubmitRun:
+    """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
+    from imagefactory.pools.sizes import parse_size, parse_time
+    from imagefactory.submit.submit_file import SubmitRun
+
+    memory, disk, gpu_memory = (
+        parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
+    )
+    _check_programs(options)
+    gpus, cpus = options.gpus, options.cpus
+    time = parse_time(options.time) if options.time else None
+    if options.emulated:
+        advice, source = _advice(options.emulated), click.get_current_context().get_parameter_source
+        if batch != SLURM:  # which cannot be asked for a GPU's memory
+            gpu_memory = gpu_memory or advice.gpu_memory or 0
+        time = time or advice.time
+        gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
+        cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
+    return SubmitRun(
+        name=_file_name(options.output, SUFFIX[batch]),
+        executable=options.executable,
+        in_image=options.in_image,
+        checkpoint=options.checkpoint,
+        gather=options.gather,
+        inputs=options.input,
+        outputs=options.result,
+        gpus=gpus,
+        cpus=cpus,
+        time=time,
+        memory=memory,
+        disk=disk,
+        gpu_memory=gpu_memory,
+        mig=options.mig,
+    )
+
+
+def _check_programs(options: JobOptions) -> None:
+    """Raises UsageError for an option without the one that it requires."""
+    program, gather = options.executable, options.gather
+    reject_conflict(
+        options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"
+    )
+    reject_conflict(
+        options.checkpoint and not program, "--checkpoint requires --executable", "add --executable train.sh"
+    )
+    reject_conflict(gather and not options.dag, "--gather requires --dag", "add --dag N or --dag FILE")
+    reject_conflict(
+        options.in_image and not (program.startswith("/") and (not gather or gather.startswith("/"))),
+        "--in-image requires absolute paths of programs",
+        "write, for example, --executable /app/train.py",
+    )
+
+
+def _advice(path: Path) -> Advice:
+    """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
+    from imagefactory.submit.emulated import LONGEST, advise, parse_emulated
+
+    with path.open("rb") as file:
+        run = parse_emulated(file.read(LONGEST), str(path))
+    advice = advise(run)
+    if advice.gpu_memory is None:
+        raise UsageError(
+            "gpu-memory-too-small",
+            f"{path}: the run needed more memory than {run.profile} has, and so would a job",
+            hint="emulate a GPU with more memory, or use a smaller batch",
+        )
+    return advice
+
+
+def _file_name(output: str, suffix: str) -> str:
+    """Return the name without suffix. Raises UsageError for a path: files are written here only."""
+    if not output:
+        return ""
+    if not output.endswith(f".{suffix}") or "/" in output:
+        raise UsageError(
+            "option-invalid",
+            f"-o {output[:80]} is not a file name that ends in .{suffix}",
+            hint=f"write, for example, -o train.{suffix}",
+        )
+    return output.removesuffix(f".{suffix}")
+
+
 def _cluster_at_hand(path: Path | None) -> Inventory | None:
-    """The nodes of the Slurm cluster, where it can be asked."""
+    """Return the nodes of the Slurm cluster, None without scontrol."""
     if path is None and not shutil.which("scontrol"):
         return None
     return find_inventory(path, datetime.now(UTC), SLURM)
@@ -260,49 +401,49 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
-    image = made.taken.form.image
+def _say_made(job: SubmitMade, written: tuple[str, ...], reach: str) -> None:
+    image = job.taken.form.image
     lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
-    for one in made.taken.classes:
-        least = f" with drivers that take CUDA {one.cuda}" if one.cuda else ""
-        lines.append(f"  GPUs   {one.capability}{least}: {one.claim.basis}, {one.claim.reason}")
-    if not made.run.gpus:
+    for row in job.taken.classes:
+        least = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
+        lines.append(f"  GPUs   {row.capability}{least}: {row.claim.basis}, {row.claim.reason}")
+    if not job.run.gpus:
         lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
-    if made.run.gpus > 1:
-        where = f"verified on {', '.join(made.together)}" if made.together else "no verdict says so"
-        lines.append(f"  GPUs   {made.run.gpus} of a machine work together: {where}")
-    lines += [f"  not    {capability}: {why}" for capability, why in made.taken.form.grounds.refused]
-    if not all(one.proven for one in made.taken.classes):
+    if job.run.gpus > 1:
+        where = f"verified on {', '.join(job.together)}" if job.together else "no verdict says so"
+        lines.append(f"  GPUs   {job.run.gpus} of a machine work together: {where}")
+    lines += [f"  not    {capability}: {why}" for capability, why in job.taken.form.grounds.refused]
+    if not all(row.proven for row in job.taken.classes):
         lines.append("  WARNING: some of it is predicted, not verified")
-    if made.run.mig:
+    if job.run.mig:
         lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
-    if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
+    if job.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
-    if made.gather and made.request:
+    if job.gather and job.request:
         lines.append(
-            f"  then   sbatch --dependency=afterok:JOB {made.gather_file}, JOB being the first one's number"
+            f"  then   sbatch --dependency=afterok:JOB {job.gather_file}, JOB being the first one's number"
         )
     lines += [f"  {reach}"] if reach else []
     say("\n".join(lines))
-    if made.file.endswith(".yaml"):
+    if job.file.endswith(".yaml"):
         say_next("create", "-f", written[-1], program="kubectl")
         return
-    program = "sbatch" if made.request else "condor_submit_dag" if made.dag else "condor_submit"
-    say_next(f"{made.run.name}.dag" if made.dag else made.file, program=program)
+    program = "sbatch" if job.request else "condor_submit_dag" if job.dag else "condor_submit"
+    say_next(f"{job.run.name}.dag" if job.dag else job.file, program=program)
 
 
 # --- looking ---------------------------------------------------------------------------------------
 
 
-def _refuse(name: str, options: dict[str, Any], option: str) -> None:
-    given = ["TARGET"] if name else [f"--{key.replace('_', '-')}" for key in ALONE if options[key]]
-    if given:
-        raise UsageError(
-            "option-conflict", f"{option} and {given[0]} exclude each other", hint="remove one of them"
-        )
+def _reject_others(name: str, options: JobOptions, option: str) -> None:
+    """Raises UsageError for a target and for options that `option` excludes."""
+    words = ["TARGET"] * bool(name)
+    words += [f"--{key.replace('_', '-')}" for key in ALONE if getattr(options, key)]
+    for word in words:
+        reject_conflict(word, f"{option} and {word} exclude each other", "remove one of them")
 
 
-def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
+def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from imagefactory.errors import NothingSelectedError
@@ -315,10 +456,12 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     opened = read_centers(call.settings, os.environ, now)
     say_notes(opened.notes)
     offered, faults = [], []
-    for one in opened.open:
-        ask = _wanted(one.center, "", options)
+    for entry in opened.open:
+        ask = _job_request(entry.center, "", options)
         try:
-            offered += [(one.center, row) for row in list_offers(one.catalogue, ask, one.center.trust, now)]
+            offered += [
+                (entry.center, row) for row in list_offers(entry.catalogue, ask, entry.center.trust, now)
+            ]
         except NothingSelectedError as error:
             faults.append(error)
     if not offered:
@@ -343,7 +486,7 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _pool_at_hand(path: Path | None, now: datetime) -> Inventory | None:
-    """The pool, where it can be asked. The file is written by now, so a pool that does not answer is told."""
+    """Return the pool, None without one. A pool that does not answer prints a note: the file is written."""
     from imagefactory.errors import FactoryError
 
     if path is None and not shutil.which("condor_status"):
@@ -363,3 +506,123 @@ def _reach_json(places: Sequence[Place], inventory: Inventory) -> dict[str, obje
         "unsure": sum(place.unsure for place in places),
         "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
     }
+
+
+# --- checking ---------------------------------------------------------------------------------------
+
+
+def _check_file(
+    call: Call, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
+) -> None:
+    """Print the problems of a file, and exit 9 if it has any. A missing pool or catalog prints a note."""
+    from imagefactory.catalogue.offers import judge_offer
+    from imagefactory.pools.sites import find_site
+    from imagefactory.report.catalogued import centers_json, source_json
+    from imagefactory.report.submit_check import check_json, format_check
+    from imagefactory.stages.centers import merge_centers
+    from imagefactory.submit.check.batch.check import check_batch
+    from imagefactory.submit.check.batch.reader import is_batch, parse_batch
+    from imagefactory.submit.check.check import check_submit_file
+    from imagefactory.submit.check.checked import Checked, Surroundings
+    from imagefactory.submit.check.fix import fix_text, format_diff
+    from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
+    from imagefactory.submit.check.secrets import with_secrets
+
+    now, settings = datetime.now(UTC), call.settings
+    text = read_text(path)
+    batch = is_batch(text, path.name)
+    reject_conflict(
+        batch and fix,
+        "--fix applies to HTCondor submit files only",
+        "remove --fix: --check prints what to write in a script",
+    )
+    opened = _open_to_compare(call, now)
+    catalogue = merge_centers(opened) if opened else None
+    nodes = _inventory_to_compare(inventory, now, SLURM if batch else HTCONDOR)
+
+    def offer(image: CataloguedImage) -> Offer:
+        assert opened is not None  # the image is of one of its catalogues
+        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalogue.images))
+        return judge_offer(entry.catalogue, image, entry.center.trust, now)
+
+    site = find_site(SLURM if batch else name or settings.site.value)
+    around = Surroundings(site=site, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call))
+
+    def checked_as(text: str) -> Checked:
+        if batch:
+            return with_secrets(check_batch(parse_batch(text, str(path)), around), text)
+        file = parse_submit_file(text, str(path), lists_beside(path))
+        return with_secrets(check_submit_file(file, around), text)
+
+    mended = fix_text(text, checked_as) if fix else text
+    checked, diff = checked_as(mended), format_diff(str(path), text, mended)
+    if mended != text:
+        _write_mended(path, mended)
+    if as_json:
+        more = {"site": site.name, "mended": diff, **source_json(catalogue)}
+        more |= centers_json(opened.open if opened else ())
+        say_json("check", {**check_json(checked), **more})
+    else:
+        say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
+    if checked.wrong:
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _write_mended(path: Path, text: str) -> None:
+    from imagefactory.files import replacing
+
+    path = path.resolve()
+    try:
+        with replacing(path, mode=path.stat().st_mode & 0o777) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError(*os_problem("write", path, error), hint="copy it into your own directory") from error
+
+
+def _digests(call: Call) -> Callable[[str], str]:
+    """Return a function that queries registries, once per image and briefly. A note reports a failure."""
+    from imagefactory.access import Access, open_registry
+    from imagefactory.errors import FactoryError
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.web import Patience
+
+    @cache
+    def digest(reference: str) -> str:
+        try:
+            named = parse_reference(reference)
+            access = Access(settings=call.settings, environ=os.environ)
+            patience = Patience(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
+            registry = open_registry(access, named.registry, patience=patience)
+            manifest = registry.manifest(named.repository, named.tag)
+        except FactoryError as error:
+            write(2, f"note: the digest of {reference} is not known: {error.message}")
+            return ""
+        if manifest is None:
+            write(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
+        return manifest[0].digest if manifest else ""
+
+    return digest
+
+
+def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
+    """Return the catalogs, None outside a project without any. Raises if a named one cannot be read."""
+    from imagefactory.factory import is_factory, names_catalogue
+
+    settings = call.settings
+    if names_catalogue(settings) or is_factory(settings):
+        from imagefactory.stages.centers import read_centers
+
+        centers = read_centers(settings, os.environ, now)
+        say_notes(centers.notes)
+        return centers
+    write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
+    return None
+
+
+def _inventory_to_compare(path: Path | None, now: datetime, pool: str) -> Inventory | None:
+    """Return the pool, None without its command. Raises if it or the named file does not answer."""
+    command = "scontrol" if pool == SLURM else "condor_status"
+    if path is not None or shutil.which(command):
+        return find_inventory(path, now, pool)
+    write(2, f"note: there is no {command} here, so what the pool has is not known (--inventory FILE)")
+    return None

@@ -1,21 +1,28 @@
-"""The command that writes which combinations are proven, as files: tables."""
+"""The tables command, which writes the verified and failed combinations as files."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument, terminal_width
-from imagefactory.errors import UsageError
+from imagefactory.cli.output import (
+    Call,
+    capability_of,
+    json_option,
+    reject_conflict,
+    say,
+    say_json,
+    targets_argument,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from imagefactory.gpu.capability import Capability
     from imagefactory.stages.tables import Tables, TablesAsked
 
 
@@ -23,7 +30,7 @@ P = ParamSpec("P")
 
 
 def what_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Of which images and GPUs tables and reports speak."""
+    """Add the options that select images and GPUs of tables and reports."""
     for option in (
         click.option(
             "--inventory",
@@ -71,7 +78,19 @@ def what_options(command: Callable[P, None]) -> Callable[P, None]:
 @click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
 @json_option
 @click.pass_obj
-def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def tables(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    inventory: Path | None,
+    capabilities: tuple[str, ...],
+    sweeps: tuple[Path, ...],
+    registry: str,
+    output: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write tables of what is proven on which GPU, and what failed.
 
     \b
@@ -93,31 +112,43 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     from imagefactory.report.tables import format_files, format_summary, tables_json
     from imagefactory.stages.tables import write_tables
 
-    made = _read(call, names, asked_of(call, options))
+    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    result = _read(call, names, request)
     if as_json:
-        return say_json("tables", tables_json(made))
-    say(format_summary(made, terminal_width()))
-    for path in write_tables(options["output"], format_files(made), force=options["force"]):
+        return say_json("tables", tables_json(result))
+    say(format_summary(result, terminal_width()))
+    for path in write_tables(output, format_files(result), force=force):
         say(f"  {path}")
     say("the same as pages, with each image and GPU: imagefactory report --html DIR")
     return None
 
 
-def asked_of(call: Call, options: dict[str, Any]) -> TablesAsked:
-    """`what_options` as a value."""
+def tables_request(
+    call: Call,
+    registry: str,
+    *,
+    capabilities: Sequence[str],
+    inventory: Path | None,
+    sweeps: tuple[Path, ...],
+) -> TablesAsked:
+    """Return the values of `what_options`. Raises UsageError for an invalid capability."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.pools.inventory import read_inventory
     from imagefactory.stages.sweep import find_sweeps
     from imagefactory.stages.tables import TablesAsked
 
+    named = [capability_of(text) for text in capabilities]
+    there = read_inventory(inventory).known if inventory else ()
     return TablesAsked(
         now=datetime.now(UTC),
-        registry=options["registry"],
-        capabilities=_capabilities(options["capabilities"], options["inventory"]),
-        sweeps=options["sweeps"],
+        registry=registry,
+        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in there)),
+        sweeps=sweeps,
         stored=find_sweeps(call.settings),
     )
 
 
-def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
+def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
     from imagefactory.factory import is_factory
     from imagefactory.recipes.expand import select
     from imagefactory.stages.tables import read_catalogued, read_tables
@@ -125,30 +156,15 @@ def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
     settings = call.settings
     if is_factory(settings):
         factory = call.factory
-        return read_tables(factory, select(factory.targets, names), asked, call.progress)
-    refuse_registry(asked.registry)
-    return read_catalogued(settings, os.environ, names, asked)
+        return read_tables(factory, select(factory.targets, names), request, call.progress)
+    refuse_registry(request.registry)
+    return read_catalogued(settings, os.environ, names, request)
 
 
 def refuse_registry(registry: str) -> None:
-    """Outside of a factory a registry has no targets by name, its signed catalogue has."""
-    if registry:
-        raise UsageError(
-            "option-conflict",
-            "--registry requires a project: elsewhere the images are those of the signed catalog",
-            hint="remove --registry: the settings `catalogue` and `registry` say where the catalog is",
-        )
-
-
-def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capability, ...]:
-    from imagefactory.gpu.capability import parse_capability
-    from imagefactory.pools.inventory import read_inventory
-
-    try:
-        asked = [parse_capability(text) for text in texts]
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
-        ) from error
-    there = read_inventory(inventory).known if inventory else ()
-    return (*asked, *(parse_capability(gpu.capability) for gpu in there))
+    """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
+    reject_conflict(
+        registry,
+        "--registry requires a project: elsewhere the images are those of the signed catalog",
+        "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
+    )

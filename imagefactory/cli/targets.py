@@ -1,15 +1,15 @@
-"""Commands for targets: list, show, new."""
+"""The commands list, show and new."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -32,7 +32,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import NothingSelectedError, UsageError, os_problem
 
 if TYPE_CHECKING:
-    from imagefactory.stages.new import Plan
+    from imagefactory.stages.new import NewRequest, Plan
 
 
 @click.command("list")
@@ -65,12 +65,7 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     with collecting(factory) as failures:
         if as_json:
             listed = [
-                {
-                    **target_json(t),
-                    "lock": states[t.name],
-                    "left_out": left_out(t),
-                    **asdict(marks[t.name]),
-                }
+                {**target_json(t), "lock": states[t.name], "left_out": left_out(t), **asdict(marks[t.name])}
                 for t in chosen
             ]
             say_json("targets", {"targets": listed, "errors": failures.as_json()})
@@ -149,7 +144,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
         "lock": state,
         "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
         "note": lock.note if lock else "",
-        "behind": [asdict(one) for one in behind],
+        "behind": [asdict(package) for package in behind],
         "left_out": lacking,
         "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
@@ -218,13 +213,32 @@ def show(call: Call, name: str, as_json: bool) -> None:
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
 @click.pass_obj
-def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: Any) -> None:
+def new(
+    call: Call,
+    /,
+    *,
+    family: str,
+    framework: str,
+    cuda: str,
+    kind: str | None,
+    source: Path | None,
+    context: Path | None,
+    build_args: tuple[str, ...],
+    environment: str,
+    extras: tuple[str, ...],
+    groups: tuple[str, ...],
+    on: str,
+    partial: bool,
+    only_print: bool,
+    as_json: bool,
+) -> None:
     """Write a recipe: a new one, or from an environment that exists.
 
     It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. What a recipe cannot keep of
     FILE stops the command, unless --partial is given."""
     from imagefactory.factory import recipes_folder, require_own
     from imagefactory.files import create_bytes
+    from imagefactory.stages.new import NewRequest
 
     if not only_print:
         require_own(call.settings, "new")
@@ -232,19 +246,33 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     exists = UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
-    if asked["on"] and not call.settings.shipped:
-        _bring_family(call, asked["on"], only_print=only_print)
-    plan = _plan(call, family, asked)
+    if on and not call.settings.shipped:
+        _bring_family(call, on, only_print=only_print)
+    name, _, version = framework.partition("=")
+    request = NewRequest(
+        family=family,
+        file=source,
+        on=on,
+        framework=name,
+        version=version,
+        cuda=cuda,
+        source=kind or "",
+        environment=environment,
+        extras=extras,
+        groups=groups,
+        context=context,
+    )
+    plan = _plan(call, request, build_args, partial=partial)
     drafted = plan.draft
     for line in drafted.notes:
         call.progress.note(f"note: {line}")
-    stopped = bool(drafted.lost) and not asked["partial"]
+    stopped = bool(drafted.lost) and not partial
     for line in () if stopped else drafted.lost:
         call.progress.note(f"lost: {line}")
     if only_print and not as_json:
         say(drafted.text.rstrip("\n"))
     plan.check()
-    told = {
+    value = {
         "family": family,
         "path": "" if only_print or stopped else str(path),
         "recipe": drafted.text,
@@ -257,9 +285,9 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     if only_print or stopped:
         with collecting() as failures:
             if stopped:
-                failures.add(_lost(asked["source"].name, drafted.lost))
+                failures.add(_lost(source.name if source else family, drafted.lost))
             if as_json:
-                say_json("recipe", {**told, "errors": failures.as_json()})
+                say_json("recipe", {**value, "errors": failures.as_json()})
         return None
     try:
         if not create_bytes(path, drafted.text.encode()):
@@ -267,22 +295,22 @@ def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: An
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return say_json("recipe", {**told, "errors": []})
+        return say_json("recipe", {**value, "errors": []})
     say(f"wrote {path}: look it over before it is locked")
     return say_next("lock", family, *(("--build",) if plan.without_wheel else ()))
 
 
-def _build_args(given: Sequence[str]) -> dict[str, str]:
-    """Values by their names; the last of one name counts, as for docker. Raises UsageError."""
-    found = dict(text.partition("=")[::2] for text in given)
-    for text in given:
+def _build_args(texts: Sequence[str]) -> dict[str, str]:
+    """Return values by name; the last of one name wins, as in docker. Raises UsageError."""
+    values = dict(text.partition("=")[::2] for text in texts)
+    for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
             raise UsageError(
                 "option-invalid",
                 f"--build-arg {text!a} is not NAME=VALUE",
                 hint="write, for example, VERSION=2.3.1",
             )
-    return found
+    return values
 
 
 def _lost(file: str, lost: Sequence[str]) -> UsageError:
@@ -295,9 +323,9 @@ def _lost(file: str, lost: Sequence[str]) -> UsageError:
 
 
 def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
-    """Copy the family of a shipped target into the project, where the project does not have it.
+    """Copy the family of a shipped target into the project if it is missing.
 
-    Raises UsageError where nothing may be written.
+    Raises UsageError if nothing may be written.
     """
     from imagefactory.recipes.expand import select_one
     from imagefactory.stages.init import find_shipped, make_factory
@@ -323,25 +351,24 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
     )
 
 
-def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
-    """The recipe to write. Only what is taken over, or built on others, needs the other recipes."""
+def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, partial: bool) -> Plan:
+    """Return the recipe to write. Only --from and --on need the other recipes. Raises UsageError."""
     from imagefactory.recipes.read import read_bases
     from imagefactory.recipes.scaffold import check_name, scaffold
-    from imagefactory.stages.new import IndexSolver, NewRequest, Plan, plan_recipe
+    from imagefactory.stages.new import IndexSolver, Plan, plan_recipe
 
-    source, on = asked["source"], asked["on"]
-    framework, _, version = asked["framework"].partition("=")
+    source, on, framework, version = request.file, request.on, request.framework, request.version
     for option, value, needs in (
-        ("--cuda", asked["cuda"], source and not on),
+        ("--cuda", request.cuda, source and not on),
         ("--framework NAME=VERSION", version, source and not on),
-        ("--environment", asked["environment"], source),
-        ("--context", asked["context"], source),
-        ("--build-arg", asked["build_args"], source),
-        ("--extra", asked["extras"], source),
-        ("--group", asked["groups"], source),
-        ("--partial", asked["partial"], source),
+        ("--environment", request.environment, source),
+        ("--context", request.context, source),
+        ("--build-arg", build_args, source),
+        ("--extra", request.extras, source),
+        ("--group", request.groups, source),
+        ("--partial", partial, source),
         ("--framework", framework, not on),
-        ("--source", asked["kind"], not on),
+        ("--source", request.source, not on),
     ):
         if value and not needs:
             inherited = on or option == "--source"
@@ -349,32 +376,19 @@ def _plan(call: Call, family: str, asked: Mapping[str, Any]) -> Plan:
             raise UsageError("option-conflict", f"{option} does not apply here", hint=hint)
     if not source and not on:
         bases = read_bases(call.settings.root_path / "recipes")
-        drafted = scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi")
+        drafted = scaffold(request.family, bases, framework=framework, source=request.source or "pypi")
         return Plan(draft=drafted, check=lambda: None)
-    check_name(family, "family")
-    if asked["cuda"] == "none":
+    check_name(request.family, "family")
+    if request.cuda == "none":
         raise UsageError(
             "option-invalid",
             "--cuda none: new recipes are for GPUs",
             hint="afterwards add a row with cuda: [none]",
         )
     version = version.lstrip("=")
-    for value, rule in ((framework, "framework"), (version, "version"), (asked["cuda"], "cuda")):
+    for value, rule in ((framework, "framework"), (version, "version"), (request.cuda, "cuda")):
         if value:
             check_name(value, rule)
     factory = call.factory
-    request = NewRequest(
-        family=family,
-        file=source,
-        on=on,
-        framework=framework,
-        version=version,
-        cuda=asked["cuda"],
-        source=asked["kind"] or "",
-        environment=asked["environment"],
-        extras=asked["extras"],
-        groups=asked["groups"],
-        context=asked["context"],
-        build_args=_build_args(asked["build_args"]),
-    )
+    request = replace(request, version=version, build_args=_build_args(build_args))
     return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

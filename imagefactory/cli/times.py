@@ -1,10 +1,9 @@
-"""Times as people write them for an option."""
+"""Durations as people write them for an option."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
 
 import click
 
@@ -13,12 +12,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 class Duration(click.ParamType[timedelta]):
-    """`30m`, `24h`, `2d`."""
+    """A duration such as `30m`, `24h` or `2d`."""
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        found = _TIME.fullmatch(str(value))
-        if found is None or not int(found[1]):
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        match = _TIME.fullmatch(str(value))
+        if match is None or not int(match[1]):
             self.fail(f"'{str(value)[:40]}' is no time: write 30m, 24h or 2d", param, ctx)
-        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+        return timedelta(seconds=int(match[1]) * _UNITS[match[2]])

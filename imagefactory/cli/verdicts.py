@@ -1,15 +1,16 @@
-"""The command that shows verdicts, and what the commands about them share."""
+"""The verdicts command, and what commands about verdicts share."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import (
     Call,
+    capability_of,
     complete_targets,
     json_option,
     registry_option,
@@ -33,16 +34,8 @@ NAME = "TARGET|REFERENCE"
 
 
 def parse_option(_: click.Context, __: click.Parameter, text: str) -> str:
-    from imagefactory.gpu.capability import parse_capability
 
-    if not text:
-        return ""
-    try:
-        return str(parse_capability(text))
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
-        ) from error
+    return str(capability_of(text)) if text else ""
 
 
 def refuse_registry(name: str, registry: str) -> None:
@@ -63,7 +56,7 @@ def refuse_registry(name: str, registry: str) -> None:
 @click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
 @json_option
 @click.pass_obj
-def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool) -> None:
     """Show who verified an image, when, on which GPU, and what holds.
 
     \b
@@ -85,22 +78,21 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     if as_json:
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
-        say(format_verdicts(images, keys, terminal_width(), numbers=options["numbers"]))
+        say(format_verdicts(images, keys, terminal_width(), numbers=numbers))
         for_cpus = is_factory(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
         if for_cpus:
             say(f"{name} is for CPUs alone: no verdict speaks of it, its smoke test is all that proves it")
         elif is_factory(call.settings) and not any(image.judged for image in images):
             say_next("verify", name)
-    wanted = options["capability"]
-    if wanted and not any(capability_proven(image.judged, wanted) for image in images):
-        hint = f"imagefactory verify {name} --capability {wanted}"
+    if capability and not any(capability_proven(image.judged, capability) for image in images):
+        hint = f"imagefactory verify {name} --capability {capability}"
         if not is_factory(call.settings):
             hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
-        raise CheckFailedError("not-verified", f"{name} is not verified for {wanted}", hint=hint)
+        raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
-    """The images, and the trust in the center that they are of; None for that of the settings."""
+    """Return the images and the trust of their center, None for the trust of the settings."""
     from imagefactory.factory import catalogue_answers
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference

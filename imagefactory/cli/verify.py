@@ -1,26 +1,29 @@
-"""The command that runs the GPU suite in an image: verify."""
+"""The verify command, which runs the GPU suite in an image."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import (
     Call,
+    capability_of,
     collecting,
     complete_targets,
     json_option,
+    reject_conflict,
     runner_option,
     say,
     say_json,
     say_next,
     terminal_width,
 )
-from imagefactory.cli.sweep_options import refuse_alone, sweep_options
-from imagefactory.cli.sweeps import verify_on_pool
+from imagefactory.cli.sweeps import SweepRequest, sweep_options, verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
+from imagefactory.settings.choices import POOLS
 from imagefactory.verify.model import FULL, LEVELS, SEVERAL
 
 if TYPE_CHECKING:
@@ -63,8 +66,40 @@ if TYPE_CHECKING:
 )
 @sweep_options
 @json_option
-@click.pass_context
-def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
+@click.pass_obj
+def verify(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    level: str,
+    runner: str | None,
+    capability: tuple[str, ...],
+    registry: str,
+    promote: bool,
+    output: Path | None,
+    kit: Path | None,
+    ledger: Path | None,
+    pool: str | None,
+    newest: int | None,
+    combination: tuple[str, ...] | None,
+    allow: tuple[str, ...],
+    mig: bool,
+    machine: str | None,
+    gpu_hours: int | None,
+    jobs: int | None,
+    inventory: Path | None,
+    image: str | None,
+    site: str | None,
+    idle_limit: timedelta | None,
+    held_limit: timedelta | None,
+    run_limit: timedelta | None,
+    retries: int | None,
+    wait: bool,
+    folder: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Run the GPU suite inside an image, on a GPU here or on a pool.
 
     \b
@@ -87,163 +122,140 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.stages.verify import VerifyOptions
     from imagefactory.workflow.prove import prove_image
 
-    call: Call = ctx.obj
-    if given["level"] == SEVERAL:
-        _check_several(given)
-    if given["pool"]:
-        return verify_on_pool(call, names, given)
-    refuse_alone(given)
-    factory, progress, as_json = call.factory, call.progress, given["as_json"]
-    _check_options(names, given)
-    options = VerifyOptions(
-        level=given["level"],
-        runner=given["runner"] or "",
-        capability=_capability("".join(given["capability"])),
-        registry=given["registry"],
-        promote=given["promote"],
-        output=given["output"],
+    sweep = SweepRequest(
+        pool=pool or "", level=level, registry=registry, promote=promote, newest=newest, mig=mig,
+        machine=machine, gpu_hours=gpu_hours, jobs=jobs, combination=combination, allow=allow,
+        inventory=inventory, image=image, site=site, idle_limit=idle_limit, held_limit=held_limit,
+        run_limit=run_limit, retries=retries, wait=wait, folder=folder, dry_run=dry_run,
+        capability=capability,
+    )  # fmt: skip
+    here = {"--runner": runner, "--kit": kit, "--ledger": ledger, "--output": output}
+    reject_conflict(
+        pool and level == SEVERAL,
+        f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
+        f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
     )
-    if given["kit"]:
-        order = KitPlace(folder=given["kit"], ledger=given["ledger"])
+    reject_conflict(
+        promote and level == SEVERAL,
+        f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
+        "remove --promote",
+    )
+    for option, value in here.items():
+        reject_conflict(pool and value, f"{option} and --pool exclude each other", f"remove {option}")
+    if pool:
+        return verify_on_pool(call, names, sweep, as_json=as_json)
+    for option in sweep.written(but=("capability",)):
+        hint = f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
+        reject_conflict(option, f"{option} requires --pool", hint)
+    factory, progress = call.factory, call.progress
+    if not names:
+        raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
+    reject_conflict(
+        len(capability) > 1,
+        "more than one --capability requires --pool",
+        "add --pool or keep one --capability",
+    )
+    reject_conflict(ledger and not kit, "--ledger requires --kit", "add --kit DIR or remove --ledger")
+    reject_conflict(
+        len(names) > 1 and (output or kit),
+        "--output and --kit require exactly one image",
+        "pass one image, or remove them",
+    )
+    reject_conflict(
+        kit and (promote or output or runner),
+        "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
+        "run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
+    )
+    compute_capability = "".join(capability)
+    options = VerifyOptions(
+        level=level,
+        runner=runner or "",
+        capability=str(capability_of(compute_capability)) if compute_capability else "",
+        registry=registry,
+        promote=promote,
+        output=output,
+    )
+    if kit:
+        order = KitPlace(folder=kit, ledger=ledger)
         return _say_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for name in names:
             with failures.of(name):
                 try:
-                    done = prove_image(factory, name, options, bench(), progress)
+                    run = prove_image(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
-                    level = "" if given["level"] == FULL else f" --suite {given['level']}"
-                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{level} --kit DIR"
+                    suite = "" if level == FULL else f" --suite {level}"
+                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{suite} --kit DIR"
                     raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
-                results.append(_as_json(name, done))
-                say(_as_text(done), unless=as_json)
-                if not done.passed:
-                    raise _failure(name, done)
-                if options.promote and done.promotion is None:
+                results.append(_as_json(name, run))
+                say(_as_text(run), unless=as_json)
+                if not run.passed:
+                    raise CheckFailedError(
+                        "verification-failed",
+                        f"{name}: {run.report.outcome}: {run.report.reason}",
+                        hint=f"see the checks above; all details are in {run.path}",
+                    )
+                if options.promote and run.promotion is None:
                     raise CheckFailedError(
                         "verdict-not-signed",
-                        f"{name}: no tag is moved: {done.signed.why}",
+                        f"{name}: no tag is moved: {run.signed.why}",
                         hint="only a signed verdict moves tags",
                     )
-                for _, fault in done.promotion.faults if done.promotion else ():
+                for _, fault in run.promotion.faults if run.promotion else ():
                     failures.add(fault)
         if as_json:
             say_json("verify", {"results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
         return say_next("keys", "new", "lab")
-    shown = options.promote or options.level == SEVERAL
-    return say_next("verdicts", names[0]) if shown else say_next("promote", *names)
+    show_verdicts = options.promote or options.level == SEVERAL
+    return say_next("verdicts", names[0]) if show_verdicts else say_next("promote", *names)
 
 
 def bench() -> VerifyBench:
-    """This machine. Tests put another one here."""
+    """Return this machine. Tests replace it."""
     from imagefactory.stages.verify import VerifyBench
 
     return VerifyBench()
 
 
-def _check_several(given: dict[str, Any]) -> None:
-    """Raises UsageError for what goes with one GPU alone."""
-    if given["pool"]:
-        raise UsageError(
-            "option-conflict",
-            f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
-            hint=f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
-        )
-    if given["promote"]:
-        raise UsageError(
-            "option-conflict",
-            f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
-            hint="remove --promote",
-        )
-
-
-def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Raises UsageError for options that do not go together."""
-    if not names:
-        raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
-    if len(given["capability"]) > 1:
-        raise UsageError(
-            "option-conflict",
-            "more than one --capability requires --pool",
-            hint="add --pool or keep one --capability",
-        )
-    if given["ledger"] and not given["kit"]:
-        raise UsageError(
-            "option-conflict", "--ledger requires --kit", hint="add --kit DIR or remove --ledger"
-        )
-    if len(names) > 1 and (given["output"] or given["kit"]):
-        raise UsageError(
-            "option-conflict",
-            "--output and --kit require exactly one image",
-            hint="pass one image, or remove them",
-        )
-    if given["kit"] and (given["promote"] or given["output"] or given["runner"]):
-        raise UsageError(
-            "option-conflict",
-            "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
-            hint="run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
-        )
-
-
-def _capability(text: str) -> str:
-    from imagefactory.gpu.capability import parse_capability
-
-    try:
-        return str(parse_capability(text)) if text else ""
-    except ValueError as error:
-        raise UsageError(
-            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
-        ) from error
-
-
-def _as_text(done: Verified) -> str:
+def _as_text(run: Verified) -> str:
     from imagefactory.report.text import format_fields
     from imagefactory.report.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
-    fields = [("report", f"{done.path} (unsigned: it proves nothing)"), ("verdict", done.signed.why)]
-    if done.signed.signed:
-        verdict = done.signed.signed.verdict
-        fields[-1] = ("verdict", f"{done.signed.why}, expires {verdict.expires:%Y-%m-%d}")
-    fields += [("attached", place) for place in done.attached]
-    blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
-    if done.promotion:
-        blocks.append(format_promotion(done.promotion, terminal_width()))
+    fields = [("report", f"{run.path} (unsigned: it proves nothing)"), ("verdict", run.signed.why)]
+    if run.signed.signed:
+        verdict = run.signed.signed.verdict
+        fields[-1] = ("verdict", f"{run.signed.why}, expires {verdict.expires:%Y-%m-%d}")
+    fields += [("attached", place) for place in run.attached]
+    blocks = [f"{format_gpu_run(run.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if run.promotion:
+        blocks.append(format_promotion(run.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(name: str, done: Verified) -> dict[str, object]:
+def _as_json(name: str, run: Verified) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
     from imagefactory.documents import format_time
     from imagefactory.verify.report import format_gpu_report
 
-    signed = done.signed.signed
+    signed = run.signed.signed
     return {
         "name": name,
-        "target": done.chosen.subject.target,
-        "outcome": done.report.outcome.value,
-        "reason": done.report.reason,
-        "report": format_gpu_report(done.report),
-        "path": str(done.path),
+        "target": run.chosen.subject.target,
+        "outcome": run.report.outcome.value,
+        "reason": run.report.reason,
+        "report": format_gpu_report(run.report),
+        "path": str(run.path),
         "signed": signed is not None,
-        "why": done.signed.why,
+        "why": run.signed.why,
         "keyid": signed.verdict.keyid if signed else "",
         "expires": format_time(signed.verdict.expires) if signed else "",
-        "attached": list(done.attached),
-        "promotion": promotion_json(done.promotion) if done.promotion else None,
+        "attached": list(run.attached),
+        "promotion": promotion_json(run.promotion) if run.promotion else None,
     }
-
-
-def _failure(name: str, done: Verified) -> CheckFailedError:
-    report = done.report
-    return CheckFailedError(
-        "verification-failed",
-        f"{name}: {report.outcome}: {report.reason}",
-        hint=f"see the checks above; all details are in {done.path}",
-    )
 
 
 def _say_kit(written: KitWritten, order: KitPlace, *, as_json: bool) -> None:

@@ -208,3 +208,15 @@ def test_folders_of_untrusted_programs_are_read_by_one_helper() -> None:
     assert len(shown) >= 6
     found = [f"{named(path)}:{line}" for path in (*shown, *READERS) for line in trusting_calls(every[path])]
     assert found == []
+
+
+def test_commands_name_their_parameters() -> None:
+    """A bag of options hides from the type checker what a command reads."""
+    bags = [
+        f"{named(path)}:{node.lineno}"
+        for path in (HOUSE / "cli").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if node.args.kwarg or re.search(r":.*\bAny\b", ast.unparse(node.args))
+    ]
+    assert bags == []
