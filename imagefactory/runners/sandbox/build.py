@@ -23,11 +23,11 @@ import socket
 import sys
 from typing import Any
 
-from .emulator import bring_emulator
-from .root import DEVICES, is_folder, open_segments
-from .seccomp import ARCHITECTURES, install_seccomp
+from .cgroups import INTERVAL, Watch, let_children_run_as_others, run_before_others, set_limits
+from .root import DEVICES, bring_emulator, is_folder, open_segments
 from .streams import forget_stdio, read_plan, write_file
 from .syscalls import (
+    ARCHITECTURES,
     ATTR_NODEV,
     ATTR_NOEXEC,
     ATTR_NOSUID,
@@ -52,6 +52,7 @@ from .syscalls import (
     check,
     clone_tree,
     close_all_but,
+    install_seccomp,
     move,
     new_mount,
     prctl,
@@ -61,7 +62,6 @@ from .syscalls import (
     unshare,
     wipe_arguments,
 )
-from .watch import INTERVAL, Watch, let_children_run_as_others, run_before_others, set_limits
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What the system's programs read of /etc, and what stands for the rest: no script learns who has an account.
