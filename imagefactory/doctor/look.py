@@ -29,7 +29,7 @@ from imagefactory.runners.gpu_devices import (
     read_linker_cache,
 )
 from imagefactory.runners.limits import Limits, decide_limits, read_room
-from imagefactory.runners.sandbox.landlock import is_there
+from imagefactory.runners.sandbox.syscalls import has_landlock
 from imagefactory.runners.unshare import attempt
 from imagefactory.settings.choices import ENGINES
 from imagefactory.settings.load import Settings
@@ -116,7 +116,7 @@ def gather(
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
         probes=ask_all(Access(settings=settings, environ=environ), asked),
         limits=limits,
-        landlock=is_there(),
+        landlock=has_landlock(),
         emulated=tuple(try_emulated()),
     )
 

@@ -1,7 +1,12 @@
-"""Who waits for the DataLoader: the program in `next()`, and how long its workers need for a batch.
+"""How long the program waits in `next()` of a DataLoader, and how long its workers need for a batch.
 
-The loader is torch's own, with its processes and files. A worker computes on the host alone, so it sees no
-device."""
+The loader is torch's own, with its processes and files. A worker computes only on the host, so it sees no
+device.
+
+Emulating takes time that workers of a loader would not have had. So the wait is not what passed here but when
+each batch would have come (`Pipeline`, pure). A worker makes one batch after the other, starts none before it
+is requested, and the workers share the cores.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .clock import kept_waiting
-from .machine import Machine
-from .pipeline import Pipeline
+from .machine import Machine, kept_waiting
+
+
+class Pipeline:
+    """One pass over a loader. `ahead` batches are asked for at the start, one more as each is taken."""
+
+    def __init__(self, workers: int, ahead: int, cores: int, began: float) -> None:
+        self._ahead, self._cores = ahead, cores
+        self._free = [began] * workers
+        self._cores_free = began
+        self._asked = [began] * ahead
+        self._taken = 0
+
+    @property
+    def worker(self) -> int:
+        """Whose batch comes next."""
+        return self._taken % len(self._free)
+
+    def arrival(self, seconds: float, processor: float) -> float:
+        """When the next batch is there, that took so many seconds, and so many of a processor's."""
+        asked = self._asked[self._taken % self._ahead]
+        made = max(self._free[self.worker], asked) + seconds
+        self._cores_free = max(self._cores_free, asked) + processor / self._cores
+        self._free[self.worker] = made = max(made, self._cores_free)
+        return made
+
+    def take(self, time: float) -> None:
+        """The program has it, at this time."""
+        self._asked[self._taken % self._ahead] = time
+        self._taken += 1
+
 
 ENTRIES = 4096
 """Batches of one worker that are remembered: more than a loader has asked for at once."""

@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import attention, autocast, cuda, dispatch, loader, ranks, summary, tensors
-from .machine import Machine
-from .pinned import Pinned
+from . import cuda, dispatch, loader, ranks, summary, tensors
+from .machine import Machine, Pinned
 from .roofline import parse_profile
 
 EVERY = 2.0
@@ -28,8 +27,8 @@ def install(torch: Any, asked: str) -> None:
     importlib.import_module("torch._meta_registrations")  # shapes, which older versions load late
     cuda.install(machine)
     tensors.install(machine, pinned)
-    attention.install(machine)
-    autocast.install(machine)
+    dispatch.install_attention(machine)
+    cuda.install_autocast(machine)
     machine.ranks = ranks.install(machine)
     seen = loader.install(machine)
 

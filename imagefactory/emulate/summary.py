@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .loader import Loader, Seen
-from .machine import Machine
-from .pinned import Pinned
+from .machine import Machine, Pinned
 
 FORMAT = 1
 

@@ -1,4 +1,8 @@
-"""What a tensor of such a device says of itself, and how one is made, copied, saved and shown."""
+"""What a tensor of an emulated device says of itself, and how it is made, copied, saved and printed.
+
+Checkpoints are as large as real ones, and are read back to the device that `map_location` names. Their
+numbers were never computed, so they name this module: a program without it cannot read one by mistake.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,67 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from . import saved
-from .machine import Machine
-from .pinned import Pinned
+from .machine import Machine, Pinned
+
+_STATE: dict[str, Any] = {}
+
+
+def load(tensor: Any, index: int, grad: bool) -> Any:
+    """A tensor that was on a device, from its copy on the host; what a checkpoint calls."""
+    asked = _STATE["asked"]
+    if isinstance(asked, dict):
+        asked = asked.get(f"cuda:{index}", f"cuda:{index}")
+    elif callable(asked):
+        asked = "cpu"
+    moved = tensor.to(f"cuda:{index}" if asked is None else asked)
+    return moved.requires_grad_() if grad else moved
+
+
+def install_saved(machine: Machine) -> None:
+    """Makes torch.load read them."""
+    torch = machine.torch
+    plain = torch.load
+    _STATE["asked"] = None
+    if hasattr(torch.serialization, "add_safe_globals"):
+        torch.serialization.add_safe_globals([load])
+    else:
+        torch._weights_only_unpickler._get_allowed_globals()[f"{__name__}.load"] = load
+
+    def read(*args: Any, **kwargs: Any) -> Any:
+        where = kwargs.pop("map_location", args[1] if len(args) > 1 else None)
+        there = isinstance(where, str | torch.device) and torch.device(where).type == "cuda"
+        _STATE["asked"] = "cpu" if there else where
+        try:
+            found = plain(args[0], "cpu" if there else where, *args[2:], **kwargs)
+        finally:
+            _STATE["asked"] = None
+        return _moved(torch, found, where) if there else found
+
+    torch.load = read
+
+
+def _moved(torch: Any, value: Any, device: Any) -> Any:
+    """All of it on a device: what was saved on the host too."""
+    if isinstance(value, torch.nn.Module):
+        return value.to(device)
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(value.data.to(device), value.requires_grad)
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _moved(torch, value[key], device)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_moved(torch, one, device) for one in value)
+    return value
 
 
 def install(machine: Machine, pinned: Pinned) -> None:
     """Puts it into torch.Tensor and into what makes tensors."""
     torch = machine.torch
     _properties(machine)
-    saved.install(machine)
+    install_saved(machine)
     _methods(machine, pinned)
     _factories(machine)
     _storages(machine)
@@ -151,7 +206,7 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
         held = machine.seen(tensor)
         if held is None or type(tensor) is not torch.Tensor:
             return reduced(tensor, protocol)
-        return saved.load, (tensor.detach().cpu(), held.index, tensor.requires_grad)
+        return load, (tensor.detach().cpu(), held.index, tensor.requires_grad)
 
     def fresh(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         held = machine.seen(tensor)

@@ -2,7 +2,7 @@
 
 Through subprocess and not through spython's `execute`: a command has a time limit, so there must be a
 process to end, and its two streams stay apart. apptainer hands its descriptors on to the image, so a command
-that is not captured gets those of `sandbox/relay.py`.
+that is not captured gets those of `sandbox/terminals.py`.
 
 What holds inside: of the host's files only `spec.mounts` (and apptainer's own /etc/hosts, resolv.conf,
 passwd and group), of its environment nothing (apptainer adds variables that name the .sif), no capability
@@ -41,7 +41,7 @@ from imagefactory.runners.apptainer_command import ApptainerCommand, clean, moun
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.limits import refuse_limits
 from imagefactory.runners.protocol import RunnerGround
-from imagefactory.runners.sandbox.relay import END_NOW, descendants
+from imagefactory.runners.sandbox.terminals import END_NOW, descendants
 from imagefactory.runners.spec import check_spec, planned_mounts
 from imagefactory.runners.unshare import SANDBOX, lost_bytes, signals_left_to_the_command
 

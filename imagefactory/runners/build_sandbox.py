@@ -15,7 +15,7 @@ from typing import Any
 from imagefactory.errors import BuildError, FactoryError, ToolError
 from imagefactory.runners.emulator import Emulator
 from imagefactory.runners.limits import Limits, decide_limits, format_amount, read_room
-from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
+from imagefactory.runners.sandbox.syscalls import ARCHITECTURES
 from imagefactory.runners.sandbox_plan import read_caller
 from imagefactory.runners.unshare import SANDBOX, explain
 

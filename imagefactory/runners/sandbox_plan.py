@@ -14,7 +14,7 @@ from imagefactory.model import RunSpec
 from imagefactory.runners.emulator import Emulator
 from imagefactory.runners.gpu_devices import DRIVER_FOLDER, NO_GPU_HINT, GpuDevices
 from imagefactory.runners.limits import Limits
-from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
+from imagefactory.runners.sandbox.syscalls import ARCHITECTURES
 from imagefactory.runners.spec import planned_mounts
 
 HOSTNAME = "imagefactory"

@@ -19,7 +19,7 @@ from imagefactory.progress import Progress
 from imagefactory.render.define import INIT
 from imagefactory.runners.emulator import emulation
 from imagefactory.runners.here import private_places, show_folder
-from imagefactory.runners.sandbox.shown import mounts_below
+from imagefactory.runners.sandbox.root import mounts_below
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.pull import local_name, pull_image
 from imagefactory.stages.runner import make_runner

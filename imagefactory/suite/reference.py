@@ -22,7 +22,7 @@ CHANNELS, SIDE, FILTERS, KERNEL = 3, 12, 4, 3
 
 
 @dataclass(frozen=True)
-class Case:
+class ComputeCase:
     """Inputs and expected results. `image` is [channel][y][x], `filters` [filter][channel][y][x]."""
 
     left: Matrix
@@ -34,12 +34,12 @@ class Case:
     filters: list[list[Matrix]]
 
 
-def make_case() -> Case:
+def make_case() -> ComputeCase:
     stream = _Stream()
     square = [stream.take(SOLVED) for _ in range(SOLVED)]
     for index in range(SOLVED):
         square[index][index] += 64.0  # far from singular
-    return Case(
+    return ComputeCase(
         left=[stream.take(INNER) for _ in range(ROWS)],
         right=[stream.take(COLUMNS) for _ in range(INNER)],
         values=stream.take(TOTAL),

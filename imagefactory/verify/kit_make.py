@@ -30,7 +30,7 @@ from imagefactory.verify.suite_files import digest_of, read_suite, write_suite
 
 HERE = Path(__file__).parent / "kit"
 PROGRAM = "run.py"
-CARRIED = ("hardware.py", "processes.py", "program.py", "start.py", "trees.py")
+CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from imagefactory.documents import (
 )
 from imagefactory.model import CheckState
 from imagefactory.suite import table
-from imagefactory.suite.portability.given import NAME
+from imagefactory.suite.portability.exporting import NAME
 from imagefactory.verify.model import GpuIdentity, Nonce, Subject, Version
 
 FORMAT = 1

@@ -91,7 +91,7 @@ def tf32(kind):
         SessionOptions=lambda: options, GraphOptimizationLevel=level, InferenceSession=Session
     )
     module = importlib.import_module(f"{package}.frameworks.onnxruntime")
-    nodes = (importlib.import_module(f"{package}.frameworks.onnx_graph").Node("Tanh", ("a",), "y"),)
+    nodes = (importlib.import_module("imagefactory_suite.onnx_model").Node("Tanh", ("a",), "y"),)
     context = contexts.GpuContext(asked=asked, framework=None, site="", prefix="")
     return module._start(context, module._Job(nodes, {"a": numpy.zeros(1)}, 1, kind), "").options["use_tf32"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagefactory.suite.gpu import table
-from imagefactory.suite.portability.models import MODELS
+from imagefactory.suite.portability.case import MODELS
 from imagefactory.verdicts.recorded import NEEDED, curves_of, without_units
 from tests.e2e import rehearsal
 from tests.services.factory import Factory

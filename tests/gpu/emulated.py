@@ -19,7 +19,7 @@ from imagefactory.verdicts.recorded import PROFILE, SINGLE, curves_of, without_u
 STEPS = """
 import importlib, json, runpy, sys
 runpy.run_path(sys.argv[1] + "/smoke.py")["load_suite"](sys.argv[1])
-steps = importlib.import_module("imagefactory_suite.gpu.frameworks.torch_steps")
+steps = importlib.import_module("imagefactory_suite.gpu.checks.profile")
 print(json.dumps(steps.record_steps("cuda", tuple(sys.argv[3:]), few=sys.argv[2] == "few")))
 """
 

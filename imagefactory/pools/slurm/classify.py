@@ -35,9 +35,8 @@ from imagefactory.pools.slurm.log import (
     parse_record,
 )
 from imagefactory.progress import format_seconds
-from imagefactory.verify.kit.processes import EXIT_IMAGE
 from imagefactory.verify.kit.program import EVIDENCE, RESULT, RUN, read_report
-from imagefactory.verify.kit.start import REPORT
+from imagefactory.verify.kit.start import EXIT_IMAGE, REPORT
 from imagefactory.verify.kit_collect import parse_run
 from imagefactory.verify.suite_report import clean
 

@@ -13,6 +13,6 @@ dies every process of its pid namespace, however often it forked away.
 
 All mounts from the host are cloned as detached trees first and attached after the old root is gone. From then
 on every path is the image's: no function here imports a module, no descriptor of the keeper's is left, limits
-are set, and targets (targets.py) are walked name by name, before /proc, /dev and /sys are there to be led to.
+are set, and targets (root.py) are walked name by name, before /proc, /dev and /sys are there to be led to.
 Needs Linux 5.12 (mount_setattr; overlay in user namespaces came with 5.11, openat2 with 5.6).
 """

@@ -6,7 +6,7 @@ mmdebstrap instead of an image's command, and says only what went wrong.
 
     python -I -S .../runners/sandbox relay LOST_FD PASSED_FD PROGRAM ARGUMENT...
 
-starts a program of the host's with pipes and terminals of its own (relay.py).
+starts a program of the host's with pipes and terminals of its own (terminals.py).
 
 The folder becomes the package `imagefactory_sandbox`, and leaves the places where Python searches modules:
 none of its names can hide one of the standard library.
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     package.__path__ = [here]
     if sys.argv[1] == "relay":
-        relay = importlib.import_module(f"{PACKAGE}.relay")
-        sys.exit(relay.main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
+        terminals = importlib.import_module(f"{PACKAGE}.terminals")
+        sys.exit(terminals.run_relayed(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
     program = (sys.argv[3:] or ["keeper"])[0]
     sys.exit(importlib.import_module(f"{PACKAGE}.{program}").main(int(sys.argv[1]), int(sys.argv[2])))

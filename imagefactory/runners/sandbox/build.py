@@ -23,11 +23,11 @@ import socket
 import sys
 from typing import Any
 
-from .emulator import bring_emulator
-from .root import DEVICES, is_folder, open_segments
-from .seccomp import ARCHITECTURES, install_seccomp
+from .cgroups import INTERVAL, Watch, let_children_run_as_others, run_before_others, set_limits
+from .root import DEVICES, bring_emulator, is_folder, open_segments
 from .streams import forget_stdio, read_plan, write_file
 from .syscalls import (
+    ARCHITECTURES,
     ATTR_NODEV,
     ATTR_NOEXEC,
     ATTR_NOSUID,
@@ -52,6 +52,7 @@ from .syscalls import (
     check,
     clone_tree,
     close_all_but,
+    install_seccomp,
     move,
     new_mount,
     prctl,
@@ -61,7 +62,6 @@ from .syscalls import (
     unshare,
     wipe_arguments,
 )
-from .watch import INTERVAL, Watch, let_children_run_as_others, run_before_others, set_limits
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What the system's programs read of /etc, and what stands for the rest: no script learns who has an account.
@@ -113,7 +113,7 @@ def set_ids(target: int, plan: dict[str, Any]) -> int:
     return 0
 
 
-class Keeper:
+class BuildKeeper:
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
 
@@ -141,7 +141,7 @@ class Keeper:
             init = os.fork()
         if init == 0:
             close_all_but(there.fileno())
-            Init(self.plan, there).run()
+            BuildInit(self.plan, there).run()
         there.close()
         forget_stdio()
         let_children_run_as_others()
@@ -164,7 +164,7 @@ class Keeper:
         return None
 
 
-class Init:
+class BuildInit:
     def __init__(self, plan: dict[str, Any], keeper: socket.socket) -> None:
         self.plan, self.keeper = plan, keeper
         self.emulator: list[int] = []
@@ -317,7 +317,7 @@ def main(plan_fd: int, status_fd: int) -> int:
     plan = read_plan(plan_fd, status_fd)
     if plan is None:
         return 1
-    code, report = Keeper(plan).run()
+    code, report = BuildKeeper(plan).run()
     if report:
         with contextlib.suppress(BrokenPipeError):
             os.write(status_fd, json.dumps(report).encode())

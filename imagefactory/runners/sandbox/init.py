@@ -15,13 +15,11 @@ import struct
 import termios
 from typing import Any
 
-from .carriers import is_null
-from .emulator import bring_emulator
-from .landlock import start_own_programs_only
-from .root import Root
-from .seccomp import ARCHITECTURES, install_seccomp
-from .streams import forget_stdio, write_file
+from .cgroups import let_children_run_as_others, set_limits
+from .root import Root, bring_emulator
+from .streams import forget_stdio, is_null, write_file
 from .syscalls import (
+    ARCHITECTURES,
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -40,17 +38,16 @@ from .syscalls import (
     SetupError,
     check,
     close_all_but,
+    install_seccomp,
     prctl,
     raise_loopback,
+    start_own_programs_only,
     step,
     syscall,
     unshare,
     wipe_arguments,
 )
-from .terminals import find_terminals, open_terminal, send_groups
-from .watch import let_children_run_as_others, set_limits
-
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+from .terminals import FORWARDED, find_terminals, open_terminal, send_groups
 
 
 class Init:

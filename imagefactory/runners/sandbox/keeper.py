@@ -15,17 +15,24 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .carriers import Carriers
-from .cgroups import Group, Refusal, find_parent, look_at, read_own
-from .emulator import bring_emulator
-from .init import FORWARDED, Init
-from .shown import INTERVAL as REFRESH
-from .shown import refresh
-from .streams import forget_stdio, read_all, read_plan, write_file
+from .cgroups import (
+    INTERVAL,
+    Group,
+    Refusal,
+    Watch,
+    find_parent,
+    let_children_run_as_others,
+    look_at,
+    read_own,
+    run_as_others,
+    run_before_others,
+)
+from .init import Init
+from .root import REFRESH, bring_emulator, refresh
+from .streams import Carriers, forget_stdio, read_all, read_plan, write_file
 from .syscalls import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
-from .terminals import Relay, find_terminals, receive_groups
+from .terminals import FORWARDED, Relay, find_terminals, receive_groups
 from .trees import alone_in, folders_unheld, remove_tree
-from .watch import INTERVAL, Watch, let_children_run_as_others, run_as_others, run_before_others
 
 END_NOW = signal.SIGUSR2
 

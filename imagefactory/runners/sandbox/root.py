@@ -1,19 +1,35 @@
-"""What is to be seen inside: the image's layers in an overlay, /proc, /sys, /dev and mounts of the host."""
+"""What a command sees: the image's layers in an overlay, /proc, /sys, /dev and mounts of the host.
+
+Targets (`open_target`) are places in an untrusted tree to mount on. They are found and created without
+following a link out of that tree.
+
+Folders of the host that a command may only read each get an overlay (`overlay`). In a read-only bind mount
+sockets answer, named pipes take writes, and locks hold for all. In an overlay each is a file of the overlay:
+a socket without a listener, a pipe without a reader, locks that no one else sees. An overlay caches what it
+has looked up. So `refresh` empties that cache every second, or a file that the host replaces would stay the
+old one.
+
+Programs of another processor: qemu starts them (`bring_emulator`), registered for this sandbox or
+the machine.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import re
 import stat
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from .seccomp import ARCHITECTURES
-from .shown import READ_ONLY, needs_overlay, overlay
+from .cgroups import SHARE
 from .streams import read_file, write_file
 from .syscalls import (
+    ARCHITECTURES,
     ATTR_NODEV,
     ATTR_NOEXEC,
     ATTR_NOSUID,
@@ -37,12 +53,166 @@ from .syscalls import (
     new_mount,
     open_beneath,
     open_root,
+    reconfigure,
     restrict,
     step,
     syscall,
 )
-from .targets import open_target
-from .watch import SHARE
+
+# As many links as the kernel follows, and folders deeper than any image's: each is held open on the way.
+LINKS_LIMIT, DEPTH_LIMIT = 40, 200
+
+
+def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] = ()) -> int:
+    """The place `path` below the open folder `root`, as a descriptor to mount on. What is missing is made.
+
+    The kernel resolves one name at a time and no link: a link is read as text, and walked from `root` as its
+    processes will. So nothing outside can be named, by '..', by an absolute link or through /proc, and where
+    the walk ends is known. Raises SetupError where it ends in `root` itself or comes into a folder of `root`
+    that is in `closed`, OSError where the tree has no such place and it cannot be made.
+    """
+    ahead = path.split("/")[::-1]
+    opened: list[int] = []
+    links = 0
+    try:
+        while ahead:
+            name = ahead.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if opened:
+                    os.close(opened.pop())
+                continue
+            if not opened and name in closed:
+                raise led_to(path, f"/{name}")
+            if len(opened) == DEPTH_LIMIT:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            above = opened[-1] if opened else root
+            found = open_or_make(above, name, folder=folder or any(part not in ("", ".") for part in ahead))
+            opened.append(found)
+            if stat.S_ISLNK(os.fstat(found).st_mode):
+                links += 1
+                if links > LINKS_LIMIT:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                text = os.readlink("", dir_fd=found)
+                os.close(opened.pop())
+                if text.startswith("/"):
+                    while opened:
+                        os.close(opened.pop())
+                ahead += text.split("/")[::-1]
+        if not opened:
+            raise led_to(path, "/")
+        return opened.pop()
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def led_to(path: str, place: str) -> SetupError:
+    """`place` is one of ours: the words of an image's link may hold anything, and are for no terminal."""
+    return SetupError("target", errno.EXDEV, f"a link of the image leads {path} to {place}")
+
+
+def open_or_make(above: int, name: str, *, folder: bool) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return open_beneath(above, name)
+    with contextlib.suppress(FileExistsError):  # somebody else made it, or a link: looked at next
+        if folder:
+            os.mkdir(name, 0o755, dir_fd=above)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(name, flags, 0o644, dir_fd=above))
+    return open_beneath(above, name)
+
+
+READ_ONLY = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
+REFRESH = 1.0  # seconds until what the host has changed is seen
+
+
+def needs_overlay(source: str) -> bool:
+    """Return whether it is a folder or a file. Who mounts a socket or pipe itself wants that very one."""
+    mode = os.stat(source).st_mode
+    return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
+
+
+def overlay(source: str, empty: str) -> tuple[int, int]:
+    """Return a folder or file in an overlay, to be attached, and the overlay's top, to be refreshed.
+
+    `empty` is an empty folder: an overlay without a place for changes has two layers. Raises SetupError where
+    the kernel refuses: it takes no layer of some file systems, nor one in which others are mounted.
+    """
+    source = os.path.realpath(source)
+    folder, name = (source, "") if os.path.isdir(source) else os.path.split(source)
+    with step("mount-source", source):
+        layers = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (folder, empty)]
+    os.chdir("/proc/self/fd")  # the shortest names there are, without ':' and ','
+    try:
+        tree = new_mount("overlay", READ_ONLY, lowerdir=":".join(map(str, layers)))
+    except OSError as error:
+        with open("/proc/self/mountinfo", "rb") as file:
+            inner = mounts_below(folder, file)
+        unfit = "its file system cannot be under an overlay"
+        why = unfit if error.errno == errno.EINVAL else os.strerror(error.errno or 0)
+        why = f"{inner[0]} is mounted in it" if inner else why
+        raise SetupError("shown", error.errno or 0, f"{source}: {why}") from error
+    finally:
+        os.chdir("/")
+        for fd in layers:
+            os.close(fd)
+    top = os.dup(tree)
+    if not name:
+        return tree, top
+    with step("mount-source", source):
+        attach(tree, os.open(empty, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            return clone_tree(os.path.join(empty, name), follow=False), top
+        finally:
+            check(LIBC.umount2(os.fsencode(empty), MNT_DETACH))
+
+
+def refresh(top: int) -> None:
+    """Let an overlay forget what is not in use, by asking for it as it is."""
+    reconfigure(top, "ro")
+
+
+def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:
+    """Return the mount points in a folder, of the lines of /proc/self/mountinfo."""
+    prefix = os.path.join(folder, "")
+    points = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4])
+              for line in mountinfo)  # fmt: skip
+    return sorted(
+        {point for point in map(os.fsdecode, points) if point.startswith(prefix) and point != prefix}
+    )
+
+
+def bring_emulator(emulator: dict[str, Any]) -> int:
+    """An open descriptor of the emulator's file, which commands must be allowed to start.
+
+    Where it is the sandbox's own it is registered in this user namespace, by a copy of its mount that nothing
+    can be written through, since programs find it as /proc/PID/exe. What is registered is forgotten with the
+    last mount of binfmt_misc, so this process keeps one open.
+    """
+    with step("emulator", emulator["program"]):
+        if not emulator["own"]:
+            return _above_streams(os.open(emulator["program"], os.O_PATH | os.O_CLOEXEC))
+        program = clone_tree(emulator["program"])
+        restrict(program, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+        table = new_mount("binfmt_misc", ATTR_NOSUID | ATTR_NODEV)
+        line = f":emulator:{emulator['files']}:/proc/self/fd/{program}:PF"
+        register = os.open("register", os.O_WRONLY | os.O_CLOEXEC, dir_fd=table)
+        try:
+            os.write(register, line.encode())
+        finally:
+            os.close(register)
+        return _above_streams(program)
+
+
+def _above_streams(fd: int) -> int:
+    """The same, where a command's own streams and the report of its start, 0 to 3, do not fall on it."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 4)
+    os.close(fd)
+    return moved
+
 
 # What a process of any user can read about, or do to, the whole machine. Missing ones are passed over.
 MASKED = (

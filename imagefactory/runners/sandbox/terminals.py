@@ -1,8 +1,12 @@
 """The caller's terminals, which no command gets: each is relayed to a pseudo-terminal of the sandbox's own.
 
 Where 0 and 1 are terminals the command is interactive: the caller's terminal is raw, and all else is up to
-the pseudo-terminal. Otherwise others use that terminal too, a pager behind a pipe for one. So it stays as it
-is, and lines are read while it gives lines, and to us: who wants keys takes it out of that mode.
+the pseudo-terminal. Otherwise other programs use that terminal too, such as a pager behind a pipe. So it
+stays as it is, and lines are read while it gives lines to this process: a program that wants keys changes its
+mode.
+
+`run_relayed` starts a program of the host with such pipes and terminals, because apptainer hands the caller's
+descriptors on to the image: python -I -S .../sandbox relay ...
 """
 
 from __future__ import annotations
@@ -11,9 +15,17 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import socket
 import termios
 import tty
+from collections.abc import Sequence
+from typing import Any
+
+from .streams import Carriers, fill_stdio, forget_stdio
+from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, close_all_but, prctl
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 LOOK_AGAIN = 250  # milliseconds until a terminal is looked at again that is another program's now
 END_OF_FILE = b"\x04"
@@ -148,3 +160,126 @@ class Relay:
             self.reads = False
         else:
             self.pending = END_OF_FILE
+
+
+END_NOW = signal.SIGUSR2
+LONGEST_WAIT = 1000  # milliseconds
+
+
+def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
+    """Run `argv` with the descriptor `passed` too. Write to `lost` why bytes were lost on their way."""
+    parent = os.getppid()
+    caller = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        return 1
+    close_all_but(lost, passed, caller)
+    fill_stdio()
+    os.set_inheritable(lost, False)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what outlives the program stays below this process
+    interactive = os.isatty(0) and os.isatty(1)
+    groups = find_terminals(interactive=interactive)
+    carriers = Carriers(groups)
+    own = (os.geteuid(), -1)
+    pairs = [open_terminal(group, own, interactive=interactive and 0 in group) for group in groups]
+    masters = [master for master, _ in pairs]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, END_NOW))
+    child = os.fork()
+    if child == 0:
+        _become(argv, groups, [follower for _, follower in pairs], passed, interactive=interactive)
+    ended = os.pidfd_open(child)
+
+    def end_all(*_: Any) -> None:
+        for pid in descendants(os.getpid(), but=carriers.processes):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def forward(number: int, _: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.signal(END_NOW, end_all)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.close(passed)
+    for _, follower in pairs:
+        os.close(follower)
+    forget_stdio(*(fd for group in groups for fd in group))
+    carriers.show(masters)
+    with contextlib.ExitStack() as shown:
+        relays = [
+            shown.enter_context(Relay(master, group, interactive=interactive and 0 in group))
+            for master, group in zip(masters, groups, strict=True)
+        ]
+        if not interactive:
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
+
+        def resize(*_: Any) -> None:
+            for relay in relays:
+                relay.resize()
+
+        signal.signal(signal.SIGWINCH, resize)
+        if not _wait(ended, caller, relays):
+            end_all()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        end_all()  # what it left holds the pipes
+        os.write(lost, carriers.finish(caller).encode())
+    return code if code >= 0 else 128 - code
+
+
+def _wait(ended: int, caller: int, relays: Sequence[Relay]) -> bool:
+    """Return when the program has ended, or, False then, its caller."""
+    while True:
+        poll = select.poll()
+        for fd in (ended, caller):
+            poll.register(fd, select.POLLIN)
+        waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
+        events = dict(poll.poll(min([*waits, LONGEST_WAIT])))
+        if ended in events or caller in events:
+            return ended in events
+        for relay in relays:
+            relay.pass_on(events)
+
+
+def _become(
+    argv: Sequence[str],
+    groups: Sequence[tuple[int, ...]],
+    followers: Sequence[int],
+    passed: int,
+    *,
+    interactive: bool,
+) -> None:
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.setsid()
+        if interactive:
+            fcntl.ioctl(followers[0], termios.TIOCSCTTY, 0)
+        for group, follower in zip(groups, followers, strict=True):
+            for fd in group:
+                os.dup2(follower, fd)
+        for number in (signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        close_all_but(passed)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvp(argv[0], tuple(argv))
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def descendants(pid: int, *, but: Sequence[int] = ()) -> tuple[int, ...]:
+    """Every process below `pid`, found by who its parent is; `but` and what is below these left out."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", errors="replace") as stat:
+                # The name before it may hold blanks and brackets (proc(5)).
+                parent = int(stat.read().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = [child for child in children.get(waiting.pop(), []) if child not in but]
+        found += below
+        waiting += below
+    return tuple(found)

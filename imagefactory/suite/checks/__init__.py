@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context, Finding
-from . import compiler, compute, cuda, imports, jupyter, libraries, packages, unprivileged
+from . import framework, imports, libraries, packages, usage
 
 CHECKS: dict[str, Callable[[Context], Finding]] = {
     "packages": packages.check,
     "libraries": libraries.check,
     "import": imports.check,
-    "cuda-version": cuda.check,
-    "compute": compute.check,
-    "compiler": compiler.check,
-    "jupyter": jupyter.check,
-    "unprivileged": unprivileged.check,
+    "cuda-version": framework.check_cuda,
+    "compute": framework.check_compute,
+    "compiler": framework.check_compiler,
+    "jupyter": usage.check_jupyter,
+    "unprivileged": usage.check_unprivileged,
 }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from ..context import Failure, Finding
 from . import table
 from .context import GpuContext
-from .frameworks.words import version_of
+from .frameworks.results import version_of
 
 # Library -> the file that tells its version, and the names of its packages, PyPI's and conda's.
 FILES = {"cudnn": re.compile(r"libcudnn\.so[.0-9]*"), "nccl": re.compile(r"libnccl\.so[.0-9]*")}

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..context import Failure
-from .frameworks import nccl, words
+from .frameworks import nccl, results
 from .part import write_json
 from .suite import LOOK_SECONDS, Ended, read_end, why_ended
 
@@ -98,7 +98,7 @@ def main(folder: str, rank: str) -> int:
         write_json(place, worker.does(job, int(rank), folder))
     except Exception as error:  # whatever an image's package raises
         detail = error.detail if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
-        outcome = error.outcome if isinstance(error, Failure) else words.classify(error)
+        outcome = error.outcome if isinstance(error, Failure) else results.classify(error)
         write_json(place, {"error": detail, "outcome": outcome})
         sys.stderr.flush()
         os._exit(1)

@@ -3,13 +3,15 @@
 The same inputs everywhere: numbers k / 2^bits from a fixed sequence, each exact in the kind that it is for,
 so that what differs afterwards is the arithmetic alone. float32 gets all of its 24 bits, so that multiplying
 with fewer is seen. Arrays are numpy's, images [n, channel, y, x], filters [filter, channel, y, x].
+
+Convolutions by one correlation alone: for frameworks that have no other, and derive nothing themselves.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,3 +245,28 @@ def fused(inputs: Any, weights: Any) -> dict[str, Want]:
     gradient = inputs.T @ outer
     size = math.sqrt(((inputs**2).T @ outer**2).max())
     return {"rows": Want(numpy.log(total), 1.0), "gradient": Want(gradient, size)}
+
+
+Correlate = Callable[[Any, Any, int], Any]
+
+
+def convolve(case: ConvolutionCase, correlate: Correlate) -> dict[str, Any]:
+    """`forward`, and the gradients for `image` and `filters`, of `correlate(image, filters, stride)`.
+
+    The image's correlates what comes from above, spread by the stride, with the filters turned around; the
+    filters' the image with the same, images and channels exchanged. `correlate` adds nothing at the edges.
+    """
+    kept, swap = case.padding, (1, 0, 2, 3)
+    image = numpy.pad(case.image, ((0, 0), (0, 0), (kept, kept), (kept, kept)))
+    images, count, rows, columns = case.outer.shape
+    step, reach = case.stride, case.filters.shape[2]
+    spread = numpy.zeros((images, count, (rows - 1) * step + 1, (columns - 1) * step + 1))
+    spread[:, :, ::step, ::step] = case.outer
+    edge = reach - 1 - kept
+    above = numpy.pad(spread, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
+    turned = case.filters.transpose(swap)[:, :, ::-1, ::-1]
+    return {
+        "forward": correlate(image, case.filters, step),
+        "image": correlate(above, turned, 1),
+        "filters": correlate(image.transpose(swap), spread.transpose(swap), 1).transpose(swap),
+    }

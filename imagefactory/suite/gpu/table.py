@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import table
-from ..portability.locked import not_portable
+from ..portability.runtimes import not_portable
 
 FORMAT = 1
 

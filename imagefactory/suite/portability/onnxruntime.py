@@ -16,7 +16,7 @@ NAME = "onnxruntime"
 
 
 @dataclass(frozen=True)
-class Session:
+class OnnxRuntimeSession:
     """An ONNX Runtime session, its inputs and outputs bound where its runtime has them.
 
     On the CPU what is bound is an array's own memory, and no binding keeps the array: `inputs` do.
@@ -47,7 +47,7 @@ def look(path: str) -> tuple[int, int]:
 
 def open_session(
     path: str, inputs: Mapping[str, Any], runtime: Runtime, threads: int, profile: str
-) -> Session:
+) -> OnnxRuntimeSession:
     """A session whose nodes all run by the runtime's providers. Profiling, to files that `profile` begins, is
     on until `prove` ends it.
 
@@ -79,10 +79,10 @@ def open_session(
     binding.synchronize_inputs()
     for output in handle.get_outputs():
         binding.bind_output(output.name, runtime.place, 0)
-    return Session(handle, binding, runtime, dict(inputs))
+    return OnnxRuntimeSession(handle, binding, runtime, dict(inputs))
 
 
-def compute(session: Session) -> list[Any] | None:
+def compute(session: OnnxRuntimeSession) -> list[Any] | None:
     """The outputs as arrays of float64; None where one came from elsewhere than the session's place."""
     call(session)
     outputs = session.binding.get_outputs()
@@ -91,17 +91,17 @@ def compute(session: Session) -> list[Any] | None:
     return [array.astype("float64") for array in session.binding.copy_outputs_to_cpu()]
 
 
-def caller(session: Session) -> Callable[[], None]:
+def caller(session: OnnxRuntimeSession) -> Callable[[], None]:
     """One pass with the inputs already in their place; the pass is over when the call returns."""
     return lambda: call(session)
 
 
-def call(session: Session) -> None:
+def call(session: OnnxRuntimeSession) -> None:
     session.handle.run_with_iobinding(session.binding)
     session.binding.synchronize_outputs()
 
 
-def prove(session: Session) -> int:
+def prove(session: OnnxRuntimeSession) -> int:
     """How many kernels ran, by ONNX Runtime's own profile of what `session` did; ends the profile.
 
     Raises Failure where any ran on another provider than the session's, or none on its first.

@@ -14,7 +14,7 @@ NAME = "openvino"
 
 
 @dataclass(frozen=True)
-class Session:
+class OpenVinoSession:
     compiled: Any
     request: Any
     inputs: Mapping[str, Any]
@@ -34,7 +34,7 @@ def open_session(
     runtime: Runtime,  # noqa: ARG001
     threads: int,
     profile: str,  # noqa: ARG001
-) -> Session:
+) -> OpenVinoSession:
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": threads,
@@ -42,10 +42,10 @@ def open_session(
         "PERF_COUNT": True,
     }
     compiled = _openvino().Core().compile_model(path, "CPU", settings)
-    return Session(compiled, compiled.create_infer_request(), dict(inputs))
+    return OpenVinoSession(compiled, compiled.create_infer_request(), dict(inputs))
 
 
-def compute(session: Session) -> list[Any] | None:
+def compute(session: OpenVinoSession) -> list[Any] | None:
     """The outputs as arrays of float64, in the model's order; None where another device was used."""
     found = session.request.infer(session.inputs)
     if list(session.compiled.get_property("EXECUTION_DEVICES")) != ["CPU"]:
@@ -53,7 +53,7 @@ def compute(session: Session) -> list[Any] | None:
     return [found[output].astype("float64") for output in session.compiled.outputs]
 
 
-def caller(session: Session) -> Callable[[], None]:
+def caller(session: OpenVinoSession) -> Callable[[], None]:
     """One pass; the pass is over when the call returns."""
 
     def call() -> None:
@@ -62,7 +62,7 @@ def caller(session: Session) -> Callable[[], None]:
     return call
 
 
-def prove(session: Session) -> int:
+def prove(session: OpenVinoSession) -> int:
     """How many kernels ran, by OpenVINO's own counters of the last pass. Raises Failure where none did."""
     ran = [one for one in session.request.profiling_info if str(one.status).endswith("EXECUTED")]
     if not ran:

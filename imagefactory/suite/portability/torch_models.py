@@ -6,7 +6,7 @@ import copy
 import importlib
 from typing import Any
 
-from . import models
+from . import case
 from . import torch as exporter
 
 
@@ -14,19 +14,19 @@ def _torch() -> Any:
     return importlib.import_module("torch")
 
 
-def build(model: models.Model) -> Any:
+def build(model: case.Model) -> Any:
     """The model on the CPU in float32, with its weights, as for inference; overridden where it draws."""
     torch = _torch()
     network = {"layers": _layers, "bert": _bert, "variational": _variational}[model.kind](model)
     parameters = dict(network.named_parameters())
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     with torch.no_grad():
-        for name, values in models.make_weights(model, shapes):
+        for name, values in case.make_weights(model, shapes):
             parameters[name].copy_(torch.from_numpy(values))
     return exporter.override(network, model.override) if model.override else network.eval()
 
 
-def _layers(model: models.Model) -> Any:
+def _layers(model: case.Model) -> Any:
     nn = _torch().nn
     made, channels = [], model.sample[0].shape[1]
     for kind, *sizes in model.layers:
@@ -69,7 +69,7 @@ def _fire(channels: int, squeezed: int, expanded: int) -> Any:
     return Fire()
 
 
-def _bert(model: models.Model) -> Any:
+def _bert(model: case.Model) -> Any:
     """The encoder alone, with attention written out, so that every exporter meets the same operators."""
     torch, sizes = _torch(), model.sizes
     nn, width, heads = torch.nn, sizes["width"], sizes["heads"]
@@ -114,7 +114,7 @@ def _bert(model: models.Model) -> Any:
     return Bert()
 
 
-def _variational(model: models.Model) -> Any:
+def _variational(model: case.Model) -> Any:
     torch, sizes = _torch(), model.sizes
     nn = torch.nn
 

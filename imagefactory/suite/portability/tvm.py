@@ -15,7 +15,7 @@ NAME = "tvm"
 
 
 @dataclass(frozen=True)
-class Session:
+class TvmSession:
     machine: Any
     kernels: int
     inputs: tuple[Any, ...]
@@ -35,7 +35,7 @@ def open_session(
     runtime: Runtime,  # noqa: ARG001
     threads: int,
     profile: str,  # noqa: ARG001
-) -> Session:
+) -> TvmSession:
     """Compiled for the sizes of `inputs`."""
     os.environ["TVM_NUM_THREADS"] = str(threads)  # read when its pool of threads starts
     onnx, tvm = importlib.import_module("onnx"), _tvm()
@@ -46,7 +46,7 @@ def open_session(
     compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": _processor()}))
     machine = relax.VirtualMachine(compiled, tvm.cpu())
     placed = tuple(tvm.runtime.tensor(inputs[name]) for name in order)
-    return Session(machine, _count_kernels(compiled.as_text()), placed)
+    return TvmSession(machine, _count_kernels(compiled.as_text()), placed)
 
 
 def _processor() -> str:
@@ -54,7 +54,7 @@ def _processor() -> str:
     return str(_tvm().get_global_func("target.llvm_get_system_cpu")())
 
 
-def compute(session: Session) -> list[Any] | None:
+def compute(session: TvmSession) -> list[Any] | None:
     """The outputs as arrays of float64; None where one lies elsewhere than on the CPU."""
     found = session.machine["main"](*session.inputs)
     outputs = [found] if hasattr(found, "numpy") else list(found)
@@ -63,7 +63,7 @@ def compute(session: Session) -> list[Any] | None:
     return [output.numpy().astype("float64") for output in outputs]
 
 
-def caller(session: Session) -> Callable[[], None]:
+def caller(session: TvmSession) -> Callable[[], None]:
     """One pass; the pass is over when the call returns."""
 
     def call() -> None:
@@ -72,7 +72,7 @@ def caller(session: Session) -> Callable[[], None]:
     return call
 
 
-def prove(session: Session) -> int:
+def prove(session: TvmSession) -> int:
     """How many calls of compiled functions a pass makes. Raises Failure where it makes none."""
     if not session.kernels:
         raise Failure("TVM made the model into nothing")

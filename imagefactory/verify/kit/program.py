@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 from . import hardware
 from .hardware import PCI_ORDER, lost_gpus, names_lost, read_visible
-from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
-from .start import REPORT, RUNNERS, Kit, choose_runner
+from .start import EXIT_TOOL, EXIT_USAGE, REPORT, RUNNERS, Kit, Stop, choose_runner, clean, say
 from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
 
 FORMAT = 1

@@ -1,11 +1,67 @@
-"""How long batches took, across processes, and what a thread waited for a core."""
+"""When batches arrive, how long they took across processes, and what a thread waited for a core."""
 
 from __future__ import annotations
 
 import os
 
-from imagefactory.emulate.clock import kept_waiting
-from imagefactory.emulate.loader import ENTRIES, Fetches
+import pytest
+
+from imagefactory.emulate.loader import ENTRIES, Fetches, Pipeline
+from imagefactory.emulate.machine import kept_waiting
+
+
+def intervals(pipeline: Pipeline, made: float, used: float, own: float, count: int) -> list[float]:
+    """Between two batches of a program that computes for `own` seconds on each."""
+    now, found = 0.0, []
+    for _ in range(count):
+        before = now
+        now = max(now, pipeline.arrival(made, used))
+        pipeline.take(now)
+        now += own
+        found.append(now - before)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "made", "own", "expected"),
+    [
+        (1, 8.0, 2.0, 8.0),  # the worker is what limits
+        (2, 8.0, 2.0, 4.0),
+        (4, 8.0, 2.0, 2.0),  # enough of them
+        (8, 8.0, 2.0, 2.0),
+        (1, 1.0, 2.0, 2.0),
+    ],
+)
+def test_workers_share_the_batches(workers: int, made: float, own: float, expected: float) -> None:
+    found = intervals(Pipeline(workers, 2 * workers, 64, 0.0), made, made, own, 400)
+    assert sum(found[-200:]) / 200 == pytest.approx(expected)
+
+
+def test_workers_share_the_cores() -> None:
+    found = intervals(Pipeline(8, 16, 2, 0.0), 8.0, 8.0, 0.5, 400)
+    assert sum(found[-200:]) / 200 == pytest.approx(4.0)
+
+
+def test_who_waits_for_a_disk_shares_no_core() -> None:
+    found = intervals(Pipeline(8, 16, 2, 0.0), 8.0, 0.1, 0.5, 400)
+    assert sum(found[-200:]) / 200 == pytest.approx(1.0)
+
+
+def test_nothing_is_made_before_it_is_asked_for() -> None:
+    pipeline = Pipeline(1, 1, 64, 10.0)
+    assert pipeline.arrival(2.0, 2.0) == 12
+    pipeline.take(50.0)
+    assert pipeline.arrival(2.0, 2.0) == 52
+
+
+def test_batches_come_in_turn() -> None:
+    pipeline = Pipeline(3, 6, 64, 0.0)
+    found = []
+    for _ in range(5):
+        found.append(pipeline.worker)
+        pipeline.arrival(1.0, 1.0)
+        pipeline.take(0.0)
+    assert found == [0, 1, 2, 0, 1]
 
 
 def test_what_a_worker_says_is_read_in_another_process() -> None:

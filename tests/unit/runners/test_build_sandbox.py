@@ -10,7 +10,7 @@ import pytest
 from imagefactory.errors import BuildError, FactoryError, ToolError
 from imagefactory.runners.build_sandbox import explain_failure, prepare_folder
 from imagefactory.runners.limits import Limits
-from imagefactory.runners.sandbox import seccomp
+from imagefactory.runners.sandbox import syscalls
 
 LIMITS = Limits(processes=4096, memory=1 << 30, files=9, reserve=5 << 30)
 
@@ -43,12 +43,12 @@ def test_a_builds_folder_is_closed_to_others_whatever_the_umask(tmp_path: Path) 
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
+@pytest.mark.parametrize("machine", syscalls.ARCHITECTURES)
 def test_a_builds_filter_denies_all_but_setuid_files(machine: str) -> None:
     """dpkg unpacks some, su among them."""
-    whole, build = (seccomp.seccomp_program(machine, modes=modes) for modes in (True, False))
-    assert [instruction for instruction in whole if instruction[0] == seccomp.JUMP_ANY_BIT]
-    assert not [instruction for instruction in build if instruction[0] == seccomp.JUMP_ANY_BIT]
-    for name in (*seccomp.DENIED, *seccomp.UNKNOWN, "socket", "ioctl"):
-        number = seccomp.ARCHITECTURES[machine][name]
-        assert (seccomp.JUMP_EQUAL, number) in {(code, value) for code, _, _, value in build}
+    whole, build = (syscalls.seccomp_program(machine, modes=modes) for modes in (True, False))
+    assert [instruction for instruction in whole if instruction[0] == syscalls.JUMP_ANY_BIT]
+    assert not [instruction for instruction in build if instruction[0] == syscalls.JUMP_ANY_BIT]
+    for name in (*syscalls.DENIED, *syscalls.UNKNOWN, "socket", "ioctl"):
+        number = syscalls.ARCHITECTURES[machine][name]
+        assert (syscalls.JUMP_EQUAL, number) in {(code, value) for code, _, _, value in build}

@@ -30,7 +30,7 @@ from imagefactory.runners.gpu_devices import (
     parse_driver_version,
     parse_linker_cache,
 )
-from imagefactory.runners.sandbox import keeper, seccomp
+from imagefactory.runners.sandbox import keeper, syscalls
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
 from imagefactory.runners.unshare import Sandbox, UnshareRunner, explain, signals_left_to_the_command
 from tests.made.deep import MakeDeep
@@ -260,49 +260,49 @@ def test_errors_by_step() -> None:
 def verdict(number: int, *arguments: int, audit: int = 0xC000003E) -> int:
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     data = struct.pack("=iIQ6Q", number, audit, 0, *padded)
-    program, place, word = seccomp.seccomp_program("x86_64"), 0, 0
+    program, place, word = syscalls.seccomp_program("x86_64"), 0, 0
     while True:
         code, if_true, if_false, value = program[place]
         place += 1
-        if code == seccomp.RETURN:
+        if code == syscalls.RETURN:
             return value
-        if code == seccomp.LOAD:
+        if code == syscalls.LOAD:
             word = struct.unpack_from("=I", data, value)[0]
         else:
             holds = {
-                seccomp.JUMP_EQUAL: word == value,
-                seccomp.JUMP_AT_LEAST: word >= value,
-                seccomp.JUMP_ANY_BIT: bool(word & value),
+                syscalls.JUMP_EQUAL: word == value,
+                syscalls.JUMP_AT_LEAST: word >= value,
+                syscalls.JUMP_ANY_BIT: bool(word & value),
             }[code]
             place += if_true if holds else if_false
 
 
 @pytest.mark.parametrize(("number", "arguments", "expected"), [
-    (0, (), seccomp.ALLOW), (59, (), seccomp.ALLOW), (250, (), seccomp.NOT_PERMITTED),
-    (425, (), seccomp.NO_CALL),
-    (437, (), seccomp.NO_CALL), (90, (0, 0o755), seccomp.ALLOW), (90, (0, 0o4755), seccomp.NOT_PERMITTED),
-    (91, (0, 0o2755), seccomp.NOT_PERMITTED), (452, (0, 0, 0o4000), seccomp.NOT_PERMITTED),
-    (257, (0, 0, 0, 0o6777), seccomp.ALLOW), (257, (0, 0, 0o100, 0o6777), seccomp.NOT_PERMITTED),
-    (2, (0, 0o101, 0o644), seccomp.ALLOW), (2, (0, 0o20000000, 0o4644), seccomp.NOT_PERMITTED),
-    (41, (1,), seccomp.ALLOW), (41, (2,), seccomp.ALLOW), (41, (10,), seccomp.ALLOW),
-    (41, (16,), seccomp.ALLOW), (41, (16, 3, 15), seccomp.ALLOW), (41, (16, 3, 20), seccomp.ALLOW),
-    (41, (2, 1, 6), seccomp.ALLOW), (41, (1, 1, 0), seccomp.ALLOW), (41, (10, 2, 17), seccomp.ALLOW),
-    *((41, (16, 3, protocol), seccomp.REFUSE | errno.EPROTONOSUPPORT) for protocol in (4, 6, 9, 12, 16, 21)),
-    *((number, (), seccomp.NOT_PERMITTED) for number in (103, 300, 301)),
-    (41, (40,), seccomp.REFUSE | errno.EAFNOSUPPORT), (41, (17,), seccomp.REFUSE | errno.EAFNOSUPPORT),
-    (16, (0, 0x5401), seccomp.ALLOW), (16, (0, 0x5412), seccomp.NOT_PERMITTED),
-    (16, (0, 0x541C), seccomp.NOT_PERMITTED),
-    (16, (0, 0xFF00005412), seccomp.NOT_PERMITTED), (0x40000000, (), seccomp.NO_CALL),
+    (0, (), syscalls.ALLOW), (59, (), syscalls.ALLOW), (250, (), syscalls.NOT_PERMITTED),
+    (425, (), syscalls.NO_CALL),
+    (437, (), syscalls.NO_CALL), (90, (0, 0o755), syscalls.ALLOW), (90, (0, 0o4755), syscalls.NOT_PERMITTED),
+    (91, (0, 0o2755), syscalls.NOT_PERMITTED), (452, (0, 0, 0o4000), syscalls.NOT_PERMITTED),
+    (257, (0, 0, 0, 0o6777), syscalls.ALLOW), (257, (0, 0, 0o100, 0o6777), syscalls.NOT_PERMITTED),
+    (2, (0, 0o101, 0o644), syscalls.ALLOW), (2, (0, 0o20000000, 0o4644), syscalls.NOT_PERMITTED),
+    (41, (1,), syscalls.ALLOW), (41, (2,), syscalls.ALLOW), (41, (10,), syscalls.ALLOW),
+    (41, (16,), syscalls.ALLOW), (41, (16, 3, 15), syscalls.ALLOW), (41, (16, 3, 20), syscalls.ALLOW),
+    (41, (2, 1, 6), syscalls.ALLOW), (41, (1, 1, 0), syscalls.ALLOW), (41, (10, 2, 17), syscalls.ALLOW),
+    *((41, (16, 3, protocol), syscalls.REFUSE | errno.EPROTONOSUPPORT) for protocol in (4, 6, 9, 12, 16, 21)),
+    *((number, (), syscalls.NOT_PERMITTED) for number in (103, 300, 301)),
+    (41, (40,), syscalls.REFUSE | errno.EAFNOSUPPORT), (41, (17,), syscalls.REFUSE | errno.EAFNOSUPPORT),
+    (16, (0, 0x5401), syscalls.ALLOW), (16, (0, 0x5412), syscalls.NOT_PERMITTED),
+    (16, (0, 0x541C), syscalls.NOT_PERMITTED),
+    (16, (0, 0xFF00005412), syscalls.NOT_PERMITTED), (0x40000000, (), syscalls.NO_CALL),
 ])  # fmt: skip
 def test_filter(number: int, arguments: tuple[int, ...], expected: int) -> None:
     assert verdict(number, *arguments) == expected
-    assert verdict(number, *arguments, audit=0x40000003) == seccomp.NO_CALL  # 32-bit
+    assert verdict(number, *arguments, audit=0x40000003) == syscalls.NO_CALL  # 32-bit
 
 
 def test_filter_exists_for_every_architecture() -> None:
-    for machine in seccomp.ARCHITECTURES:
-        program = seccomp.seccomp_program(machine)
-        assert program[-1] == (seccomp.RETURN, 0, 0, seccomp.ALLOW)
+    for machine in syscalls.ARCHITECTURES:
+        program = syscalls.seccomp_program(machine)
+        assert program[-1] == (syscalls.RETURN, 0, 0, syscalls.ALLOW)
         assert all(
             jump < len(program) - place for place, (_, *jumps, _) in enumerate(program) for jump in jumps
         )

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from imagefactory.suite import elf, onnx_model, reference, table
-from imagefactory.suite.checks import compute, cuda, imports, libraries, packages, unprivileged
+from imagefactory.suite.checks import framework as framework_checks
+from imagefactory.suite.checks import imports, libraries, packages, usage
 from imagefactory.suite.context import Failure, parse_expected, same_version
 from tests.made.environment import add_package, fake_program, library, make_context
 
@@ -56,7 +57,7 @@ def test_different_versions(one: str, other: str) -> None:
     ],
 )
 def test_cuda_versions(found: str, expected: str, *, same: bool) -> None:
-    assert cuda.same_cuda(found, expected) is same
+    assert framework_checks.same_cuda(found, expected) is same
 
 
 def test_expectations_of_another_format_or_with_unknown_checks_are_refused() -> None:
@@ -286,16 +287,16 @@ def test_a_build_for_rocm_must_be_the_recipes(tmp_path: Path, built: str, asked:
     context = make_context(tmp_path, Builds(built), framework="jax", cuda=asked)
     if told:
         with pytest.raises(Failure, match=told):
-            cuda.check(context)
+            framework_checks.check_cuda(context)
     else:
-        assert cuda.check(context).detail == f"ROCm {built} (its plugin)"
+        assert framework_checks.check_cuda(context).detail == f"ROCm {built} (its plugin)"
 
 
 def test_a_framework_whose_rocm_nobody_knows_fails(tmp_path: Path) -> None:
     numba = importlib.import_module("imagefactory.suite.frameworks.numba")
     context = make_context(tmp_path, numba, framework="numba", distribution="numba", cuda="rocm7")
     with pytest.raises(Failure, match="numba"):
-        cuda.check(context)
+        framework_checks.check_cuda(context)
 
 
 @pytest.mark.parametrize(
@@ -369,13 +370,16 @@ def test_import_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_cuda_than_the_recipes_fails(tmp_path: Path) -> None:
-    assert cuda.check(make_context(tmp_path, framework())).numbers == {"major": 11, "minor": 7}
+    assert framework_checks.check_cuda(make_context(tmp_path, framework())).numbers == {
+        "major": 11,
+        "minor": 7,
+    }
     with pytest.raises(Failure, match=r"CUDA 11\.7.* 12"):
-        cuda.check(make_context(tmp_path, framework(), cuda="12"))
+        framework_checks.check_cuda(make_context(tmp_path, framework(), cuda="12"))
 
 
 def test_compute_agrees(tmp_path: Path) -> None:
-    finding = compute.check(make_context(tmp_path, framework()))
+    finding = framework_checks.check_compute(make_context(tmp_path, framework()))
     assert set(finding.numbers.values()) == {0.0}
     assert len(finding.numbers) == sum(map(len, table.OPERATIONS.values()))
 
@@ -391,21 +395,21 @@ def test_each_wrong_operation_is_found(tmp_path: Path, operation: str) -> None:
         return values
 
     with pytest.raises(Failure, match=f"^{operation} ") as caught:
-        compute.check(make_context(tmp_path, framework(**{operation: wrong})))
+        framework_checks.check_compute(make_context(tmp_path, framework(**{operation: wrong})))
     assert caught.value.outcome == table.WRONG_NUMBERS
 
 
 @pytest.mark.parametrize("result", [math.nan, math.inf, []])
 def test_no_number_is_a_wrong_number(tmp_path: Path, result: Any) -> None:
     with pytest.raises(Failure, match="total in float64"):
-        compute.check(make_context(tmp_path, framework(total=lambda values, kind: result)))
+        framework_checks.check_compute(make_context(tmp_path, framework(total=lambda values, kind: result)))
 
 
 def test_a_missing_operation_is_an_error_where_no_table_excuses_it(tmp_path: Path) -> None:
     incomplete = framework()
     del incomplete.gradient
     with pytest.raises(AttributeError):
-        compute.check(make_context(tmp_path, incomplete))
+        framework_checks.check_compute(make_context(tmp_path, incomplete))
 
 
 def test_every_framework_file_has_the_same_functions() -> None:
@@ -557,7 +561,7 @@ def ask_unprivileged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **facts: A
         monkeypatch.setenv("HOME", facts["home"])
     else:
         monkeypatch.delenv("HOME", raising=False)
-    return unprivileged.check(make_context(tmp_path, uid=65534)).detail
+    return usage.check_unprivileged(make_context(tmp_path, uid=65534)).detail
 
 
 def test_an_ordinary_user_on_a_read_only_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -582,4 +586,4 @@ def test_a_run_that_is_not_what_was_asked_for_proves_nothing(
 
 def test_the_check_does_not_pass_in_the_run_as_root(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="a run of its own"):
-        unprivileged.check(make_context(tmp_path))
+        usage.check_unprivileged(make_context(tmp_path))

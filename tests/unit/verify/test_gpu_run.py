@@ -37,9 +37,9 @@ from imagefactory.verify.gpu_run import (
     verify_gpu,
     visible_gpus,
 )
-from imagefactory.verify.kit.processes import Stop
 from imagefactory.verify.kit.program import choose_gpus as choose_by_kit
 from imagefactory.verify.kit.program import seen_gpus as seen_by_kit
+from imagefactory.verify.kit.start import Stop
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report

@@ -442,7 +442,7 @@ def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other:
 def test_another_suite_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = scripted()
     run(make_trial(), runner, tmp_path)
-    files = {**suite_files.read_suite(), "checks/compute.py": b"# another\n"}
+    files = {**suite_files.read_suite(), "checks/framework.py": b"# another\n"}
     monkeypatch.setattr(smoke, "read_suite", lambda: files)
     assert not run(make_trial(), runner, tmp_path).from_record
 
@@ -484,7 +484,7 @@ def test_the_suites_digest_is_of_names_and_contents() -> None:
     assert suite_files.digest_of(files) == suite_files.digest_of(dict(reversed(files.items())))
     for other in ({"a.py": b"12", "b.py": b""}, {"a.pyb": b"1", ".py": b"2"}, {"a.py": b"1"}):
         assert suite_files.digest_of(other) != suite_files.digest_of(files)
-    assert {"smoke.py", "table.py", "frameworks/torch.py", "checks/compute.py"} <= set(
+    assert {"smoke.py", "table.py", "frameworks/torch.py", "checks/framework.py"} <= set(
         suite_files.read_suite()
     )
 

@@ -110,9 +110,9 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Any:
     """The suite in a process group of its own, with its end."""
-    processes = importlib.import_module(f"{PACKAGE}.processes")
+    start = importlib.import_module(f"{PACKAGE}.start")
     try:
-        return processes.follow(argv, environ, timeout)
+        return start.follow(argv, environ, timeout)
     except OSError as error:
         raise NotStarted(f"{argv[0]} cannot be started: {error.strerror}") from error
 

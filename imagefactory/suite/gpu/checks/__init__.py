@@ -19,7 +19,7 @@ FILES = {
     "native": "coverage",
     "ptx": "coverage",
     "numbers": "numbers",
-    "jit": "jit",
+    "jit": "numbers",
     "portability": "portability",
     "profile": "profile",
     "several": "several",

@@ -1,21 +1,78 @@
-"""T2: what the framework computes on the GPU, against float64 on the CPU.
+"""T2 and T3: what the framework and its compiler compute on the GPU, against float64 on the CPU.
 
-Every comparison writes the error it found and what it may be; `tolerances` gives the ground of each bound.
+Every comparison writes the error it found and its bound; `tolerances` gives the reason of each bound. Copies
+between page-locked memory and the GPU go by the driver, as in every framework.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...context import Failure, Finding
-from .. import reference, resident, table, tolerances
+from .. import reference, table, tolerances
 from ..context import GpuContext, Refusal
+from ..driver import Driver, DriverError
 from ..libraries import find_loaded, judge_libraries
-from ..pinned import copy_pinned
 from ..reference import Want
+
+
+def resident_bytes() -> int:
+    """Bytes, of proc(5)'s statm."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class PinnedCopy:
+    """`up` and `down` are seconds, the better of two; `back` is what came back."""
+
+    back: bytes
+    up: float
+    down: float
+
+
+def copy_pinned(data: bytes, driver: Driver | None = None) -> PinnedCopy:
+    """There and back on the first device, twice: the first time pages are touched. Raises DriverError."""
+    driver = driver or Driver()
+    driver.call("cuInit", 0)
+    with driver.context(driver.device(0)), driver.memory(len(data)) as there:
+        near, far = _lock(driver, len(data)), _lock(driver, len(data))
+        try:
+            ctypes.memmove(near, data, len(data))
+            up = min(_timed(driver, "cuMemcpyHtoD_v2", there, near, len(data)) for _ in range(2))
+            down = min(_timed(driver, "cuMemcpyDtoH_v2", far, there, len(data)) for _ in range(2))
+            return PinnedCopy(back=ctypes.string_at(far, len(data)), up=up, down=down)
+        finally:
+            for address in (near, far):
+                _call(driver, "cuMemFreeHost", ctypes.c_void_p(address))
+
+
+def _lock(driver: Driver, count: int) -> int:
+    address = ctypes.c_void_p()
+    _call(driver, "cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(count), ctypes.c_uint(0))
+    return int(address.value or 0)
+
+
+def _timed(driver: Driver, name: str, to: int, start: int, count: int) -> float:
+    began = time.perf_counter()
+    _call(driver, name, ctypes.c_uint64(to), ctypes.c_uint64(start), ctypes.c_size_t(count))
+    return time.perf_counter() - began
+
+
+def _call(driver: Driver, name: str, *arguments: Any) -> None:
+    """As the driver's own `call`, of functions it has no shapes for: arguments are ctypes values."""
+    function = getattr(driver.library, name)
+    function.argtypes, function.restype = None, ctypes.c_int
+    code = function(*arguments)
+    if code != 0:
+        raise DriverError(name, code, driver.explain(code))
+
 
 MEBI = 1 << 20
 # Bytes that a repeated workload may leave behind: none of its arrays is as small.
@@ -149,7 +206,7 @@ def check_transfers(context: GpuContext) -> Finding:
     how = "pinned by the framework" if made.pinned else "the framework's copies"
     if context.asked.rehearsal:
         return Finding(f"{count // MEBI} MiB there and back (rehearsed on the CPU)", numbers)
-    if context.asked.expected.rocm:  # pinned.py asks libcuda
+    if context.asked.expected.rocm:  # copy_pinned asks libcuda
         return Finding(f"{count // MEBI} MiB there and back: {how} the same", numbers)
     pinned = copy_pinned(values.tobytes())
     numbers.update(_rates("pinned", count, pinned.up, pinned.down))
@@ -262,7 +319,7 @@ def check_memory(context: GpuContext) -> Finding:
     while len(levels) < MOST_ROUNDS and not (len(levels) > ROUNDS and _grown(levels) <= allowed):
         _work(context)
         framework.release(context)
-        levels.append(resident.read() if context.asked.rehearsal else framework.in_use(context))
+        levels.append(resident_bytes() if context.asked.rehearsal else framework.in_use(context))
     numbers = {"in-use-bytes": float(levels[-1]), "grown-bytes": float(_grown(levels))}
     if _grown(levels) > allowed:
         text = f"memory in use grows: {', '.join(f'{level // MEBI}' for level in levels)} MiB"
@@ -281,3 +338,18 @@ def _work(context: GpuContext) -> None:
     values = reference.numbers(41, (2048, 2048), "float32")
     context.framework.matmul(context, values, values[:, :64], "float32")
     context.framework.reduce(context, values, 0, "float32")
+
+
+def check_jit(context: GpuContext) -> Finding:
+    """A product, functions, a reduction and their gradient, as one compiled function."""
+    ledger, inner = Ledger(context), 256
+    inputs = reference.numbers(51, (1000, inner), "float32")
+    weights = reference.numbers(52, (inner, 96), "float32")
+    wanted, bound = reference.fused(inputs, weights), tolerances.compiled(1000)
+    eager, compiled, how = context.framework.compile(context, inputs, weights)
+    for name, want in wanted.items():
+        ledger.compare(f"eager-{name}", eager[name], want, bound)
+        ledger.compare(f"compiled-{name}", compiled[name], want, bound)
+        both = reference.Want(eager[name], want.scale)
+        ledger.compare(f"compiled-against-eager-{name}", compiled[name], both, bound)
+    return ledger.finding(how)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...context import Failure, Finding
-from ...portability import case, measure, models, onnxruntime, rows
+from ...portability import case, onnxruntime, rows
 from ...portability.runtimes import RUNTIMES
 from ..context import GpuContext, Refusal
 
@@ -56,10 +56,10 @@ def check_portability(context: GpuContext) -> Finding:
         classify=context.framework.classify,
     )
     exporter.prepare(bench.threads)
-    return try_models(models.MODELS, bench)
+    return try_models(case.MODELS, bench)
 
 
-def try_models(chosen: Iterable[models.Model], bench: Bench) -> Finding:
+def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
     """Raises Refusal with all that failed and what was measured, under the word of the first."""
     numbers: dict[str, float] = {"threads": bench.threads}
     names: list[str] = []
@@ -88,10 +88,10 @@ def try_models(chosen: Iterable[models.Model], bench: Bench) -> Finding:
     )
 
 
-def try_model(model: models.Model, bench: Bench) -> Iterator[tuple[str, float]]:
+def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
     """The numbers of one model as they come. Raises Failure at what differs or came from another device."""
     exporter, maker = bench.exporter, bench.maker
-    sample = models.make_sample(model)
+    sample = case.make_sample(model)
     made = case.Case(model.name, exporter, maker.build(model), sample, sample, batched=False)
     expected = exporter.compute(maker.as_double(made.network), sample, "cpu")
     case.check_repeats(made)
@@ -124,7 +124,7 @@ def agree(engine: str, found: list[Any] | None, expected: list[Any]) -> Iterator
 
 
 def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
-    p50, p95 = measure.latencies(call)
+    p50, p95 = rows.latencies(call)
     yield from ((f"{engine}-p50-ms", p50), (f"{engine}-p95-ms", p95))
 
 

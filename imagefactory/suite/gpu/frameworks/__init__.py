@@ -19,6 +19,5 @@ a check that ran on the CPU has failed. Only in a rehearsal the CPU is the place
 - `loaded(context)`: library (`cudnn`, `nccl`) -> version, as far as the framework itself tells.
 - `in_use(context)`: bytes of the GPU; `release(context)`: gives back what is not needed.
 - `compile(context, inputs, weights)`: T3's function as it is and compiled, and a line about the compiler.
-PyTorch's has files beside it: of a profile (`torch_rates.py`, `torch_steps.py`), and of several GPUs
-(`torch_ranks.py`).
+PyTorch has a second file for several GPUs (`torch_ranks.py`).
 """

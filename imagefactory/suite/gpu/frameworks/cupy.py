@@ -10,10 +10,10 @@ from typing import Any
 from ...context import Failure, Finding
 from .. import reference, table
 from ..context import GpuContext
-from . import nccl, words
-from .correlation import convolve
+from ..reference import convolve
+from . import nccl, results
 from .probe import run_probe
-from .transfer import Transfer
+from .results import Transfer
 
 KINDS = ("float32", "float64", "float16")
 CPU_LACKS = ("float16",)
@@ -45,7 +45,7 @@ def prepare(context: GpuContext) -> None:
 
 
 def classify(error: BaseException) -> str:
-    return words.classify(error)
+    return results.classify(error)
 
 
 def _cupy() -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 from ...context import Failure, Finding
 from .. import reference, table
 from ..context import GpuContext
-from . import nccl, words
+from . import nccl, results
 from .probe import run_probe
-from .transfer import Transfer
+from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ def prepare(context: GpuContext) -> None:
 
 
 def classify(error: BaseException) -> str:
-    return words.classify(error)
+    return results.classify(error)
 
 
 def _jax() -> Any:

@@ -16,10 +16,10 @@ from typing import Any
 from ...context import Failure, Finding
 from .. import reference, table
 from ..context import GpuContext
-from . import words
-from .correlation import convolve
+from ..reference import convolve
+from . import results
 from .probe import run_probe
-from .transfer import Transfer
+from .results import Transfer
 
 KINDS = ("float32", "float64", "float16")
 CPU_LACKS = ("float16",)
@@ -33,7 +33,7 @@ def prepare(context: GpuContext) -> None:
 
 
 def classify(error: BaseException) -> str:
-    return words.classify(error)
+    return results.classify(error)
 
 
 def _cuda() -> Any:

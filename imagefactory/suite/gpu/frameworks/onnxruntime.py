@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...context import Failure, Finding
+from ...onnx_model import TYPES, Node, write_model
 from .. import reference, table
 from ..context import GpuContext
 from ..driver import Driver
-from . import words
-from .onnx_graph import TYPES, Node, write_model
+from . import results
 from .probe import run_probe
-from .transfer import Transfer
+from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16", "bfloat16")
@@ -37,7 +37,7 @@ def prepare(context: GpuContext) -> None:
 
 
 def classify(error: BaseException) -> str:
-    return words.classify(error)
+    return results.classify(error)
 
 
 def _onnxruntime() -> Any:

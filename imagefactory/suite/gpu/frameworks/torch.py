@@ -15,9 +15,9 @@ from ...context import Failure, Finding
 from .. import reference, table
 from ..context import GpuContext
 from ..libraries import mapped_files
-from . import nccl, words
+from . import nccl, results
 from .probe import run_probe
-from .transfer import Transfer
+from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16",)
@@ -35,7 +35,7 @@ def prepare(context: GpuContext) -> None:  # noqa: ARG001
 
 
 def classify(error: BaseException) -> str:
-    return words.classify(error)
+    return results.classify(error)
 
 
 def _torch() -> Any:
@@ -183,7 +183,7 @@ def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
     torch = _torch()
     number = torch.backends.cudnn.version()
     versions = {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-    return {**versions, "cudnn": words.version_of("cudnn", number)} if number else versions
+    return {**versions, "cudnn": results.version_of("cudnn", number)} if number else versions
 
 
 def in_use(context: GpuContext) -> int:  # noqa: ARG001

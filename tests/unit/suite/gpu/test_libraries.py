@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from imagefactory.suite.context import Expected, Failure
-from imagefactory.suite.gpu import libraries, pinned, table, tolerances
+from imagefactory.suite.gpu import libraries, table, tolerances
+from imagefactory.suite.gpu.checks import numbers
 from imagefactory.suite.gpu.context import Asked, GpuContext
 from imagefactory.suite.gpu.driver import Driver, DriverError
-from imagefactory.suite.gpu.frameworks import words
+from imagefactory.suite.gpu.frameworks import results
 from imagefactory.verify.suite_files import SUITE_FOLDER
 from tests.services.libcuda import build_libcuda
 
@@ -74,7 +75,7 @@ def make_context(packages: dict[str, str], site: str = "/site", **changes: Any) 
     ],
 )
 def test_words_of_the_tables(message: str, word: str) -> None:
-    assert words.classify(RuntimeError(message)) == word
+    assert results.classify(RuntimeError(message)) == word
     assert word in table.OUTCOMES
 
 
@@ -82,8 +83,8 @@ def test_the_cause_behind_an_exception_counts() -> None:
     error = ValueError("wrapped")
     error.__cause__ = RuntimeError("no kernel image is available for execution on the device")
     error.__cause__.__cause__ = error  # no end
-    assert words.classify(error) == "no-kernel"
-    assert words.classify(ValueError("wrapped")) == "load-failed"
+    assert results.classify(error) == "no-kernel"
+    assert results.classify(ValueError("wrapped")) == "load-failed"
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ def test_the_cause_behind_an_exception_counts() -> None:
     ],
 )
 def test_versions_from_numbers(library: str, number: int, version: str) -> None:
-    assert words.version_of(library, number) == version
+    assert results.version_of(library, number) == version
 
 
 LOCKED = {"nvidia-cudnn-cu12": "9.1.0.70", "nvidia-nccl-cu12": "2.20.5", "torch": "2.3.1"}
@@ -277,7 +278,7 @@ def test_cupy_uses_the_nccl_that_is_locked(check: str) -> None:
 def test_copies_from_pinned_memory_come_back(tmp_path: Path) -> None:
     driver = Driver(str(build_libcuda(tmp_path)))
     data = bytes(range(256)) * 4096
-    copied = pinned.copy_pinned(data, driver)
+    copied = numbers.copy_pinned(data, driver)
     assert copied.back == data
     assert all(math.isfinite(took) and took >= 0 for took in (copied.up, copied.down))
 
@@ -286,4 +287,4 @@ def test_copies_from_pinned_memory_come_back(tmp_path: Path) -> None:
 def test_a_copy_that_fails_is_told(call: str, tmp_path: Path) -> None:
     driver = Driver(str(build_libcuda(tmp_path, f"fail={call}:2")))
     with pytest.raises(DriverError, match=call):
-        pinned.copy_pinned(b"1234", driver)
+        numbers.copy_pinned(b"1234", driver)

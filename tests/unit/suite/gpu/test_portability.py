@@ -26,7 +26,7 @@ from imagefactory.suite.context import Failure
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.checks import portability
 from imagefactory.suite.gpu.context import Refusal
-from imagefactory.suite.portability import given, locked, measure, models, onnxruntime
+from imagefactory.suite.portability import case, exporting, onnxruntime, rows, runtimes
 from imagefactory.suite.portability.runtimes import RUNTIMES
 
 ROOT = Path(__file__).parents[4]
@@ -69,9 +69,9 @@ def test_where_it_applies(framework: str, packages: Mapping[str, str], reason: s
 
 def test_the_cuda_of_a_runtime_is_what_the_factory_knows() -> None:
     known = [wheel for wheel in cuda_wheels() if wheel.package == "onnxruntime-gpu"]
-    assert len({wheel.cuda.partition(".")[0] for wheel in known}) == len(locked.BUILT_FOR)
+    assert len({wheel.cuda.partition(".")[0] for wheel in known}) == len(runtimes.BUILT_FOR)
     for wheel in known:
-        assert locked.cuda_of_runtime(f"{wheel.version}.0") == wheel.cuda.partition(".")[0], wheel.version
+        assert runtimes.cuda_of_runtime(f"{wheel.version}.0") == wheel.cuda.partition(".")[0], wheel.version
 
 
 def committed() -> Iterator[tuple[Target, dict[str, str]]]:
@@ -104,7 +104,7 @@ def test_the_family_changes_nothing_below() -> None:
         assert added <= {"nvidia-curand"}
 
 
-@pytest.mark.parametrize("name", given.EXPORTERS)
+@pytest.mark.parametrize("name", exporting.EXPORTERS)
 def test_every_exporter_has_its_names(name: str) -> None:
     module = importlib.import_module(f"imagefactory.suite.portability.{name}")
     assert name == module.NAME
@@ -115,7 +115,7 @@ def test_every_exporter_has_its_names(name: str) -> None:
         assert callable(getattr(module, function)), f"{name}: {function}"
 
 
-@pytest.mark.parametrize("name", locked.MAKERS)
+@pytest.mark.parametrize("name", runtimes.MAKERS)
 def test_every_maker_has_its_names(name: str) -> None:
     module = importlib.import_module(f"imagefactory.suite.portability.{name}_models")
     for function in ("build", "as_double", "damaged"):
@@ -163,7 +163,7 @@ def test_the_smallest_wrong_weight_that_the_controls_make_is_beyond_the_toleranc
 
 # --- a framework and a runtime of the test -------------------------------------------------------
 
-MODEL = models.Model("double", "layers", (models.Sample("x", (2,)),), seed=1)
+MODEL = case.Model("double", "layers", (case.Sample("x", (2,)),), seed=1)
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Exporter:
     def prepare(self, threads: int) -> None:
         assert threads > 0
 
-    def build(self, model: models.Model) -> float:
+    def build(self, model: case.Model) -> float:
         if model.name == "broken":
             raise RuntimeError("cannot be built")
         return 2.0
@@ -255,8 +255,8 @@ BENCH = portability.Bench(
 @pytest.fixture(autouse=True)
 def _plain_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small arrays, and few passes."""
-    monkeypatch.setattr(models, "make_sample", lambda _: {"x": array(1.0, 2.0)})
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(case, "make_sample", lambda _: {"x": array(1.0, 2.0)})
+    monkeypatch.setattr(rows, "SECONDS", 0.0)
 
 
 def test_a_model_gives_errors_and_latencies_of_both_on_both() -> None:
@@ -429,13 +429,13 @@ def test_a_session_keeps_the_arrays_whose_memory_is_bound(monkeypatch: pytest.Mo
     [([3.0], 50, 3.0), ([1.0, 2.0, 3.0, 4.0], 50, 2.0), (list(range(100, 0, -1)), 95, 95), ([1, 2], 95, 2)],
 )
 def test_percentiles_by_nearest_rank(values: list[float], percent: int, expected: float) -> None:
-    assert measure.percentile(values, percent) == expected
+    assert rows.percentile(values, percent) == expected
 
 
 def test_a_slow_call_is_still_called_often_enough() -> None:
     calls: list[None] = []
-    p50, p95 = measure.latencies(lambda: calls.append(None))
-    assert len(calls) == measure.WARM + measure.LEAST
+    p50, p95 = rows.latencies(lambda: calls.append(None))
+    assert len(calls) == rows.WARM + rows.LEAST
     assert 0 <= p50 <= p95
 
 
@@ -443,7 +443,7 @@ def test_a_slow_call_is_still_called_often_enough() -> None:
 
 
 def test_each_model_has_its_own_name_seed_and_sample() -> None:
-    assert len({model.name for model in models.MODELS}) == len({model.seed for model in models.MODELS}) == 4
-    assert {"alexnet", "squeezenet", "bert"} < {model.name for model in models.MODELS}
-    assert all(model.sample for model in models.MODELS)
-    assert [model.name for model in models.MODELS if model.override] == ["variational"]
+    assert len({model.name for model in case.MODELS}) == len({model.seed for model in case.MODELS}) == 4
+    assert {"alexnet", "squeezenet", "bert"} < {model.name for model in case.MODELS}
+    assert all(model.sample for model in case.MODELS)
+    assert [model.name for model in case.MODELS if model.override] == ["variational"]

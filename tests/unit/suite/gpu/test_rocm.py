@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.suite.gpu import table, tolerances
 from imagefactory.suite.gpu.context import Asked, parse_asked
-from imagefactory.suite.gpu.frameworks import words
+from imagefactory.suite.gpu.frameworks import results
 from imagefactory.suite.gpu.suite import environment_of
 from tests.made.gpu_suite import make_expectations
 
@@ -68,4 +68,4 @@ def test_every_kind_of_number_has_units() -> None:
     ],
 )
 def test_what_hip_says_has_a_word(said: str, outcome: str) -> None:
-    assert words.classify(RuntimeError(said)) == outcome
+    assert results.classify(RuntimeError(said)) == outcome

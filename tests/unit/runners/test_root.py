@@ -1,4 +1,4 @@
-"""Where a mount goes in a stranger's tree, whatever its links say. Real links, in a folder."""
+"""Places in an untrusted tree to mount on, and which mounts of the host are below a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.runners.sandbox import targets
+from imagefactory.runners.sandbox import root as room
+from imagefactory.runners.sandbox.root import mounts_below, open_target
 from imagefactory.runners.sandbox.syscalls import (
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
@@ -21,7 +22,6 @@ from imagefactory.runners.sandbox.syscalls import (
     close_all_but,
     syscall,
 )
-from imagefactory.runners.sandbox.targets import open_target
 
 OWN = ("proc", "sys", "dev")
 
@@ -130,7 +130,7 @@ def test_a_link_put_in_the_place_of_a_folder_is_a_link(
     tree: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may write to the tree swaps it between the look and the making."""
-    real = targets.open_beneath
+    real = room.open_beneath
     looks = []
 
     def open_beneath(above: int, name: str) -> int:
@@ -140,7 +140,7 @@ def test_a_link_put_in_the_place_of_a_folder_is_a_link(
             raise FileNotFoundError
         return real(above, name)
 
-    monkeypatch.setattr(targets, "open_beneath", open_beneath)
+    monkeypatch.setattr(room, "open_beneath", open_beneath)
     assert found(root, "/in") == str(tree.parent)
     assert sorted(path.name for path in tree.parent.iterdir()) == ["image"]
 
@@ -217,3 +217,28 @@ def test_all_but_what_is_named_is_closed() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+LINES = (
+    b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n",
+    b"30 27 0:20 / /data rw,relatime - nfs server:/data rw\n",
+    b"31 30 0:21 / /data/a\\040b/in rw,relatime - tmpfs none rw\n",
+    b"32 27 0:22 / /database rw,relatime shared:3 master:4 - tmpfs none rw\n",
+    b"33 27 0:23 / /data/a\\040b/in rw,relatime - tmpfs none rw\n",
+    b"34 27 0:24 /x /k\xff/m rw - ext4 /dev/vdb rw\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "points"),
+    [
+        ("/data", ["/data/a b/in"]),
+        ("/data/a b", ["/data/a b/in"]),
+        ("/data/a b/in", []),
+        ("/data/a", []),
+        ("/k\udcff", ["/k\udcff/m"]),
+        ("/", ["/data", "/data/a b/in", "/database", "/k\udcff/m"]),
+    ],
+)
+def test_mounts_below(folder: str, points: list[str]) -> None:
+    assert mounts_below(folder, LINES) == points

@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from imagefactory.suite.context import Failure
-from imagefactory.suite.portability import given
+from imagefactory.suite.portability import exporting
 from imagefactory.suite.portability.case import TOLERANCE
 
 
@@ -34,7 +34,7 @@ def _jax(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def read(folder: Path, text: str) -> Any:
     path = folder / "models.py"
     path.write_text(f"import numpy\nzeros = lambda *s, t='float32': numpy.zeros(s, t)\n{text}\n")
-    return given.read_models(str(path))
+    return exporting.read_models(str(path))
 
 
 def of(folder: Path, row: str) -> Any:

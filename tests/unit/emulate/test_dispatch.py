@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.emulate.operations import flops_of, what_of
+from imagefactory.emulate.dispatch import flops_of, what_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""`jupyter`: a kernel computes, and JupyterLab's page is served on the loopback: what a notebook needs."""
+"""How an image is used: `jupyter` for notebooks, `unprivileged` for batch jobs.
+
+A kernel computes, and JupyterLab's page is served on the loopback. Batch systems run an ordinary user, a
+read-only root and no home: the host starts a second run for that, and adds what `import` and `compute` say.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from pathlib import Path
 
 from ..context import Context, Failure, Finding
 
-SECONDS = 120
+STARTUP = 120
 
 
-def check(_: Context) -> Finding:
+def check_jupyter(_: Context) -> Finding:
     with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
         os.environ |= {"JUPYTER_RUNTIME_DIR": scratch, "IPYTHONDIR": scratch}
         try:
@@ -33,11 +37,13 @@ def check(_: Context) -> Finding:
 def _ask_kernel(code: str) -> str:
     from jupyter_client.manager import start_new_kernel  # type: ignore[import-not-found]
 
-    manager, client = start_new_kernel(startup_timeout=SECONDS, stderr=subprocess.DEVNULL)
+    manager, client = start_new_kernel(startup_timeout=STARTUP, stderr=subprocess.DEVNULL)
     told: list[str] = []
     try:
         client.execute_interactive(
-            code, timeout=SECONDS, output_hook=lambda message: told.append(message["content"].get("text", ""))
+            code,
+            timeout=STARTUP,
+            output_hook=lambda message: told.append(message["content"].get("text", "")),
         )
     finally:
         client.stop_channels()
@@ -52,7 +58,7 @@ def _look_at_page(scratch: str) -> str:
     with (Path(scratch) / "said").open("w+b") as said:
         server = subprocess.Popen(argv, stdout=said, stderr=said)
         try:
-            until = time.monotonic() + SECONDS
+            until = time.monotonic() + STARTUP
             while time.monotonic() < until and server.poll() is None:
                 for path in Path(scratch).glob("jpserver-*.json"):
                     try:
@@ -69,3 +75,20 @@ def _look_at_page(scratch: str) -> str:
         said.seek(0)
         last = said.read().decode(errors="replace").strip().splitlines()[-1:]
     raise Failure(f"JupyterLab serves no page: {last[0][:200] if last else 'it says nothing'}")
+
+
+def check_unprivileged(context: Context) -> Finding:
+    uid, wanted = os.getuid(), context.expected.uid
+    if wanted is None:
+        raise Failure("this check has a run of its own, with a user")
+    if uid != wanted:
+        raise Failure(f"runs as uid {uid}, not as {wanted}")
+    for folder in (context.prefix, context.site, "/usr", "/"):
+        if os.access(folder, os.W_OK):
+            raise Failure(f"{folder} can be written, so the root is not read-only")
+    home = os.environ.get("HOME")
+    if home is not None and os.access(home, os.W_OK):
+        raise Failure(f"HOME is {home} and can be written")
+    with tempfile.TemporaryFile() as file:
+        file.write(b"scratch")
+    return Finding(f"uid {uid}, read-only root, no home, scratch in {tempfile.gettempdir()}")

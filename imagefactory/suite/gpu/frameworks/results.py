@@ -1,10 +1,23 @@
-"""What frameworks say of the driver's errors, in the words of the tables."""
+"""What frameworks return: a copy there and back, the outcome of an error, and the versions of libraries."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Any
 
 from .. import table
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`back` is what came back, `up` and `down` seconds; `pinned` whether the pages were locked."""
+
+    back: Any
+    up: float
+    down: float
+    pinned: bool
+
 
 # Outcome -> what CUDA's runtime and driver, HIP, XLA and ONNX Runtime write. 35, 100 and 209 are of
 # `cudaError_t`; a driver mismatch is a libcuda that does not fit the kernel's module.

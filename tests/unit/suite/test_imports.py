@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from imagefactory.suite.checks import imports, named
+from imagefactory.suite.checks import imports
 from imagefactory.suite.context import Failure
 from tests.made.environment import add_package, make_context
 
@@ -45,14 +45,14 @@ AttributeError: _ARRAY_API not found
     ],
 )  # fmt: skip
 def test_modules_of_files(files: list[str], modules: list[str]) -> None:
-    assert named.public_modules(files) == modules
+    assert imports.public_modules(files) == modules
 
 
 def test_the_module_that_is_called_as_its_package_is_the_main_one() -> None:
     files = ["nibabel/__init__.py", "nisext/__init__.py"]
-    assert named.modules_of("nibabel", files) == [("nibabel", True), ("nisext", False)]
-    assert named.modules_of("pillow", ["PIL/__init__.py", "other.py"]) == [("PIL", True), ("other", True)]
-    assert named.modules_of("pygments", ["Pygments/__init__.py", "x.py"]) == [
+    assert imports.modules_of("nibabel", files) == [("nibabel", True), ("nisext", False)]
+    assert imports.modules_of("pillow", ["PIL/__init__.py", "other.py"]) == [("PIL", True), ("other", True)]
+    assert imports.modules_of("pygments", ["Pygments/__init__.py", "x.py"]) == [
         ("Pygments", True),
         ("x", False),
     ]
@@ -61,46 +61,46 @@ def test_the_module_that_is_called_as_its_package_is_the_main_one() -> None:
 @pytest.mark.parametrize(
     ("errors", "gpu", "state"),
     [
-        ([], True, named.LOADS),
-        (["ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"], True, named.NEEDS_GPU),
-        (["RuntimeError: Failed to import x", "ImportError: libcuda.so.1: cannot open shared object file"], True, named.NEEDS_GPU),
-        (["RuntimeError: 0 active drivers ([]). There should only be one."], True, named.NEEDS_GPU),
-        (["RuntimeError: Found no NVIDIA driver on your system."], True, named.NEEDS_GPU),
-        (["ImportError: libcuda.so.1: cannot open shared object file"], False, named.FAILS),
-        (["ImportError: libcudart.so.12: cannot open shared object file"], True, named.FAILS),
-        (["ImportError: libGL.so.1: cannot open shared object file"], True, named.FAILS),
-        (["ModuleNotFoundError: No module named 'pkg_resources'"], True, named.FAILS),
-        (["AssertionError: Torch not compiled with CUDA enabled"], True, named.FAILS),
+        ([], True, imports.LOADS),
+        (["ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"], True, imports.NEEDS_GPU),
+        (["RuntimeError: Failed to import x", "ImportError: libcuda.so.1: cannot open shared object file"], True, imports.NEEDS_GPU),
+        (["RuntimeError: 0 active drivers ([]). There should only be one."], True, imports.NEEDS_GPU),
+        (["RuntimeError: Found no NVIDIA driver on your system."], True, imports.NEEDS_GPU),
+        (["ImportError: libcuda.so.1: cannot open shared object file"], False, imports.FAILS),
+        (["ImportError: libcudart.so.12: cannot open shared object file"], True, imports.FAILS),
+        (["ImportError: libGL.so.1: cannot open shared object file"], True, imports.FAILS),
+        (["ModuleNotFoundError: No module named 'pkg_resources'"], True, imports.FAILS),
+        (["AssertionError: Torch not compiled with CUDA enabled"], True, imports.FAILS),
     ],
 )  # fmt: skip
 def test_what_lacks_a_gpu_alone_is_told_from_what_is_broken(
     errors: list[str], state: str, *, gpu: bool
 ) -> None:
-    found, detail = named.judge(json.dumps({"errors": errors}).encode(), "", 0, gpu=gpu)
+    found, detail = imports.judge(json.dumps({"errors": errors}).encode(), "", 0, gpu=gpu)
     assert found == state
     assert not errors or errors[0] in detail
 
 
 def test_the_cause_is_told_with_what_was_raised_from_it() -> None:
     errors = ["RuntimeError: Failed to import x", "ImportError: libGL.so.1: cannot open"]
-    _, detail = named.judge(json.dumps({"errors": errors}).encode(), "", 0, gpu=True)
+    _, detail = imports.judge(json.dumps({"errors": errors}).encode(), "", 0, gpu=True)
     assert detail == "RuntimeError: Failed to import x, because of ImportError: libGL.so.1: cannot open"
 
 
 def test_a_module_compiled_for_numpy_1_is_read_from_stderr() -> None:
     for answer in (b'{"errors": []}', b'{"errors": ["ImportError: numpy.core.multiarray failed to import"]}'):
-        state, detail = named.judge(answer, NUMPY_WARNING, 0, gpu=True)
-        assert state == named.FAILS
+        state, detail = imports.judge(answer, NUMPY_WARNING, 0, gpu=True)
+        assert state == imports.FAILS
         assert detail == "pyarrow was compiled for NumPy 1 and cannot run with NumPy 2.1.0"
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b"\xff", b'{"errors": 1}'])
 def test_a_process_without_an_answer_says_how_it_ended(answer: bytes) -> None:
-    assert named.judge(answer, "one\nlast words\n", -11, gpu=True) == (
-        named.FAILS,
+    assert imports.judge(answer, "one\nlast words\n", -11, gpu=True) == (
+        imports.FAILS,
         "ends the process by signal 11: last words",
     )
-    assert named.judge(answer, "", 3, gpu=True)[1] == "ends the process with exit code 3: no message"
+    assert imports.judge(answer, "", 3, gpu=True)[1] == "ends the process with exit code 3: no message"
 
 
 # --- in processes --------------------------------------------------------------------------------
@@ -110,13 +110,13 @@ def test_a_process_without_an_answer_says_how_it_ended(answer: bytes) -> None:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages that the processes see, though they start without this one's paths."""
     text = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    script = Path(named.__file__).parents[1] / "import_module.py"
+    script = Path(imports.__file__).parents[1] / "import_module.py"
     (tmp_path / "import_module.py").write_text(
         script.read_text().replace("import sys\n", f"import sys\n{text}", 1)
     )
     folder = tmp_path / "suite/checks"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(named, "__file__", str(folder / "named.py"))
+    monkeypatch.setattr(imports, "__file__", str(folder / "imports.py"))
     (tmp_path / "import_module.py").rename(tmp_path / "suite/import_module.py")
     return tmp_path
 
@@ -139,13 +139,13 @@ def test_each_module_is_one_answer_whatever_the_others_do(site: Path) -> None:
     context = make_context(
         site, packages=dict.fromkeys([*texts, "tools"], "1.0"), named=(*texts, "tools", "not-locked")
     )
-    answers = named.import_named(context)
+    answers = imports.import_named(context)
     found = {answer.module: answer for answer in answers}
     assert {name: answer.state for name, answer in found.items()} == {
-        **dict.fromkeys(found, named.FAILS),
-        "good": named.LOADS,
-        "driver": named.NEEDS_GPU,
-        "tools": named.LOADS,
+        **dict.fromkeys(found, imports.FAILS),
+        "good": imports.LOADS,
+        "driver": imports.NEEDS_GPU,
+        "tools": imports.LOADS,
     }
     assert found["gone"].detail == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
     assert found["leaves"].detail == "SystemExit: 3"
@@ -153,7 +153,7 @@ def test_each_module_is_one_answer_whatever_the_others_do(site: Path) -> None:
     assert (
         found["wrapped"].detail == "ImportError: no ... screen, because of OSError: libX11.so.6: cannot open"
     )
-    faults = named.faults_of(answers)
+    faults = imports.faults_of(answers)
     assert {fault.partition(" of ")[0] for fault in faults} == {
         "gone",
         "leaves",
@@ -167,13 +167,13 @@ def test_the_run_as_an_ordinary_user_imports_main_modules_alone(site: Path) -> N
     add_package(site, "tools", "1.0", {"tools/__init__.py": b"", "toolsext.py": b""})
     for uid, modules in ((None, ["tools", "toolsext"]), (65534, ["tools"])):
         context = make_context(site, packages={"tools": "1.0"}, named=("tools",), uid=uid)
-        assert [answer.module for answer in named.import_named(context)] == modules
+        assert [answer.module for answer in imports.import_named(context)] == modules
 
 
 def test_a_module_that_hangs_is_ended(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named, "SECONDS", 0.5)
+    monkeypatch.setattr(imports, "SECONDS", 0.5)
     (site / "hangs.py").write_text("import time; time.sleep(1000)")
-    assert named.run_import("hangs", gpu=True) == (named.FAILS, "takes more than 0 s")
+    assert imports.run_import("hangs", gpu=True) == (imports.FAILS, "takes more than 0 s")
 
 
 def test_the_check_tells_what_needs_a_gpu_and_names_each_fault(

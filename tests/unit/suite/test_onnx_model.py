@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from imagefactory.suite.gpu.frameworks.onnx_graph import Node, write_model
+from imagefactory.suite.onnx_model import Node, write_model
 
 Fields = dict[int, list[Any]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.suite.checks import jupyter
+from imagefactory.suite.checks import usage
 from imagefactory.suite.context import Failure
 
 MANAGER = """\
@@ -52,14 +52,14 @@ def put(folder: Path, monkeypatch: pytest.MonkeyPatch, *, says: str = "42\\n", s
     for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, "")  # put back at the end
     for name in ("jupyter_client", "jupyter_client.manager"):
-        monkeypatch.delitem(jupyter.sys.modules, name, raising=False)
+        monkeypatch.delitem(usage.sys.modules, name, raising=False)
 
 
 def test_a_kernel_that_computes_and_a_page_that_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, monkeypatch)
-    assert jupyter.check(None).detail == "a kernel answers, and JupyterLab 4.9 is served"  # type: ignore[arg-type]
+    assert usage.check_jupyter(None).detail == "a kernel answers, and JupyterLab 4.9 is served"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_what_does_not_work_is_told(
 ) -> None:
     put(tmp_path, monkeypatch, says=says, server=server)
     with pytest.raises(Failure, match=told):
-        jupyter.check(None)  # type: ignore[arg-type]
+        usage.check_jupyter(None)  # type: ignore[arg-type]

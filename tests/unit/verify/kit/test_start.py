@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.verify.kit.processes import must
 from imagefactory.verify.kit.program import Stop
+from imagefactory.verify.kit.start import must
 
 
 @pytest.mark.parametrize(
