@@ -79,7 +79,7 @@ from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
-from imagefactory.factory import read_factory
+from imagefactory.project import read_factory
 import rattler
 setting, cache, root = sys.argv[1:]
 factory = read_factory(load_settings(directory=Path(root), start=Path(root), environ={}), {})

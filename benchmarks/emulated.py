@@ -17,17 +17,17 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.factory import Factory, read_factory
+from imagefactory.project import Factory, read_factory
 from imagefactory.gpu.knowledge import DataSheet, find_data_sheet
 from imagefactory.model import Mount, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.define import define_target
-from imagefactory.stages.emulate import emulating
-from imagefactory.stages.run import find_built, run_made
-from imagefactory.stages.verdicts import Judge
+from imagefactory.actions.definition import define_target
+from imagefactory.extras.emulate.run import emulating
+from imagefactory.actions.run import find_built, run_made
+from imagefactory.actions.verdicts import Judge
 from imagefactory.verdicts.recorded import (
     COPIES,
     PROFILE,

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.engines.apptainer import lend_layout
-from imagefactory.engines.sif_maker import SifMaker
+from imagefactory.build.apptainer import lend_layout
+from imagefactory.build.sif import SifMaker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Quiet
-from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
+from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
 from imagefactory.scan.sif import unpacked_sif
 from tests.made.layer_store import TAR, file, make_tar
 

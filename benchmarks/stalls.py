@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from imagefactory.submit.emulated import parse_emulated, stall_share
+from imagefactory.extras.emulate.summary import parse_emulated, stall_share
 
 ROOT = Path(__file__).parents[1]
 GPUS = ("T4", "A100-SXM4-40GB")

@@ -24,17 +24,17 @@ from sphinx.application import Sphinx
 import imagefactory.cli as package
 from docs.error_codes import DIAGNOSTIC, error_classes, find_errors
 from imagefactory import errors
-from imagefactory.catalogue import document as catalogue
+from imagefactory.trust import catalog as catalogue
 from imagefactory.cli import cli
 from imagefactory.cli.output import say_json
 from imagefactory.lock.conda import file as conda_lock
-from imagefactory.lock.debian import file as base_lock
+from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
-from imagefactory.pools import inventory
+from imagefactory.schedulers import inventory
 from imagefactory.settings.meanings import MEANINGS
 from imagefactory.settings.sources import REASONS
-from imagefactory.stages import nights
-from imagefactory.stages import tables as combos
+from imagefactory.extras.nightly import nights
+from imagefactory.extras.site import tables as combos
 from imagefactory.verdicts import revocation, statement
 from imagefactory.verify import report
 from imagefactory.verify.kit import program as kit

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from imagefactory.lock.pypi.uv import UvLocker
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.transfer import Brake
-    from imagefactory.web import Patience
+    from imagefactory.http import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def repository_of(path: str, family: str) -> str:
 
 def open_answering(access: Access, host: str, *, hurried: bool = False) -> Registry:
     """A registry that answers now. Raises RegistryError; with `hurried` after seconds, not after a minute."""
-    from imagefactory.web import HURRIED
+    from imagefactory.http import HURRIED
 
     registry = open_registry(access, host)
     (open_registry(access, host, patience=HURRIED) if hurried else registry).check()

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from imagefactory.documents import LARGEST_NUMBER, Name, Pairs, Within
+from imagefactory.serialize import LARGEST_NUMBER, Name, Pairs, Within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from imagefactory.gpu.model import Claim
+from imagefactory.gpu.values import Claim
 from imagefactory.model import NO_CUDA
-from imagefactory.verdicts.model import Judged, RevokedCell
+from imagefactory.trust.verdict import Judged, RevokedCell
 from imagefactory.verify.model import Subject
 
 Envelopes = tuple[tuple[str, bytes], ...]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.catalogue.invitation import TAG
-from imagefactory.catalogue.package import CATALOGUE, CURRENT, INVITATION, LARGEST_PACKED, Packed, pack
+from imagefactory.trust.invitation import TAG
+from imagefactory.trust.catalog_package import CATALOGUE, CURRENT, INVITATION, LARGEST_PACKED, Packed, pack
 from imagefactory.errors import RegistryError, StatementError, UsageError, os_problem
-from imagefactory.files import replacing
+from imagefactory.fs import replacing
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CREATED
 from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place

@@ -24,49 +24,13 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import (
-    add,
-    build,
-    cancel,
-    catalogue,
-    collect,
-    compat,
-    compile,
-    completion,
-    copy,
-    doctor,
-    export,
-    find,
-    init,
-    inspect,
-    join,
-    keys,
-    lock,
-    module,
-    night,
-    plan,
-    pool,
-    portability,
-    promote,
-    pull,
-    push,
-    reconcile,
-    registry,
-    render,
-    report,
-    revoke,
-    run,
-    sbom,
-    settings,
-    status,
-    store,
-    submit,
-    tables,
-    targets,
-    verdicts,
-    verify,
-    watch,
-)
+from imagefactory.cli import add, build, cancel, catalog, collect, compat, completion, copy, machine, export, find, init, inspect, join, keys, lock, plan, pool, promote, pull, transfer, reconcile, registry, render, revoke, run, settings, status, store, submit, tables, recipes, verdicts, verify
+from imagefactory.extras.wheels import command
+from imagefactory.extras.modules import command as module
+from imagefactory.extras.nightly import command as night, outdated
+from imagefactory.extras.portability import command as portability
+from imagefactory.extras.site import command as report
+from imagefactory.extras.sbom import command as sbom
 from imagefactory.cli.groups import Group
 from imagefactory.cli.output import Call, complain, error_json, explain, say_json, write
 from imagefactory.errors import (
@@ -136,24 +100,24 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
 cli.shelve(
     {
         "Build": (
-            targets.list_targets,
-            targets.show,
+            recipes.list_targets,
+            recipes.show,
             init.init,
-            targets.new,
+            recipes.new,
             add.add,
-            watch.watch,
+            outdated.watch,
             lock.lock,
             render.render,
             build.build,
-            compile.compile_,
+            command.compile_,
             export.export,
         ),
         "Publish": (
-            push.push,
+            transfer.push,
             copy.copy_,
             promote.promote,
             revoke.revoke,
-            catalogue.catalogue,
+            catalog.catalogue,
             night.night,
             join.invite,
             module.module,
@@ -183,7 +147,7 @@ cli.shelve(
             pull.pull,
         ),
         "Look after": (
-            doctor.doctor,
+            machine.doctor,
             settings.settings,
             store.store,
             registry.registry,

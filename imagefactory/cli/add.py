@@ -9,7 +9,7 @@ import click
 from imagefactory.cli.output import Call, json_option, say, say_json, say_next
 
 if TYPE_CHECKING:
-    from imagefactory.stages.lock import Relock
+    from imagefactory.actions.lock import Relock
 
 
 @click.command()
@@ -25,7 +25,7 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_j
     Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
     the row nearest to it.
     """
-    from imagefactory.factory import require_own
+    from imagefactory.project import require_own
     from imagefactory.recipes.scaffold import check_name
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.add import make_addition, plan_addition

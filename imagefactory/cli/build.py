@@ -21,13 +21,13 @@ from imagefactory.cli.output import (
     say_next,
     targets_argument,
 )
-from imagefactory.cli.push import pushed_json
+from imagefactory.cli.transfer import pushed_json
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
-    from imagefactory.stages.build import Built
+    from imagefactory.project import Factory
+    from imagefactory.actions.build import Built
 
 
 @click.command()
@@ -60,10 +60,10 @@ def build(
     Run it again after an interruption: what is done is kept.
     """
     from imagefactory.access import registry_place
-    from imagefactory.report.images import format_built
+    from imagefactory.views.images import format_built
     from imagefactory.report.registries import format_pushed
-    from imagefactory.stages.build import BuildOptions
-    from imagefactory.stages.push import PushOptions, check_push
+    from imagefactory.actions.build import BuildOptions
+    from imagefactory.actions.transfer import PushOptions, check_push
     from imagefactory.workflow.make import Making, make_image
 
     factory, progress = call.sound_factory, call.progress

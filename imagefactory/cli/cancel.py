@@ -21,9 +21,9 @@ def cancel(call: Call, sweep: str, as_json: bool) -> None:
     Other stores may queue its cells from then on.
     """
     from imagefactory.errors import UsageError
-    from imagefactory.stages.claim import release_claim
-    from imagefactory.stages.sweep import find_sweep
-    from imagefactory.sweeps.sweep_file import ID, read_pool, read_sweep
+    from imagefactory.actions.claim import release_claim
+    from imagefactory.actions.sweep import find_sweep
+    from imagefactory.schedulers.sweep_file import ID, read_pool, read_sweep
 
     folder = find_sweep(call.settings, sweep)
     pool = find_pool(read_pool(folder))

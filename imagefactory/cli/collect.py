@@ -87,8 +87,8 @@ def collect(
 
 
 def _as_text(kit: CollectedKit) -> str:
-    from imagefactory.report.text import format_fields
-    from imagefactory.report.verdicts import format_promotion
+    from imagefactory.views.text import format_fields
+    from imagefactory.views.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
     verdict = kit.verdict
@@ -103,7 +103,7 @@ def _as_text(kit: CollectedKit) -> str:
 
 def _as_json(folder: Path, kit: CollectedKit) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
-    from imagefactory.documents import format_time
+    from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
     return {

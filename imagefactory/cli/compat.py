@@ -130,7 +130,7 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import columns, rows
-    from imagefactory.report.compat import format_rows
+    from imagefactory.views.compat import format_rows
 
     amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
     if as_json:
@@ -146,7 +146,7 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
 
 def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
     from imagefactory.matrix.compat import rows, serves
-    from imagefactory.report.compat import format_gpu
+    from imagefactory.views.compat import format_gpu
 
     table = rows(candidates, (gpu,))
     if as_json:
@@ -163,7 +163,7 @@ def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool)
 def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.matrix.compat import CompatGpu, by_group, cover
     from imagefactory.matrix.gpus import read_gpus
-    from imagefactory.report.compat import cover_json, format_covers
+    from imagefactory.views.compat import cover_json, format_covers
 
     gpus = [
         CompatGpu(
@@ -281,7 +281,7 @@ def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> No
 
 
 def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
-    from imagefactory.report.compat import gpu_json, row_json
+    from imagefactory.views.compat import gpu_json, row_json
 
     say_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})
 
@@ -289,7 +289,7 @@ def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.gpu.compared import find_differences
     from imagefactory.gpu.knowledge import families
-    from imagefactory.report.compat import difference_json, format_differences
+    from imagefactory.views.compat import difference_json, format_differences
 
     frameworks = {families().get(name, name) for name in names}
     for name in sorted(frameworks - {*families().values()}):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import Call, json_option, say, say_json, say_next
-from imagefactory.cli.push import sent_json
+from imagefactory.cli.transfer import sent_json
 
 if TYPE_CHECKING:
     pass

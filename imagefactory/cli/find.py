@@ -24,7 +24,7 @@ from imagefactory.errors import EXIT_CHECK, FactoryError
 from imagefactory.settings.choices import HTCONDOR
 
 if TYPE_CHECKING:
-    from imagefactory.pools.model import Inventory
+    from imagefactory.schedulers.pool import Inventory
 
 
 @click.command()
@@ -56,9 +56,9 @@ def find(
     Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have, or
     nothing is known of it there.
     """
-    from imagefactory.pools.sizes import parse_size
+    from imagefactory.schedulers.sizes import parse_size
     from imagefactory.report.find import format_found, found_json, next_command
-    from imagefactory.stages.find import FindAsk, find_images
+    from imagefactory.actions.find import FindAsk, find_images
     from imagefactory.submit.places import Wish
 
     now = datetime.now(UTC)
@@ -80,7 +80,7 @@ def find(
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
     """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
-    from imagefactory.pools.model import pool_here
+    from imagefactory.schedulers.pool import pool_here
 
     if path is not None:
         return find_inventory(path, now)

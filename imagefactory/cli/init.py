@@ -33,7 +33,7 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
     imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
     imagefactory init lab --github               with its nightly build in GitHub Actions
     """
-    from imagefactory.stages.init import make_factory
+    from imagefactory.actions.new_project import make_factory
     from imagefactory.stages.init_nights import night_files
 
     family_names = tuple(dict.fromkeys(name for text in families.split(",") if (name := text.strip())))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from imagefactory.gpu.capability import Capability
-    from imagefactory.gpu.model import Answer, Claim
-    from imagefactory.report.inspect import Inquiry
+    from imagefactory.gpu.values import Answer, Claim
+    from imagefactory.views.inspect import Inquiry
     from imagefactory.stages.scan import Inspected
 
 
@@ -63,10 +63,10 @@ def inspect(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
-    from imagefactory.report.inspect import RUNS, Inquiry, Inspection, format_inspection
+    from imagefactory.views.inspect import RUNS, Inquiry, Inspection, format_inspection
     from imagefactory.report.inspect_json import inspection_json
-    from imagefactory.stages.inspect import inspect_place, inspected_verdicts
-    from imagefactory.verdicts.claims import verified_claims
+    from imagefactory.actions.inspect import inspect_place, inspected_verdicts
+    from imagefactory.trust.claims import verified_claims
 
     driver = driver_of(driver)
     queries = [_gpu_asked(gpu, driver) for gpu in gpus]
@@ -109,7 +109,7 @@ def _answer(
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import beside
     from imagefactory.gpu.predict import predict
-    from imagefactory.report.inspect import format_answer
+    from imagefactory.views.inspect import format_answer
     from imagefactory.report.inspect_json import prediction_json
 
     scanned = (
@@ -128,7 +128,7 @@ def _answer(
 
 def _gpu_asked(gpu: str, driver: str) -> Inquiry:
     from imagefactory.gpu.knowledge import find_gpu
-    from imagefactory.report.inspect import Inquiry
+    from imagefactory.views.inspect import Inquiry
 
     if gpu.lower().startswith("gfx"):
         return _processor_asked(gpu)
@@ -141,7 +141,7 @@ def _gpu_asked(gpu: str, driver: str) -> Inquiry:
 def _processor_asked(gpu: str) -> Inquiry:
     """Return an AMD processor, with or without features. Raises UsageError for an incomplete name."""
     from imagefactory.gpu.capability import parse_capability, parse_code
-    from imagefactory.report.inspect import Inquiry
+    from imagefactory.views.inspect import Inquiry
 
     try:
         target = parse_code(gpu.lower()).processor

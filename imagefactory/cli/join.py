@@ -25,8 +25,8 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError, os_problem
 
 if TYPE_CHECKING:
-    from imagefactory.catalogue.invitation import Invitation
-    from imagefactory.stages.join import UserFile
+    from imagefactory.trust.invitation import Invitation
+    from imagefactory.actions.join import UserFile
 
 FILE = "invitation.toml"
 
@@ -59,10 +59,10 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     trusted here. It holds no secret. Tell your people the key's fingerprint on another way, such as a page of
     your center: they are asked to compare it.
     """
-    from imagefactory.catalogue.invitation import fingerprint, format_invitation, invitation_place
-    from imagefactory.files import replace_text
-    from imagefactory.stages.join import invitation_of
-    from imagefactory.verdicts.trust import first_moment
+    from imagefactory.trust.invitation import fingerprint, format_invitation, invitation_place
+    from imagefactory.fs import replace_text
+    from imagefactory.actions.join import invitation_of
+    from imagefactory.trust.policy import first_moment
 
     now = datetime.now(UTC)
     invitation = invitation_of(call.settings, catalogue, now)
@@ -101,8 +101,8 @@ def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str
     from imagefactory.catalogue.publish import publish_invitation
     from imagefactory.oci.graph import Place
     from imagefactory.oci.store import parse_reference
-    from imagefactory.stages.audit import log_acts
-    from imagefactory.verdicts.audit import PUBLISH, AuditEntry
+    from imagefactory.actions.audit import log_acts
+    from imagefactory.trust.audit import PUBLISH, AuditEntry
 
     where = parse_reference(reference)
     place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
@@ -136,7 +136,7 @@ def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
     CENTER/TARGET then; TARGET is enough where only one center has it. The keys of a center vouch for its own
     images alone.
     """
-    from imagefactory.stages.join import find_joining, read_invitation
+    from imagefactory.actions.join import find_joining, read_invitation
 
     invitation = read_invitation(call.settings, os.environ, where)
     user = find_joining(call.settings, os.environ, invitation, datetime.now(UTC), name)
@@ -164,8 +164,8 @@ def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _shown(invitation: Invitation, user: UserFile) -> str:
-    from imagefactory.catalogue.invitation import fingerprint
-    from imagefactory.verdicts.trust import first_moment
+    from imagefactory.trust.invitation import fingerprint
+    from imagefactory.trust.policy import first_moment
 
     lines = [f"An invitation to {invitation.catalogue} (site {invitation.site})."]
     joining = user.joining
@@ -221,10 +221,10 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
 
 def _look(call: Call, user: UserFile) -> str:
     """Read the catalog with the current settings and return a line about it."""
-    from imagefactory.factory import is_factory
+    from imagefactory.project import is_factory
     from imagefactory.settings.files import user_file
     from imagefactory.settings.load import center_settings
-    from imagefactory.stages.read_catalogue import read_catalogue
+    from imagefactory.actions.read_catalog import read_catalogue
 
     settings = call.settings
     if is_factory(settings):
@@ -256,9 +256,9 @@ def site_list(call: Call, as_json: bool) -> None:
 
     Each catalogue is read; a center that does not answer is listed with why.
     """
-    from imagefactory.factory import is_factory
-    from imagefactory.report.text import format_table
-    from imagefactory.stages.centers import list_centers
+    from imagefactory.project import is_factory
+    from imagefactory.views.text import format_table
+    from imagefactory.actions.centers import list_centers
 
     if is_factory(call.settings):
         raise UsageError(
@@ -294,8 +294,8 @@ def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
 
     Of the first center that goes out of your own imagefactory.toml, with all keys that are trusted there.
     """
-    from imagefactory.stages.join import remove_center
-    from imagefactory.verdicts.trust import write_text
+    from imagefactory.actions.join import remove_center
+    from imagefactory.trust.policy import write_text
 
     path, text, gone = remove_center(call.settings, os.environ, name)
     if not yes:

@@ -18,8 +18,8 @@ from imagefactory.verify.model import evidence_kinds
 if TYPE_CHECKING:
     from imagefactory.cli.output import Call
     from imagefactory.settings.load import Settings
-    from imagefactory.stages.publish import CurrentCatalogue
-    from imagefactory.verdicts.keys import PublicKey
+    from imagefactory.actions.publish import CurrentCatalogue
+    from imagefactory.trust.keys import PublicKey
 
 DAYS = 365
 _user_option = click.option(
@@ -67,7 +67,7 @@ def new(name: str, command: str | None, public: str | None, as_json: bool) -> No
     With --command no key is made: NAME.command names the program that signs. It gets the bytes to sign on
     stdin and prints the signature. It signs once now, to check it against the public key.
     """
-    from imagefactory.verdicts.keys import FILE, PROGRAM, keys_folder
+    from imagefactory.trust.keys import FILE, PROGRAM, keys_folder
 
     folder = keys_folder(os.environ)
     key = _new_key(name, command, public)
@@ -84,7 +84,7 @@ def new(name: str, command: str | None, public: str | None, as_json: bool) -> No
 
 
 def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
-    from imagefactory.verdicts.keys import keys_folder, make_key, read_public, record_program
+    from imagefactory.trust.keys import keys_folder, make_key, read_public, record_program
 
     folder = keys_folder(os.environ)
     if command is None and public is None:
@@ -103,9 +103,9 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
 @click.pass_context
 def show(ctx: click.Context, as_json: bool) -> None:
     """List the keys that this factory trusts and those you have."""
-    from imagefactory.report.text import format_table
-    from imagefactory.verdicts.keys import keys_folder, own_keys
-    from imagefactory.verdicts.trust import list_keys, read_trust
+    from imagefactory.views.text import format_table
+    from imagefactory.trust.keys import keys_folder, own_keys
+    from imagefactory.trust.policy import list_keys, read_trust
 
     own = own_keys(keys_folder(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
@@ -167,8 +167,8 @@ def trust(
     from dataclasses import replace
 
     from imagefactory.settings.files import user_file
-    from imagefactory.verdicts.keys import check_name, keys_folder, read_public
-    from imagefactory.verdicts.trust import Grant, add_key, read_text
+    from imagefactory.trust.keys import check_name, keys_folder, read_public
+    from imagefactory.trust.policy import Grant, add_key, read_text
 
     public = read_public(key, keys_folder(os.environ))
     public = replace(public, name=check_name(name or public.name))
@@ -206,9 +206,9 @@ def retire(
     What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
     holds a key can write any date. `keys rotate` does the same and puts a new key in its place.
     """
-    from imagefactory.factory import is_factory
+    from imagefactory.project import is_factory
     from imagefactory.stages.rotate import record_of, write_record
-    from imagefactory.verdicts.trust import named_key, read_text, retire_key
+    from imagefactory.trust.policy import named_key, read_text, retire_key
 
     path, call, now = _file(ctx, user=user), ctx.obj, datetime.now(UTC).replace(microsecond=0)
     text, where = read_text(path), str(path)
@@ -269,11 +269,11 @@ def rotate(
     the catalogue again and renews the invitation in the registry. Then it says what others must do. Where a
     program signs, the new key is another one of a program: --command and --public.
     """
-    from imagefactory.stages.publish import current_place, read_current
+    from imagefactory.actions.publish import current_place, read_current
     from imagefactory.stages.rotate import next_name, record_of, write_record
     from imagefactory.stages.sign import signing_key
-    from imagefactory.verdicts.keys import PROGRAM, PublicKey, check_name, keys_folder, own_keys, read_public
-    from imagefactory.verdicts.trust import Grant, add_key, named_key, read_text, read_trust, retire_key
+    from imagefactory.trust.keys import PROGRAM, PublicKey, check_name, keys_folder, own_keys, read_public
+    from imagefactory.trust.policy import Grant, add_key, named_key, read_text, read_trust, retire_key
 
     call, path, now = ctx.obj, _file(ctx, user=user), datetime.now(UTC).replace(microsecond=0)
     factory = call.factory
@@ -343,11 +343,11 @@ def _published(
     call: Call, now: datetime, before: CurrentCatalogue | None
 ) -> tuple[list[str], CheckFailedError | None]:
     """Sign the catalog and renew the invitation with the new key. Return the written places and the error."""
-    from imagefactory.catalogue.invitation import format_invitation, invitation_place
+    from imagefactory.trust.invitation import format_invitation, invitation_place
     from imagefactory.cli.join import push_invitation
     from imagefactory.errors import FactoryError
-    from imagefactory.stages.join import invitation_of
-    from imagefactory.stages.publish import publish_again, publishing_key
+    from imagefactory.actions.join import invitation_of
+    from imagefactory.actions.publish import publish_again, publishing_key
 
     written: list[str] = []
     try:
@@ -368,7 +368,7 @@ def _published(
 
 
 def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], written: list[str]) -> None:
-    from imagefactory.catalogue.invitation import fingerprint
+    from imagefactory.trust.invitation import fingerprint
 
     old, new, keyid = names
     say(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
@@ -395,8 +395,8 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
 
     The file itself, which --json names, has a JSON object a line; lines are only added.
     """
-    from imagefactory.report.text import format_table
-    from imagefactory.verdicts.audit import NAME, read_audit
+    from imagefactory.views.text import format_table
+    from imagefactory.trust.audit import NAME, read_audit
 
     store = ctx.obj.settings.store_path
     rows = list(read_audit(store))
@@ -412,8 +412,8 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
 
 def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
     from imagefactory.access import Access
-    from imagefactory.stages.audit import log_acts
-    from imagefactory.verdicts.audit import AuditEntry
+    from imagefactory.actions.audit import log_acts
+    from imagefactory.trust.audit import AuditEntry
 
     name, keyid = key
     call = (
@@ -434,7 +434,7 @@ def _replace(path: Path, before: str, text: str) -> str:
     from imagefactory.settings.files import own_files, parse_document
     from imagefactory.settings.sources import find_restricted
     from imagefactory.settings.trusted import is_trusted, trust_command, trust_project
-    from imagefactory.verdicts.trust import write_text
+    from imagefactory.trust.policy import write_text
 
     root, content = path.parent, before.encode()
     known = is_trusted(root, content, os.environ)

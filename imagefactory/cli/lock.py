@@ -27,10 +27,10 @@ from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
+    from imagefactory.project import Factory
     from imagefactory.model import Base, Target
     from imagefactory.recipes.built import BuiltWheel
-    from imagefactory.stages.lock import LockOptions, Relock
+    from imagefactory.actions.lock import LockOptions, Relock
 
 
 @click.command()
@@ -70,12 +70,12 @@ def lock(
 
     An unchanged lock solves nothing. Only what must move moves.
     """
-    from imagefactory.factory import require_own
+    from imagefactory.project import require_own
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.layers import layers_state
-    from imagefactory.stages.lock import LockOptions, below_first, lock_base
-    from imagefactory.stages.locked import base_state, holding, lock_state
+    from imagefactory.actions.lock import LockOptions, below_first, lock_base
+    from imagefactory.actions.locked import base_state, holding, lock_state
 
     of_targets = _no_bases(names)
     option = "--explain" if explain else "--note"
@@ -178,8 +178,8 @@ def _lock(
     call: Call, factory: Factory, target: Target, options: LockOptions, *, build: bool, as_json: bool
 ) -> tuple[Relock, list[BuiltWheel]]:
     """Lock a target. Build packages without a wheel with --build, or if a person confirms it."""
-    from imagefactory.stages.lock import lock_target
-    from imagefactory.stages.lock_build import build_and_lock
+    from imagefactory.actions.lock import lock_target
+    from imagefactory.extras.wheels.lock import build_and_lock
 
     if not build:
         try:
@@ -196,7 +196,7 @@ def _lock(
 
 def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
     """Print the lock of one conda target as a file that conda reads. A note lists what it cannot contain."""
-    from imagefactory.stages.lock import render_lock
+    from imagefactory.actions.lock import render_lock
 
     factory = call.factory
     chosen = choose_targets(factory, _no_bases(names)) if _no_bases(names) else ()
@@ -216,7 +216,7 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
 @contextmanager
 def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
     """With --explain, print the solver's account of this run or of the recorded one."""
-    from imagefactory.stages.locked import lock_state, read_why
+    from imagefactory.actions.locked import lock_state, read_why
 
     known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
@@ -252,7 +252,7 @@ def _check(
     if deep:
         from imagefactory.stages.lock_layers import check_target_layers
 
-    from imagefactory.stages.locked import TO_BUILD
+    from imagefactory.actions.locked import TO_BUILD
 
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
@@ -285,7 +285,7 @@ def _check(
 
 def refuse_orphans(factory: Factory) -> None:
     """Raises StaleError for locks and definitions without a recipe."""
-    from imagefactory.stages.locked import orphans
+    from imagefactory.actions.locked import orphans
 
     paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
     if paths:

@@ -33,7 +33,7 @@ from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.access import Access
-    from imagefactory.factory import Factory
+    from imagefactory.project import Factory
     from imagefactory.gpu.capability import Capability
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
@@ -92,14 +92,14 @@ class Call:
 
     @property
     def factory(self) -> Factory:
-        from imagefactory.factory import read_factory
+        from imagefactory.project import read_factory
 
         return read_factory(self._told_settings, os.environ, self.progress.note)
 
     @property
     def factory_if_any(self) -> Factory | None:
         """The project, None without recipes: commands about frameworks work anywhere."""
-        from imagefactory.factory import recipes_folder
+        from imagefactory.project import recipes_folder
 
         try:
             recipes_folder(self.settings)
@@ -112,7 +112,7 @@ class Call:
     @property
     def sound_factory(self) -> Factory:
         """The project without recipes that have errors, for commands that continue with the others."""
-        from imagefactory.factory import read_sound
+        from imagefactory.project import read_sound
 
         return read_sound(self._told_settings, os.environ, self.progress.note)
 
@@ -139,7 +139,7 @@ def say(text: str, *, unless: bool = False) -> None:
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
     """Print one JSON document to stdout. `format` names its type and version."""
-    from imagefactory.documents import plain
+    from imagefactory.serialize import plain
 
     say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
 
@@ -274,7 +274,7 @@ def ask_trust(error: UntrustedProjectError) -> bool:
 
 def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
     """Return each setting with its line in the file, its value without secrets, and why it is restricted."""
-    from imagefactory.documents import shown
+    from imagefactory.serialize import shown
     from imagefactory.settings.files import without_secrets
 
     for setting in settings:

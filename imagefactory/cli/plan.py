@@ -134,15 +134,15 @@ def plan(
 
     Exit code 0 whatever is pruned or blocked.
     """
-    from imagefactory.matrix.changes import KeptPlan, keep_plan
+    from imagefactory.extras.nightly.changes import KeptPlan, keep_plan
     from imagefactory.matrix.night import tonight
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
     from imagefactory.matrix.rows import RowsInput, rule_rows
     from imagefactory.recipes.expand import select
-    from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
+    from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
     from imagefactory.settings.own_commands import parse_machines
-    from imagefactory.stages.nights import write_kept_plan
-    from imagefactory.stages.plan import Asking, Listed, read_listed, read_rows, read_stages
+    from imagefactory.extras.nightly.nights import write_kept_plan
+    from imagefactory.actions.plan import Asking, Listed, read_listed, read_rows, read_stages
     from imagefactory.verify.kit_make import program_sum
 
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
@@ -213,7 +213,7 @@ def plan(
 
 def _say_plan(whole: Plan, *, as_json: bool) -> None:
     from imagefactory.matrix.plan import CellState
-    from imagefactory.report.plan import format_plan
+    from imagefactory.views.plan import format_plan
 
     if as_json:
         return say_json("plan", _plan_json(whole))
@@ -228,7 +228,7 @@ def _say_plan(whole: Plan, *, as_json: bool) -> None:
 
 
 def _plan_json(whole: Plan) -> dict[str, object]:
-    from imagefactory.report.plan import counts
+    from imagefactory.views.plan import counts
 
     targets = [
         {
@@ -247,7 +247,7 @@ def _plan_json(whole: Plan) -> dict[str, object]:
 
 
 def _cell_json(cell: PlannedCell) -> dict[str, object]:
-    from imagefactory.report.plan import device_json
+    from imagefactory.views.plan import device_json
 
     return {
         **device_json(cell.device),
@@ -260,7 +260,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
 
 
 def _row_json(ruled: RuledRow) -> dict[str, object]:
-    from imagefactory.report.plan import device_json
+    from imagefactory.views.plan import device_json
 
     row = ruled.row
     return {

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ParamSpec
 import click
 
 from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width, write
-from imagefactory.cli.times import Duration
+from imagefactory.cli.arguments import Duration
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.settings.choices import HTCONDOR, POOLS, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.pools.model import Inventory
+    from imagefactory.schedulers.pool import Inventory
 
 P = ParamSpec("P")
 
@@ -36,8 +36,8 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 
     Raises UsageError for the file, ToolError for the pool, NothingSelectedError without a GPU.
     """
-    from imagefactory.pools.inventory import read_inventory
-    from imagefactory.pools.model import open_pool
+    from imagefactory.schedulers.inventory import read_inventory
+    from imagefactory.schedulers.pool import open_pool
 
     inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
@@ -98,7 +98,7 @@ def pool(
 
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
-    from imagefactory.pools.inventory import inventory_json, write_inventory
+    from imagefactory.schedulers.inventory import inventory_json, write_inventory
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
     name = HTCONDOR if inventory else _choose(system, probe=probe is not None)
@@ -122,7 +122,7 @@ def pool(
 
 def _choose(system: str | None, *, probe: bool) -> str:
     """Return the pool to query; of two, HTCondor with a note. Raises UsageError for a probe of HTCondor."""
-    from imagefactory.pools.model import pools_here
+    from imagefactory.schedulers.pool import pools_here
 
     if probe and system == HTCONDOR:
         raise UsageError("option-conflict", "--probe applies to Slurm only", hint="remove --pool htcondor")
@@ -140,7 +140,7 @@ def _choose(system: str | None, *, probe: bool) -> str:
 def _probe(wait: timedelta) -> None:
     """Probe the GPUs. Notes report those that did not answer. Raises ToolError without a Slurm cluster."""
     from imagefactory.pools.slurm.nodes import ask_inventory
-    from imagefactory.pools.slurm.probe import ask_all, kinds_of, remember
+    from imagefactory.schedulers.slurm.nodes import ask_all, kinds_of, remember
 
     kinds = kinds_of(ask_inventory(os.environ, datetime.now(UTC)))
     results, faults = ask_all(kinds, os.environ, wait)

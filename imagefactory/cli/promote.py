@@ -23,10 +23,10 @@ from imagefactory.cli.verdicts import NAME, refuse_registry
 from imagefactory.errors import CheckFailedError
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
+    from imagefactory.project import Factory
     from imagefactory.model import Target
     from imagefactory.oci.graph import Place
-    from imagefactory.stages.promote import Promotion
+    from imagefactory.actions.promote import Promotion
 
 
 @click.command()
@@ -52,9 +52,9 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
     Where [policy] has promotion-signatures, tags of a registry move once so many trusted keys approved: this
     adds an approval of yours, says who else must, and ends with 9 until then.
     """
-    from imagefactory.report.verdicts import format_promotion
-    from imagefactory.stages.candidates import Promoting
-    from imagefactory.stages.promote import promote
+    from imagefactory.views.verdicts import format_promotion
+    from imagefactory.actions.images import Promoting
+    from imagefactory.actions.promote import promote
 
     factory, now = call.sound_factory, datetime.now(UTC)
     results: list[dict[str, object]] = []
@@ -79,9 +79,9 @@ def _targets(
     """Return each target, the place of its tags, and the named digest, if any."""
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.stages.candidates import target_at
+    from imagefactory.actions.images import target_at
     from imagefactory.stages.platforms import plain_name
-    from imagefactory.stages.verdicts import place_of
+    from imagefactory.actions.verdicts import place_of
 
     targets: list[tuple[Target, Place, str]] = []
     for name in names:
@@ -102,7 +102,7 @@ def _targets(
 
 def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
     """Return the named or configured registry, else the local store."""
-    from imagefactory.stages.verdicts import local_place, registry_of
+    from imagefactory.actions.verdicts import local_place, registry_of
 
     if registry or factory.settings.registry.value:
         return registry_of(factory, target.family, registry)

@@ -60,7 +60,7 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
     from imagefactory.report.registries import format_pulled, format_pulled_sif
     from imagefactory.stages.catalogued import read_offer
     from imagefactory.stages.pull import SifPull, local_name, pull_image, pull_sif, target_reference
-    from imagefactory.stages.run import offered_reference
+    from imagefactory.actions.run import offered_reference
 
     platform = ""
     if not place and _is_catalogued(call, name):
@@ -85,7 +85,7 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
         to = SifPull(name=own, target=file, output=output, platform=platform)
         sif = pull_sif(access, where, to, call.progress)
         if as_json:
-            from imagefactory.documents import fields_of
+            from imagefactory.serialize import fields_of
 
             return say_json("pull", fields_of(sif))
         return say(format_pulled_sif(sif))
@@ -102,8 +102,8 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
 
 def _is_catalogued(call: Call, name: str) -> bool:
     """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
-    from imagefactory.factory import catalogue_answers
-    from imagefactory.stages.centers import names_center
+    from imagefactory.project import catalogue_answers
+    from imagefactory.actions.centers import names_center
 
     settings = call.settings
     if not catalogue_answers(settings):

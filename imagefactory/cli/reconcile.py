@@ -19,7 +19,7 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
     Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
     stands in the store's journal. Run it where nobody attaches just then.
     """
-    from imagefactory.report.verdicts import format_reconciled
+    from imagefactory.views.verdicts import format_reconciled
     from imagefactory.stages.reconcile import reconcile_all
 
     factory = call.sound_factory

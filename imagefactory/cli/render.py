@@ -30,9 +30,9 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
 
     Without TARGET, those that are known to have no solution are passed over.
     """
-    from imagefactory.factory import require_own
-    from imagefactory.stages.define import write_definition
-    from imagefactory.stages.locked import lock_state
+    from imagefactory.project import require_own
+    from imagefactory.actions.definition import write_definition
+    from imagefactory.actions.locked import lock_state
 
     require_own(call.settings, "render")
     factory = call.sound_factory

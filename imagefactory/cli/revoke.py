@@ -23,10 +23,10 @@ from imagefactory.cli.verdicts import NAME, parse_option, refuse_registry
 from imagefactory.errors import CheckFailedError
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
+    from imagefactory.project import Factory
     from imagefactory.model import Target
     from imagefactory.oci.graph import Place
-    from imagefactory.verdicts.keys import SigningKey
+    from imagefactory.trust.keys import SigningKey
 
 
 @click.command()
@@ -64,7 +64,7 @@ def revoke(
     other candidate that is verified, and away where there is none. The catalogue is signed again, where there
     is one, and says who took back what, when and why.
     """
-    from imagefactory.report.verdicts import format_promotion, format_revoke
+    from imagefactory.views.verdicts import format_promotion, format_revoke
     from imagefactory.stages.revoke import Revoking, follow, revoke
     from imagefactory.stages.sign import signing_key
 
@@ -129,7 +129,7 @@ def _registry_of(name: str, registry: str) -> str:
 def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, registry: str) -> tuple[str, ...]:
     """Sign the catalogue again. Raises CheckFailedError with the command that does it later."""
     from imagefactory.errors import FactoryError
-    from imagefactory.stages.publish import publish_again
+    from imagefactory.actions.publish import publish_again
 
     try:
         return publish_again(factory, key, now, registry, call.progress)
@@ -148,10 +148,10 @@ def _resolve_image(factory: Factory, name: str, registry: str, capability: str) 
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
     from imagefactory.recipes.expand import select_one
-    from imagefactory.stages.candidates import target_at
+    from imagefactory.actions.images import target_at
     from imagefactory.stages.pull import target_reference
-    from imagefactory.stages.verdicts import place_of
-    from imagefactory.verdicts.tags import pointer
+    from imagefactory.actions.verdicts import place_of
+    from imagefactory.trust.tags import pointer
 
     if "/" in name:
         refuse_registry(name, registry)

@@ -24,7 +24,7 @@ from imagefactory.errors import LimitError, UsageError
 if TYPE_CHECKING:
     from imagefactory.model import Completed, Mount, RunSpec
     from imagefactory.oci.model import Image, Sif
-    from imagefactory.verdicts.model import Judged
+    from imagefactory.trust.verdict import Judged
 
 HIGHEST_USER = 65534
 
@@ -111,21 +111,14 @@ def run(
     Without COMMAND it is the image's own, in its own folder, or bash where the recipe names none.
     Changes to the image's files are thrown away. The exit code is the command's own.
     """
-    from imagefactory.factory import catalogue_answers
+    from imagefactory.project import catalogue_answers
     from imagefactory.model import RunSpec
     from imagefactory.recipes.expand import select_one
-    from imagefactory.runners.here import HERE
-    from imagefactory.runners.limits import parse_limits
+    from imagefactory.runtime.here import HERE
+    from imagefactory.runtime.limits import parse_limits
     from imagefactory.stages.catalogued import read_offer
-    from imagefactory.stages.centers import names_center
-    from imagefactory.stages.run import (
-        fetch_offered,
-        find_built,
-        find_stored,
-        own_start,
-        run_made,
-        view_folder,
-    )
+    from imagefactory.actions.centers import names_center
+    from imagefactory.actions.run import fetch_offered, find_built, find_stored, own_start, run_made, view_folder
 
     call: Call = ctx.obj
     access, runner = call.access, runner or ""
@@ -212,10 +205,10 @@ def _emulated(
     """
     from imagefactory.gpu.knowledge import find_data_sheet
     from imagefactory.report.emulated import NONE, format_emulated
-    from imagefactory.stages.emulate import emulating, keep_told, read_told, recorded_profile
-    from imagefactory.stages.run import fitting_runner, run_made
-    from imagefactory.stages.runner import scratch_folder
-    from imagefactory.submit.emulated import main_run
+    from imagefactory.extras.emulate.run import emulating, keep_told, read_told, recorded_profile
+    from imagefactory.actions.run import fitting_runner, run_made
+    from imagefactory.actions.runner import scratch_folder
+    from imagefactory.extras.emulate.summary import main_run
 
     name, gpus = device
     sheet, others = find_data_sheet(name)

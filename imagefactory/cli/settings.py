@@ -33,9 +33,9 @@ def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
     A project that you do not trust may set few of them: programs, folders, servers and keys come from your
     own file, the site's, or the environment.
     """
-    from imagefactory.report.text import format_table
+    from imagefactory.views.text import format_table
     from imagefactory.settings.trusted import trust_command
-    from imagefactory.web import redact
+    from imagefactory.http import redact
 
     if trust or untrust:
         return _change(call, trust=trust, untrust=untrust, as_json=as_json)

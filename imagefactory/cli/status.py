@@ -22,7 +22,7 @@ from imagefactory.errors import ToolError
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
-    from imagefactory.stages.sweep import SweepStatus
+    from imagefactory.actions.sweep import SweepStatus
 
 
 @click.command()
@@ -34,9 +34,9 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 
     Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
     """
-    from imagefactory.report.sweep import format_failed_machines, format_status, headline
-    from imagefactory.stages.sweep import find_sweep, find_sweeps, read_status
-    from imagefactory.sweeps.sweep_file import format_results
+    from imagefactory.views.sweeps import format_failed_machines, format_status, headline
+    from imagefactory.actions.sweep import find_sweep, find_sweeps, read_status
+    from imagefactory.schedulers.sweep_file import format_results
 
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
     queue = True

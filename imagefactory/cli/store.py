@@ -92,7 +92,7 @@ def _read_store(layout: Layout, failures: Failures) -> _Contents:
 
 
 def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
-    from imagefactory.report.text import format_table
+    from imagefactory.views.text import format_table
 
     images, sifs = contents.images, contents.sifs
     if as_json:
@@ -180,7 +180,7 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     """
     from imagefactory.oci.collect import collect
     from imagefactory.oci.layout import Layout
-    from imagefactory.stages.store import collect_cache, collect_sweeps, worth_keeping
+    from imagefactory.actions.store import collect_cache, collect_sweeps, worth_keeping
 
     # The recipes are read first: without them nobody knows what in the cache is needed.
     factory = call.factory if cache else None
@@ -219,7 +219,7 @@ def store_check(call: Call, fix: bool, as_json: bool) -> None:
     whole. What --fix removes a build or pull brings anew; no image's name goes. It waits for running builds.
     """
     from imagefactory.oci.layout import Layout
-    from imagefactory.stages.store import check_store
+    from imagefactory.actions.store import check_store
 
     layout = Layout(call.settings.store_path)
     with collecting() as failures:

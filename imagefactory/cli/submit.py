@@ -32,12 +32,12 @@ from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import CataloguedImage, Offer
-    from imagefactory.pools.model import Inventory
-    from imagefactory.stages.centers import Center, OpenCenters
-    from imagefactory.submit.emulated import Advice
-    from imagefactory.submit.make import SubmitAsk, SubmitMade
+    from imagefactory.schedulers.pool import Inventory
+    from imagefactory.actions.centers import Center, OpenCenters
+    from imagefactory.extras.emulate.summary import Advice
+    from imagefactory.jobs.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
-    from imagefactory.submit.submit_file import SubmitRun
+    from imagefactory.jobs.htcondor import SubmitRun
 
 REGISTRY_SECONDS = 5
 KINDS = ("docker", "oras", "sif", "osdf")
@@ -228,10 +228,10 @@ def submit(
         raise UsageError(
             "argument-missing", "no target is given", hint="list the available images: imagefactory find"
         )
-    from imagefactory.stages.centers import centers_of, find_one, read_centers
-    from imagefactory.submit.make import make_submit, wish_of
+    from imagefactory.actions.centers import centers_of, find_one, read_centers
+    from imagefactory.jobs.make import make_submit, wish_of
     from imagefactory.submit.places import by_class, find_places, format_places, look
-    from imagefactory.submit.sbatch import format_reach
+    from imagefactory.jobs.slurm import format_reach
     from imagefactory.submit.write import check_files, write_made
 
     now, centers = datetime.now(UTC), centers_of(call.settings)
@@ -251,8 +251,8 @@ def submit(
     if nodes:
         places = find_places(by_class(job.taken.classes), wish_of(job, ask.site), look(nodes))
     if as_json:
-        from imagefactory.report.catalogued import source_json
-        from imagefactory.submit.make import summary
+        from imagefactory.views.catalog import source_json
+        from imagefactory.jobs.make import summary
 
         known = _reach_json(places, nodes) if nodes else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
@@ -266,10 +266,10 @@ def submit(
 
 def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
     """Return the options as values. Raises UsageError for invalid ones."""
-    from imagefactory.factory import is_factory
-    from imagefactory.pools.model import ImageKind
-    from imagefactory.pools.sites import site_of
-    from imagefactory.submit.make import SubmitAsk
+    from imagefactory.project import is_factory
+    from imagefactory.schedulers.pool import ImageKind
+    from imagefactory.schedulers.sites import site_of
+    from imagefactory.jobs.make import SubmitAsk
     from imagefactory.submit.rows import read_rows
     from imagefactory.submit.write import read_files
 
@@ -301,8 +301,8 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
 
 def _run_of(options: JobOptions, batch: str) -> SubmitRun:
     """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
-    from imagefactory.pools.sizes import parse_size, parse_time
-    from imagefactory.submit.submit_file import SubmitRun
+    from imagefactory.schedulers.sizes import parse_size, parse_time
+    from imagefactory.jobs.htcondor import SubmitRun
 
     memory, disk, gpu_memory = (
         parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
@@ -354,7 +354,7 @@ def _check_programs(options: JobOptions) -> None:
 
 def _advice(path: Path) -> Advice:
     """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
-    from imagefactory.submit.emulated import LONGEST, advise, parse_emulated
+    from imagefactory.extras.emulate.summary import LONGEST, advise, parse_emulated
 
     with path.open("rb") as file:
         run = parse_emulated(file.read(LONGEST), str(path))
@@ -447,10 +447,10 @@ def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from imagefactory.errors import NothingSelectedError
-    from imagefactory.report.catalogued import centers_json, source_json
-    from imagefactory.report.text import CPUS, format_table
-    from imagefactory.stages.centers import read_centers
-    from imagefactory.submit.make import list_offers
+    from imagefactory.views.catalog import centers_json, source_json
+    from imagefactory.views.text import CPUS, format_table
+    from imagefactory.actions.centers import read_centers
+    from imagefactory.jobs.make import list_offers
 
     now = datetime.now(UTC)
     opened = read_centers(call.settings, os.environ, now)
@@ -515,17 +515,17 @@ def _check_file(
     call: Call, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
 ) -> None:
     """Print the problems of a file, and exit 9 if it has any. A missing pool or catalog prints a note."""
-    from imagefactory.catalogue.offers import judge_offer
-    from imagefactory.pools.sites import find_site
-    from imagefactory.report.catalogued import centers_json, source_json
-    from imagefactory.report.submit_check import check_json, format_check
-    from imagefactory.stages.centers import merge_centers
-    from imagefactory.submit.check.batch.check import check_batch
-    from imagefactory.submit.check.batch.reader import is_batch, parse_batch
-    from imagefactory.submit.check.check import check_submit_file
-    from imagefactory.submit.check.checked import Checked, Surroundings
+    from imagefactory.trust.offers import judge_offer
+    from imagefactory.schedulers.sites import find_site
+    from imagefactory.views.catalog import centers_json, source_json
+    from imagefactory.extras.lint.view import check_json, format_check
+    from imagefactory.actions.centers import merge_centers
+    from imagefactory.extras.lint.batch_check import check_batch
+    from imagefactory.extras.lint.batch_reader import is_batch, parse_batch
+    from imagefactory.extras.lint.check import check_submit_file
+    from imagefactory.extras.lint.findings import Checked, Surroundings
     from imagefactory.submit.check.fix import fix_text, format_diff
-    from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
+    from imagefactory.extras.lint.reader import lists_beside, parse_submit_file, read_text
     from imagefactory.submit.check.secrets import with_secrets
 
     now, settings = datetime.now(UTC), call.settings
@@ -569,7 +569,7 @@ def _check_file(
 
 
 def _write_mended(path: Path, text: str) -> None:
-    from imagefactory.files import replacing
+    from imagefactory.fs import replacing
 
     path = path.resolve()
     try:
@@ -584,7 +584,7 @@ def _digests(call: Call) -> Callable[[str], str]:
     from imagefactory.access import Access, open_registry
     from imagefactory.errors import FactoryError
     from imagefactory.oci.store import parse_reference
-    from imagefactory.web import Patience
+    from imagefactory.http import Patience
 
     @cache
     def digest(reference: str) -> str:
@@ -606,11 +606,11 @@ def _digests(call: Call) -> Callable[[str], str]:
 
 def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
     """Return the catalogs, None outside a project without any. Raises if a named one cannot be read."""
-    from imagefactory.factory import is_factory, names_catalogue
+    from imagefactory.project import is_factory, names_catalogue
 
     settings = call.settings
     if names_catalogue(settings) or is_factory(settings):
-        from imagefactory.stages.centers import read_centers
+        from imagefactory.actions.centers import read_centers
 
         centers = read_centers(settings, os.environ, now)
         say_notes(centers.notes)

@@ -24,19 +24,19 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.cli.times import Duration
+from imagefactory.cli.arguments import Duration
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.settings.choices import POOLS, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
-    from imagefactory.factory import Factory
+    from imagefactory.project import Factory
     from imagefactory.model import Target
-    from imagefactory.pools.model import Pool
-    from imagefactory.stages.collect import CollectedSweep
+    from imagefactory.schedulers.pool import Pool
+    from imagefactory.actions.collect import CollectedSweep
     from imagefactory.stages.kits import CollectOptions
-    from imagefactory.stages.sweep import Made, Prepared, SweepBench, SweepOptions
-    from imagefactory.sweeps.sweep_file import CollectedNode
+    from imagefactory.actions.sweep import Made, Prepared, SweepBench, SweepOptions
+    from imagefactory.schedulers.sweep_file import CollectedNode
 
 P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
@@ -162,7 +162,7 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
 
 def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *, as_json: bool) -> None:
     """Run `verify --pool`: plan, write and submit a sweep or continue one; wait and collect with --wait."""
-    from imagefactory.stages.sweep import make_sweep, prepare_sweep
+    from imagefactory.actions.sweep import make_sweep, prepare_sweep
 
     reject_conflict(
         request.held_limit and request.pool == SLURM,
@@ -196,23 +196,23 @@ def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *,
 
 def find_pool(name: str) -> Pool:
     """Return a pool of this machine. Tests replace it."""
-    from imagefactory.pools.model import open_pool
+    from imagefactory.schedulers.pool import open_pool
 
     return open_pool(name, os.environ)
 
 
 def sweep_bench() -> SweepBench:
     """Return the clock, random bytes, the pools and the user. Tests replace them."""
-    from imagefactory.stages.sweep import SweepBench
+    from imagefactory.actions.sweep import SweepBench
 
     return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=find_pool, user=os.geteuid())
 
 
 def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
-    from imagefactory.pools.model import JobLimits
+    from imagefactory.schedulers.pool import JobLimits
     from imagefactory.settings.own_commands import parse_limit, parse_machines
-    from imagefactory.stages.sweep import SweepOptions
-    from imagefactory.sweeps.cells import SweepAsk, check_allowed
+    from imagefactory.actions.sweep import SweepOptions
+    from imagefactory.schedulers.cells import SweepAsk, check_allowed
 
     settings, machines, default = factory.settings, request.machine, JobLimits()
     capabilities = tuple(sorted({capability_of(text) for text in request.capability}))
@@ -268,7 +268,7 @@ def _targets(
 
 
 def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
-    from imagefactory.report.sweep import format_sweep_plan, plan_json
+    from imagefactory.views.sweeps import format_sweep_plan, plan_json
     from imagefactory.verify.gpu_run import timeout_of
 
     options = prepared.options
@@ -291,8 +291,8 @@ def _submit(
 ) -> None:
     """Submit the sweep and print its status, or wait for it and collect."""
     from imagefactory.stages.kits import CollectOptions
-    from imagefactory.stages.sweep import claim_again, submit_sweep, sweeps_folder
-    from imagefactory.sweeps.sweep_file import read_sweep
+    from imagefactory.actions.sweep import claim_again, submit_sweep, sweeps_folder
+    from imagefactory.schedulers.sweep_file import read_sweep
 
     sweep = read_sweep(folder)
     for name, fault in plan.faults if plan else ():
@@ -330,7 +330,7 @@ def _wait(call: Call, folder: Path) -> None:
 
     Raises CheckFailedError if no job drives the sweep, ToolError if the pool does not answer for long.
     """
-    from imagefactory.stages.sweep import read_status
+    from imagefactory.actions.sweep import read_status
 
     progress, first = call.progress, read_status(folder, find_pool, queue=False)
     with progress.task(f"sweep {first.sweep.id}", total=len(first.results), unit="nodes") as task:
@@ -358,8 +358,8 @@ def _wait(call: Call, folder: Path) -> None:
 
 def as_sweep(call: Call, path: Path) -> Path | None:
     """Return the directory of a sweep from its id or path; None for anything else."""
-    from imagefactory.stages.sweep import find_sweep
-    from imagefactory.sweeps.sweep_file import ID, SWEEP
+    from imagefactory.actions.sweep import find_sweep
+    from imagefactory.schedulers.sweep_file import ID, SWEEP
 
     if ID.fullmatch(str(path)) or (path / SWEEP).is_file():
         return find_sweep(call.settings, str(path))
@@ -370,9 +370,9 @@ def collect_jobs(
     call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
 ) -> list[dict[str, object]]:
     """Collect and print a sweep. Return its rows; unverified nodes are added to `failures`."""
-    from imagefactory.report.sweep import format_collected, format_failed_machines, headline
-    from imagefactory.report.verdicts import format_promotion
-    from imagefactory.stages.collect import collect_sweep
+    from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
+    from imagefactory.views.verdicts import format_promotion
+    from imagefactory.actions.collect import collect_sweep
 
     result = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in result.nodes]

@@ -23,7 +23,7 @@ from imagefactory.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from imagefactory.stages.tables import Tables, TablesAsked
+    from imagefactory.extras.site.tables import Tables, TablesAsked
 
 
 P = ParamSpec("P")
@@ -110,7 +110,7 @@ def tables(
     replaced; with --json nothing is written. The same as pages to look at: `imagefactory report --html DIR`.
     """
     from imagefactory.report.tables import format_files, format_summary, tables_json
-    from imagefactory.stages.tables import write_tables
+    from imagefactory.extras.site.tables import write_tables
 
     request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
     result = _read(call, names, request)
@@ -133,9 +133,9 @@ def tables_request(
 ) -> TablesAsked:
     """Return the values of `what_options`. Raises UsageError for an invalid capability."""
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.pools.inventory import read_inventory
-    from imagefactory.stages.sweep import find_sweeps
-    from imagefactory.stages.tables import TablesAsked
+    from imagefactory.schedulers.inventory import read_inventory
+    from imagefactory.actions.sweep import find_sweeps
+    from imagefactory.extras.site.tables import TablesAsked
 
     named = [capability_of(text) for text in capabilities]
     there = read_inventory(inventory).known if inventory else ()
@@ -149,9 +149,9 @@ def tables_request(
 
 
 def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
-    from imagefactory.factory import is_factory
+    from imagefactory.project import is_factory
     from imagefactory.recipes.expand import select
-    from imagefactory.stages.tables import read_catalogued, read_tables
+    from imagefactory.extras.site.tables import read_catalogued, read_tables
 
     settings = call.settings
     if is_factory(settings):

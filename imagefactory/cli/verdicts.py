@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from imagefactory.oci.graph import Place
     from imagefactory.verdicts.found import Found
-    from imagefactory.verdicts.model import Judged
-    from imagefactory.verdicts.trust import Trust
+    from imagefactory.trust.verdict import Judged
+    from imagefactory.trust.policy import Trust
 
 NAME = "TARGET|REFERENCE"
 
@@ -68,10 +68,10 @@ def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: 
     VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
     signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
-    from imagefactory.factory import is_factory
-    from imagefactory.report.verdicts import format_verdicts
-    from imagefactory.stages.candidates import capability_proven
-    from imagefactory.verdicts.trust import read_trust
+    from imagefactory.project import is_factory
+    from imagefactory.views.verdicts import format_verdicts
+    from imagefactory.actions.images import capability_proven
+    from imagefactory.trust.policy import read_trust
 
     images, trust = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
@@ -93,16 +93,16 @@ def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
     """Return the images and the trust of their center, None for the trust of the settings."""
-    from imagefactory.factory import catalogue_answers
+    from imagefactory.project import catalogue_answers
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.recipes.expand import select_one
-    from imagefactory.stages.candidates import Promoting, list_verdicts
+    from imagefactory.actions.images import Promoting, list_verdicts
     from imagefactory.stages.catalogued import read_offer, verdicts_on
-    from imagefactory.stages.centers import names_center
+    from imagefactory.actions.centers import names_center
     from imagefactory.stages.pull import target_reference
-    from imagefactory.stages.verdicts import local_place, place_of, registry_of, verdicts_of
+    from imagefactory.actions.verdicts import local_place, place_of, registry_of, verdicts_of
 
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and catalogue_answers(call.settings):
@@ -142,7 +142,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Fo
 
 
 def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
-    from imagefactory.report.verdicts import revoked_json
+    from imagefactory.views.verdicts import revoked_json
 
     return {
         "place": image.place,
@@ -157,7 +157,7 @@ def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
 
 
 def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
-    from imagefactory.documents import format_time
+    from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
     row: dict[str, object] = {

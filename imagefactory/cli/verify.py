@@ -28,8 +28,8 @@ from imagefactory.verify.model import FULL, LEVELS, SEVERAL
 
 if TYPE_CHECKING:
     from imagefactory.stages.kits import KitPlace, KitWritten
-    from imagefactory.stages.verify import VerifyBench
-    from imagefactory.workflow.prove import Verified
+    from imagefactory.actions.verify import VerifyBench
+    from imagefactory.actions.workflow import Verified
 
 
 @click.command()
@@ -119,8 +119,8 @@ def verify(
     the exit code is that of `collect`.
     """
     from imagefactory.stages.kits import KitPlace, write_kit
-    from imagefactory.stages.verify import VerifyOptions
-    from imagefactory.workflow.prove import prove_image
+    from imagefactory.actions.verify import VerifyOptions
+    from imagefactory.actions.workflow import prove_image
 
     sweep = SweepRequest(
         pool=pool or "", level=level, registry=registry, promote=promote, newest=newest, mig=mig,
@@ -215,14 +215,14 @@ def verify(
 
 def bench() -> VerifyBench:
     """Return this machine. Tests replace it."""
-    from imagefactory.stages.verify import VerifyBench
+    from imagefactory.actions.verify import VerifyBench
 
     return VerifyBench()
 
 
 def _as_text(run: Verified) -> str:
-    from imagefactory.report.text import format_fields
-    from imagefactory.report.verdicts import format_promotion
+    from imagefactory.views.text import format_fields
+    from imagefactory.views.verdicts import format_promotion
     from imagefactory.report.verify import format_gpu_run
 
     fields = [("report", f"{run.path} (unsigned: it proves nothing)"), ("verdict", run.signed.why)]
@@ -238,7 +238,7 @@ def _as_text(run: Verified) -> str:
 
 def _as_json(name: str, run: Verified) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
-    from imagefactory.documents import format_time
+    from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
     signed = run.signed.signed

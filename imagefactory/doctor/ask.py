@@ -10,19 +10,19 @@ from dataclasses import replace
 
 from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
 from imagefactory.doctor.facts import Probe
-from imagefactory.engines.build_secrets import find_secrets
-from imagefactory.engines.docker import DockerEngine
+from imagefactory.build.secrets import find_secrets
+from imagefactory.build.docker import DockerEngine
 from imagefactory.errors import FactoryError, ToolError, extra_hint
 from imagefactory.lock.conda.own_tool import find_tool
 from imagefactory.lock.debian.archive import reach
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.mirrors import split_place
 from imagefactory.recipes.read import read_bases
-from imagefactory.runners.apptainer_command import ApptainerCommand
-from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.runtime.apptainer_command import ApptainerCommand
+from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.settings.choices import SOLVERS
 from imagefactory.settings.load import Settings
-from imagefactory.web import Patience, redact
+from imagefactory.http import Patience, redact
 
 SECONDS = 10
 """How long one thing of the network may take to answer."""

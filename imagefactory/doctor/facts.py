@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagefactory.runners.amd_devices import AmdGpus
-from imagefactory.runners.limits import Limits
+from imagefactory.runtime.limits import Limits
 
 MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from imagefactory.doctor.facts import Diagnosis, Health, MachineFacts
 from imagefactory.runners.amd_devices import AmdGpus
-from imagefactory.runners.gpu_devices import count_gpus
+from imagefactory.runtime.devices import count_gpus
 from imagefactory.verify.suite_report import clean
 
 

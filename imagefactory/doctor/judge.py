@@ -11,8 +11,8 @@ from imagefactory.doctor.gpus import judge_gpus
 from imagefactory.doctor.processor import judge_processor
 from imagefactory.errors import extra_hint
 from imagefactory.progress import format_bytes
-from imagefactory.runners.limits import format_amount
-from imagefactory.web import redact
+from imagefactory.runtime.limits import format_amount
+from imagefactory.http import redact
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 12)

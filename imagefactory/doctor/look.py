@@ -21,16 +21,11 @@ from imagefactory.errors import FactoryError
 from imagefactory.gpu.platforms import PLATFORMS, architecture, this_platform
 from imagefactory.lock.debian.sources import read_sources
 from imagefactory.runners.amd_devices import find_amd_gpus
-from imagefactory.runners.emulator import find_emulator
-from imagefactory.runners.gpu_devices import (
-    find_device_nodes,
-    parse_driver_version,
-    parse_linker_cache,
-    read_linker_cache,
-)
-from imagefactory.runners.limits import Limits, decide_limits, read_room
-from imagefactory.runners.sandbox.syscalls import has_landlock
-from imagefactory.runners.unshare import attempt
+from imagefactory.runtime.emulator import find_emulator
+from imagefactory.runtime.devices import find_device_nodes, parse_driver_version, parse_linker_cache, read_linker_cache
+from imagefactory.runtime.limits import Limits, decide_limits, read_room
+from imagefactory.runtime.sandbox.syscalls import has_landlock
+from imagefactory.runtime.unshare import attempt
 from imagefactory.settings.choices import ENGINES
 from imagefactory.settings.load import Settings
 from imagefactory.verify.kit.hardware import UNUSABLE, LostGpu, NoGpu, Places, lost_gpus, read_hardware

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from imagefactory.engines.conda.prefix import PathClaim
+from imagefactory.build.conda.prefix import PathClaim
 from imagefactory.errors import BuildError
 from imagefactory.model import Definition
-from imagefactory.render.define import Rank, venv_links
+from imagefactory.build.definition import Rank, venv_links
 
 HISTORY = "conda-meta/history"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from imagefactory.engines.base.image import BaseImage, Blobs, format_time, write_index
+from imagefactory.build.base.image import BaseImage, Blobs, format_time, write_index
 from imagefactory.model import Definition
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, TITLE, canonical_json, format_descriptor
 from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.render.define import entrypoint
+from imagefactory.build.definition import entrypoint
 
 
 def write_image(blobs: Blobs, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Descriptor:

@@ -9,7 +9,7 @@ from imagefactory.errors import BuildError
 from imagefactory.model import Definition, OwnFile
 from imagefactory.oci.layers import CHUNK, Segment
 from imagefactory.oci.manifests import hash_key
-from imagefactory.render.define import SHARED, files_digest, new_places
+from imagefactory.build.definition import SHARED, files_digest, new_places
 
 TITLE = "own files"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from imagefactory.documents import shown_line
+from imagefactory.serialize import shown_line
 from imagefactory.errors import BuildError
 from imagefactory.trees import printable
 

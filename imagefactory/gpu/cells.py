@@ -39,17 +39,7 @@ from imagefactory.gpu.knowledge.documents import Documented
 from imagefactory.gpu.knowledge.scans import ScannedWheel
 from imagefactory.gpu.knowledge.tables import covers, read_table
 from imagefactory.gpu.known_bad import ANSWERS, known_bad, rules, versions_in, versions_of
-from imagefactory.gpu.model import (
-    Answer,
-    Basis,
-    Cell,
-    Claim,
-    Contents,
-    Package,
-    Prediction,
-    Question,
-    Reach,
-)
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Package, Prediction, Question, Reach
 from imagefactory.gpu.predict import predict_code, run_time_ptx, runs, with_driver
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.versions import natural

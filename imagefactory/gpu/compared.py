@@ -13,10 +13,10 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.contradictions import documented_answer, missing_ptx
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
 from imagefactory.gpu.knowledge.documents import documented
-from imagefactory.gpu.knowledge.gpu_names import capabilities
+from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned_for_amd64
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.model import Answer, Contents
+from imagefactory.gpu.values import Answer, Contents
 from imagefactory.gpu.predict import predict_code
 
 

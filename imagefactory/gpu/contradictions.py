@@ -19,8 +19,8 @@ from imagefactory.gpu.frameworks import (
     role_of,
 )
 from imagefactory.gpu.knowledge.documents import Documented, documented
-from imagefactory.gpu.knowledge.gpu_names import capabilities
-from imagefactory.gpu.model import Answer, Contents, Library, Prediction, Reach
+from imagefactory.gpu.knowledge.gpus import capabilities
+from imagefactory.gpu.values import Answer, Contents, Library, Prediction, Reach
 from imagefactory.gpu.predict import predict_code, runs
 
 _GOOD = (Answer.YES, Answer.PTX)

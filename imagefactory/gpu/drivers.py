@@ -16,7 +16,7 @@ from imagefactory.gpu.knowledge.toolkits import (
     native_driver,
     ptx_cuda,
 )
-from imagefactory.gpu.model import Library, LibraryReach
+from imagefactory.gpu.values import Library, LibraryReach
 
 _ZSTD_CUDA = "12.4"
 _MAJOR = re.compile(r"[0-9]{1,3}")

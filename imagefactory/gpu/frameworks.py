@@ -15,8 +15,8 @@ from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.capability import Capability, CodeKind, parse_capability
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
-from imagefactory.gpu.knowledge.wheels import offered
-from imagefactory.gpu.model import Contents, Package
+from imagefactory.gpu.knowledge.packages import offered
+from imagefactory.gpu.values import Contents, Package
 
 
 class Role(StrEnum):

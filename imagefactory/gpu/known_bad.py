@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import read_table
-from imagefactory.gpu.model import Answer, Contents
+from imagefactory.gpu.values import Answer, Contents
 
 ANSWERS = {"does not run": Answer.NO, "runs in part": Answer.PARTLY}
 """The effects that are an answer and no warning: whatever code is there, that is what comes of it."""

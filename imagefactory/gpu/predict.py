@@ -24,11 +24,11 @@ from imagefactory.gpu.frameworks import (
     role_of,
     variant_of,
 )
-from imagefactory.gpu.knowledge.gpu_names import capabilities
+from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.knowledge.toolkits import native_driver, targets_of
 from imagefactory.gpu.known_bad import ANSWERS, known_bad, versions_in, worst_answer
-from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.gpu.values import Answer, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usual_codes
 
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.model import Library, LibraryReach, Modules, Reach
+from imagefactory.gpu.values import Library, LibraryReach, Modules, Reach
 
 INTEGRATED = frozenset(Capability(*pair) for pair in ((5, 3), (6, 2), (7, 2), (8, 7), (11, 0)))
 """Capabilities of Jetson and DRIVE modules."""

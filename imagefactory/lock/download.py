@@ -23,21 +23,11 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from imagefactory.errors import DownloadError, os_problem
-from imagefactory.files import remove_inside
+from imagefactory.fs import remove_inside
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import LockedConda, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, Task, format_bytes
-from imagefactory.web import (
-    Patience,
-    RefusedError,
-    TransientError,
-    Web,
-    WebAccess,
-    arriving,
-    local_path,
-    read_count,
-    redact,
-)
+from imagefactory.http import Patience, RefusedError, TransientError, Web, WebAccess, arriving, local_path, read_count, redact
 
 CHUNK = 1 << 20
 _SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages

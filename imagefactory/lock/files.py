@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import LockError, os_problem
-from imagefactory.files import replace_text
+from imagefactory.fs import replace_text
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda import file as conda_file

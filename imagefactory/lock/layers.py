@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from imagefactory.errors import LockError, os_problem
-from imagefactory.files import replace_text
+from imagefactory.fs import replace_text
 from imagefactory.oci.model import Descriptor, Layer
 
 LAYERS = "layers.txt"

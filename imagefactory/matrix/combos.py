@@ -23,11 +23,11 @@ from itertools import chain, groupby
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.frameworks import frameworks
-from imagefactory.gpu.model import Answer
+from imagefactory.gpu.values import Answer
 from imagefactory.matrix.plan import NOTHING_KNOWN, Ruling
 from imagefactory.model import Outcome
-from imagefactory.verdicts.claims import REFUSALS, verified_claims
-from imagefactory.verdicts.model import Judged, RevokedCell, Standing, Verdict
+from imagefactory.trust.claims import REFUSALS, verified_claims
+from imagefactory.trust.verdict import Judged, RevokedCell, Standing, Verdict
 from imagefactory.versions import natural
 
 

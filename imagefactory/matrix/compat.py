@@ -14,11 +14,11 @@ from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask, run_time_claim
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.model import Lock, Target
-from imagefactory.verdicts.claims import verified_claims
-from imagefactory.verdicts.model import Judged
+from imagefactory.trust.claims import verified_claims
+from imagefactory.trust.verdict import Judged
 from imagefactory.versions import natural
 
 ANY = Capability(0, 0)

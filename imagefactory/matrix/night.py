@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.model import Answer, Basis
+from imagefactory.gpu.values import Answer, Basis
 from imagefactory.matrix.plan import CellState, Plan, PlannedCell, PlannedTarget
 from imagefactory.model import Outcome, Target
 from imagefactory.versions import natural

@@ -17,10 +17,10 @@ from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
-from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Lock, Target
-from imagefactory.verdicts.claims import REFUSALS, last_proofs, verified_claims
-from imagefactory.verdicts.model import Judged
+from imagefactory.trust.claims import REFUSALS, last_proofs, verified_claims
+from imagefactory.trust.verdict import Judged
 from imagefactory.versions import nearest
 
 Answerer = Callable[[Question, CellEvidence], Cell]

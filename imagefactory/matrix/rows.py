@@ -16,7 +16,7 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.drivers import driver_floor, older
 from imagefactory.gpu.knowledge.toolkits import native_driver
-from imagefactory.gpu.model import Answer, Basis, Claim, Question
+from imagefactory.gpu.values import Answer, Basis, Claim, Question
 from imagefactory.matrix.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Answerer, PlanGpu, Ruling, weigh
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural, nearest

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from imagefactory.errors import StoreError, UsageError, os_problem
-from imagefactory.files import replacing
+from imagefactory.fs import replacing
 from imagefactory.oci.docker_archive import write_docker
 from imagefactory.oci.layout import REBUILD, Layout
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, REF_NAME, canonical_json, parse_descriptor

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.files import create_in, move_to
+from imagefactory.fs import create_in, move_to
 from imagefactory.oci.model import Descriptor
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import Removal, entries_of
+from imagefactory.fs import Removal, entries_of
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.needed import Needed
 from imagefactory.oci.squash_store import SQUASHED

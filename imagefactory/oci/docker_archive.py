@@ -17,7 +17,7 @@ from functools import partial
 from typing import IO, Any
 
 from imagefactory.errors import StoreError
-from imagefactory.files import explain_full_disk
+from imagefactory.fs import explain_full_disk
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.inflate import DamagedError, unpacked
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec

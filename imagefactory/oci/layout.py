@@ -32,19 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.files import (
-    create_in,
-    entries_of,
-    explain_full_disk,
-    move_to,
-    open_lock,
-    refuse_links,
-    remove_inside,
-    seal,
-    unseal,
-    used,
-    used_by_nobody,
-)
+from imagefactory.fs import create_in, entries_of, explain_full_disk, move_to, open_lock, refuse_links, remove_inside, seal, unseal, used, used_by_nobody
 from imagefactory.model import Target
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.manifests import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.files import explain_full_disk
+from imagefactory.fs import explain_full_disk
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import INDEX_TYPES, MALFORMED, digest_of, media_type_of, parse_descriptor

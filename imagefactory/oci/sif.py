@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError, UsageError, os_problem
-from imagefactory.files import explain_full_disk, replacing
+from imagefactory.fs import explain_full_disk, replacing
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.layers import CHUNK

@@ -16,18 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import remove_inside
+from imagefactory.fs import remove_inside
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import canonical_json
 from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.oci.squash_layer import (
-    LayerIndex,
-    LayerPacker,
-    Packers,
-    Squeeze,
-    format_index,
-    parse_index,
-)
+from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze, format_index, parse_index
 from imagefactory.oci.unpack_layer import read_layer, tell_skipped
 from imagefactory.progress import Progress, Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imagefactory.oci.squash_layer import LayerIndex, Parts, Squeeze
+from imagefactory.oci.squash_layers import LayerIndex, Parts, Squeeze
 from imagefactory.oci.squashfs import NO_FRAGMENT, SUPERBLOCK, File, Folder, Link, Node, format_tables
 
 

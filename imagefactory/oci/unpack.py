@@ -16,18 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from imagefactory.errors import StoreError, os_problem
-from imagefactory.files import (
-    Removal,
-    entries_of,
-    explain_full_disk,
-    open_lock,
-    path_inside,
-    refuse_links,
-    remove_inside,
-    replacing,
-    seal,
-    unseal,
-)
+from imagefactory.fs import Removal, entries_of, explain_full_disk, open_lock, path_inside, refuse_links, remove_inside, replacing, seal, unseal
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tree import LayerTree
 from imagefactory.oci.unpack_layer import unpack_layer

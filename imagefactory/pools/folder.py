@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from imagefactory.documents import parse_json
+from imagefactory.serialize import parse_json
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools.model import NodeFound, NodeResult, Sweep
+from imagefactory.schedulers.pool import NodeFound, NodeResult, Sweep
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, read_report
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.suite_report import clean

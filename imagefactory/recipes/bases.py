@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.model import Base
-from imagefactory.recipes.model import Recipe
+from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
 
-from imagefactory.recipes.build_context import BuildContext
+from imagefactory.extras.importers.build_context import BuildContext
 from imagefactory.recipes.values import RULES
 from imagefactory.recipes.yaml_tree import show
 

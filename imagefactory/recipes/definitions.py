@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from imagefactory.model import Where
-from imagefactory.recipes.container import LIMITS, Around, Container, check_text, refuse_other_context
-from imagefactory.recipes.image_parts import SHELL, keep_entrypoint
-from imagefactory.recipes.installs import take_script
+from imagefactory.extras.importers.container import LIMITS, Around, Container, check_text, refuse_other_context
+from imagefactory.extras.importers.image_parts import SHELL, keep_entrypoint
+from imagefactory.extras.importers.installs import take_script
 from imagefactory.recipes.shell_words import MOST_CHARACTERS, Word, read_commands, split_words
-from imagefactory.recipes.wish import Wish
+from imagefactory.extras.importers.spec import Wish
 from imagefactory.recipes.yaml_tree import first_place, refused, show, too_large
 
 DEFINITION = re.compile(r"(?:\s|#.*\n)*bootstrap[ \t]*:", re.IGNORECASE)

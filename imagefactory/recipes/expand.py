@@ -14,7 +14,7 @@ from imagefactory.gpu.platforms import MACHINES, with_suffix
 from imagefactory.model import NO_CUDA, Base, Start, Target
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, channel_address, parse_spec
-from imagefactory.recipes.model import MatrixRow, Recipe
+from imagefactory.recipes.family import MatrixRow, Recipe
 from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
 from imagefactory.recipes.origins import origin_faults
 from imagefactory.recipes.row_faults import (

@@ -10,9 +10,9 @@ from dataclasses import replace
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.own_code import take_folder, take_git
-from imagefactory.recipes.pip_lines import Beside, take_pip_line
+from imagefactory.extras.importers.pip_lines import Beside, take_pip_line
 from imagefactory.recipes.values import RULES
-from imagefactory.recipes.wish import PLATFORM, Wish, take_channel, take_channels, text_of
+from imagefactory.extras.importers.spec import PLATFORM, Wish, take_channel, take_channels, text_of
 from imagefactory.recipes.yaml_tree import YamlNode, first_place, refused, show
 
 PIXI_VERSIONS = ("4", "5", "6", "7")

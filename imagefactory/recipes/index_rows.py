@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from imagefactory.gpu import knowledge
 from imagefactory.recipes.values import canonical, is_source
-from imagefactory.recipes.wish import Wish
+from imagefactory.extras.importers.spec import Wish
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from packaging.utils import parse_wheel_filename
 
 from imagefactory.errors import Diagnostic
 from imagefactory.model import Target, Where
-from imagefactory.recipes.model import MatrixRow
+from imagefactory.recipes.family import MatrixRow
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import canonical, is_source, package_of
 from imagefactory.recipes.yaml_tree import YamlNode, show

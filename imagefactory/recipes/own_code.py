@@ -7,7 +7,7 @@ from posixpath import join, normpath
 
 from imagefactory.model import Where
 from imagefactory.recipes.values import without_secrets
-from imagefactory.recipes.wish import Wish
+from imagefactory.extras.importers.spec import Wish
 from imagefactory.recipes.yaml_tree import show
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.model import Base, Where
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
-from imagefactory.recipes.model import Recipe
+from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.yaml_tree import MAX_BYTES, refused, show, too_large
 

@@ -19,7 +19,7 @@ from imagefactory.recipes.image_config import (
     read_start,
 )
 from imagefactory.recipes.match_spec import channel_address
-from imagefactory.recipes.model import MatrixRow, Recipe
+from imagefactory.recipes.family import MatrixRow, Recipe
 from imagefactory.recipes.named_base import BESIDE_IMAGE, NamedBase, read_base
 from imagefactory.recipes.origins import read_origins, with_origins
 from imagefactory.recipes.reader import Reader

@@ -10,7 +10,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.platforms import AMD64, MACHINES
 from imagefactory.model import NO_CUDA, Base, Target, Where
-from imagefactory.recipes.model import MatrixRow, Recipe
+from imagefactory.recipes.family import MatrixRow, Recipe
 from imagefactory.recipes.values import (
     GPU_CHECKS,
     REQUIREMENT_RULES,

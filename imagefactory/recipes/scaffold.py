@@ -8,8 +8,8 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base
 from imagefactory.recipes.bases import BASES_FILE
-from imagefactory.recipes.draft import Draft
-from imagefactory.recipes.framework_row import FRAMEWORKS
+from imagefactory.extras.importers.draft import Draft
+from imagefactory.extras.importers.framework_row import FRAMEWORKS
 from imagefactory.recipes.values import RULES, canonical, default_checks
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural

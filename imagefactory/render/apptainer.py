@@ -7,9 +7,9 @@ knows no build arguments, so every step is one command, and the base stands wher
 from __future__ import annotations
 
 from imagefactory.model import Definition
-from imagefactory.render.define import new_places
-from imagefactory.render.steps import OWN, SITE, copies, steps
-from imagefactory.render.templating import facts, fill, named_indexes, wheels_to_bring
+from imagefactory.build.definition import new_places
+from imagefactory.build.steps import OWN, SITE, copies, steps
+from imagefactory.build.render import facts, fill, named_indexes, wheels_to_bring
 
 
 def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place: str = "") -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from imagefactory.gpu.platforms import AMD64
 from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
-from imagefactory.render.define import entrypoint
-from imagefactory.render.steps import INPUT, OWN, SITE, copies, steps
-from imagefactory.render.templating import facts, fill, named_indexes, wheels_to_bring
+from imagefactory.build.definition import entrypoint
+from imagefactory.build.steps import INPUT, OWN, SITE, copies, steps
+from imagefactory.build.render import facts, fill, named_indexes, wheels_to_bring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
-from imagefactory.render.define import PREFIX
+from imagefactory.build.definition import PREFIX
 
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,100}")
 _SAFE = re.compile(r"[A-Za-z0-9/._+@:,=-]+")

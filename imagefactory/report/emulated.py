@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import math
 
-from imagefactory.pools.sizes import GB, format_size
-from imagefactory.report.text import fold, format_fields
-from imagefactory.submit.emulated import (
-    ESTIMATED,
-    RECORDED,
-    Advice,
-    EmulatedRun,
-    advise,
-    computing,
-    epoch_seconds,
-    stall_share,
-)
+from imagefactory.schedulers.sizes import GB, format_size
+from imagefactory.views.text import fold, format_fields
+from imagefactory.extras.emulate.summary import ESTIMATED, RECORDED, Advice, EmulatedRun, advise, computing, epoch_seconds, stall_share
 
 NONE = (
     "emulated: no program of this run used a GPU through torch, so there is nothing to tell",

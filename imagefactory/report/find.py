@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from imagefactory.gpu.model import Basis
-from imagefactory.pools.sizes import format_size
-from imagefactory.report.catalogued import centers_json, source_json
+from imagefactory.gpu.values import Basis
+from imagefactory.schedulers.sizes import format_size
+from imagefactory.views.catalog import centers_json, source_json
 from imagefactory.report.pool import summary
-from imagefactory.report.text import fold, format_table
-from imagefactory.report.verdicts import format_ages, revoked_json
-from imagefactory.stages.find import Finding
+from imagefactory.views.text import fold, format_table
+from imagefactory.views.verdicts import format_ages, revoked_json
+from imagefactory.actions.find import Finding
 from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from imagefactory.documents import fields_of
+from imagefactory.serialize import fields_of
 from imagefactory.gpu.amd import amd_targets
 from imagefactory.gpu.frameworks import cuda_of, find_framework, find_package
-from imagefactory.gpu.model import Prediction
-from imagefactory.report.inspect import Inspection, library_versions, ordered_libraries
+from imagefactory.gpu.values import Prediction
+from imagefactory.views.inspect import Inspection, library_versions, ordered_libraries
 
 
 def inspection_json(inspection: Inspection) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagefactory.model import Lock, LockedConda, LockedPackage
 from imagefactory.progress import format_bytes
-from imagefactory.stages.lock import Relock
+from imagefactory.actions.lock import Relock
 
 
 def format_relock(relock: Relock) -> str:

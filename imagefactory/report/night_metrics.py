@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from imagefactory.matrix.changes import NightReport
-from imagefactory.report.night import KINDS, rows_of
+from imagefactory.extras.nightly.changes import NightReport
+from imagefactory.extras.nightly.view import KINDS, rows_of
 
 PREFIX = "imagefactory"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from imagefactory.documents import fields_of
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
-from imagefactory.report.text import fold, format_table
+from imagefactory.serialize import fields_of
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
+from imagefactory.views.text import fold, format_table
 from imagefactory.verdicts.statement import is_simulated
 from imagefactory.versions import natural
 

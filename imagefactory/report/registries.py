@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
-from imagefactory.report.text import format_fields, format_table
+from imagefactory.views.text import format_fields, format_table
 
 if TYPE_CHECKING:
-    from imagefactory.stages.attest import Attested
+    from imagefactory.actions.attest import Attested
     from imagefactory.stages.copy import CopiedImage
     from imagefactory.stages.pull import Pulled, PulledSif
-    from imagefactory.stages.push import Pushed
+    from imagefactory.actions.transfer import Pushed
     from imagefactory.stages.registry import Pruned, Shelf
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from imagefactory.lock.bill.allowed import LicenceCheck
-from imagefactory.lock.bill.model import Bill, Licence
-from imagefactory.lock.bill.osv import Vulnerability, VulnerabilityCheck
-from imagefactory.report.text import format_table
+from imagefactory.extras.sbom.bill import Bill, Licence
+from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
+from imagefactory.views.text import format_table
 
 
 def format_bill(bill: Bill, path: str) -> str:

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from imagefactory.documents import format_time, plain
+from imagefactory.serialize import format_time, plain
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.combos import INVALID, REPORTED, VERIFIED, Combo, ComboState, unite
 from imagefactory.matrix.ranges import Range
 from imagefactory.model import Outcome
-from imagefactory.report.text import fold, format_table
-from imagefactory.stages.tables import FORMAT, JSON_FILE, MARKDOWN_FILE, Tables
+from imagefactory.views.text import fold, format_table
+from imagefactory.extras.site.tables import FORMAT, JSON_FILE, MARKDOWN_FILE, Tables
 
 HEADER = "Framework, Compute Capability, Cuda Library, Framework Version"
 INVALID_HEADER = f"{HEADER}, Failure Cause"

@@ -12,8 +12,8 @@ from imagefactory.model import Lock, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
 from imagefactory.recipes.match_spec import channel_name
-from imagefactory.report.text import CPUS, format_fields, format_table
-from imagefactory.verdicts.model import Marks
+from imagefactory.views.text import CPUS, format_fields, format_table
+from imagefactory.trust.verdict import Marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

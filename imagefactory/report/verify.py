@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.progress import format_bytes
-from imagefactory.report.text import format_fields, format_table, wrap
+from imagefactory.views.text import format_fields, format_table, wrap
 from imagefactory.verify.model import SEVERAL, GpuReport
 
 WIDTH, MIN_WIDTH = 110, 60

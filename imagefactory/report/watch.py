@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from imagefactory.documents import fields_of
+from imagefactory.serialize import fields_of
 from imagefactory.lock.moves import Move
-from imagefactory.report.text import wrap
+from imagefactory.views.text import wrap
 from imagefactory.stages.watch import NewCuda, NewRelease, News
 
 _SHOWN = 12

@@ -11,10 +11,10 @@ from typing import Any
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import RunSpec
-from imagefactory.runners.emulator import Emulator
-from imagefactory.runners.gpu_devices import DRIVER_FOLDER, NO_GPU_HINT, GpuDevices
-from imagefactory.runners.limits import Limits
-from imagefactory.runners.sandbox.syscalls import ARCHITECTURES
+from imagefactory.runtime.emulator import Emulator
+from imagefactory.runtime.devices import DRIVER_FOLDER, NO_GPU_HINT, GpuDevices
+from imagefactory.runtime.limits import Limits
+from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
 from imagefactory.runners.spec import planned_mounts
 
 HOSTNAME = "imagefactory"

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from imagefactory.errors import ToolError, UsageError, os_problem
 from imagefactory.gpu.capability import Capability, Code, CodeKind
-from imagefactory.gpu.model import Library, Modules
+from imagefactory.gpu.values import Library, Modules
 from imagefactory.scan import elf
-from imagefactory.scan.forward import BUNDLE, FATBIN, Forward, Piece, Request, Walk
+from imagefactory.scan.streams import BUNDLE, FATBIN, Forward, Piece, Request, Walk
 from imagefactory.scan.offload import Damaged, NotOne, read_bundle, read_compressed_bundle
 from imagefactory.scan.packed import ZSTD_START, lz4_start, zstd_start
 

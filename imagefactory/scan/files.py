@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.model import Contents
+from imagefactory.gpu.values import Contents
 from imagefactory.oci.inflate import DamagedError
 from imagefactory.progress import Progress, Task
 from imagefactory.scan.conda import find_in_conda

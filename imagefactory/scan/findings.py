@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from imagefactory.gpu.capability import Code
-from imagefactory.gpu.model import Contents, Library, Modules, Package
+from imagefactory.gpu.values import Contents, Library, Modules, Package
 from imagefactory.gpu.predict import DRIVER_FACT, OWN
 
 TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read as what a framework says of itself

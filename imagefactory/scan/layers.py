@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from imagefactory.gpu.model import Contents
+from imagefactory.gpu.values import Contents
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer

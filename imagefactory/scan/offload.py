@@ -16,7 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from imagefactory.gpu.capability import Code, parse_code
-from imagefactory.scan.forward import BUNDLE, Piece, Request
+from imagefactory.scan.streams import BUNDLE, Piece, Request
 from imagefactory.scan.packed import ZSTD_START, zstd_start
 
 MAX_TARGETS = 512

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.model import Library, Modules, Package
+from imagefactory.gpu.values import Library, Modules, Package
 from imagefactory.oci.layout import Layout
 from imagefactory.scan.findings import FileFinding
 

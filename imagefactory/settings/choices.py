@@ -40,15 +40,15 @@ class PoolRow:
 
 
 ENGINES = {
-    "assemble": EngineRow(module="imagefactory.engines.assemble", extra="build", runner="unshare"),
-    "docker": EngineRow(module="imagefactory.engines.docker", extra="docker", runner="docker"),
-    "apptainer": EngineRow(module="imagefactory.engines.apptainer", extra="apptainer", runner="apptainer"),
+    "assemble": EngineRow(module="imagefactory.build.assemble", extra="build", runner="unshare"),
+    "docker": EngineRow(module="imagefactory.build.docker", extra="docker", runner="docker"),
+    "apptainer": EngineRow(module="imagefactory.build.apptainer", extra="apptainer", runner="apptainer"),
 }
 """The engines that `build --engine` takes, by name; `assemble` is the embedded default."""
 RUNNERS = {
-    "unshare": RunnerRow(module="imagefactory.runners.unshare", extra="build", brings_emulator=True),
-    "docker": RunnerRow(module="imagefactory.runners.docker", extra="docker"),
-    "apptainer": RunnerRow(module="imagefactory.runners.apptainer", extra="apptainer"),
+    "unshare": RunnerRow(module="imagefactory.runtime.unshare", extra="build", brings_emulator=True),
+    "docker": RunnerRow(module="imagefactory.runtime.docker", extra="docker"),
+    "apptainer": RunnerRow(module="imagefactory.runtime.apptainer", extra="apptainer"),
 }
 """The runners that `--runner` takes, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
@@ -60,8 +60,8 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
 POOLS = {
-    HTCONDOR: PoolRow(module="imagefactory.pools.htcondor.pool", title="HTCondor", command="condor_status"),
-    SLURM: PoolRow(module="imagefactory.pools.slurm.pool", title="Slurm", command="scontrol"),
+    HTCONDOR: PoolRow(module="imagefactory.schedulers.htcondor.pool", title="HTCondor", command="condor_status"),
+    SLURM: PoolRow(module="imagefactory.schedulers.slurm.pool", title="Slurm", command="scontrol"),
 }
 """The pools that `verify --pool` takes, by name."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.web import redact
+from imagefactory.http import redact
 
 FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"

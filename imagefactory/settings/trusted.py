@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.files import replace_text
+from imagefactory.fs import replace_text
 from imagefactory.settings.files import FILE_NAME, MAX_BYTES, ROOT, user_file
 from imagefactory.settings.sources import RestrictedSetting
 

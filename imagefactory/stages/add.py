@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import LockError, NothingSelectedError, UsageError, os_problem
-from imagefactory.factory import Factory, read_sound, recipes_folder
-from imagefactory.files import replace_text
+from imagefactory.project import Factory, read_sound, recipes_folder
+from imagefactory.fs import replace_text
 from imagefactory.model import Target
 from imagefactory.progress import Progress
-from imagefactory.recipes.addition import Addition, add_row
-from imagefactory.recipes.draft import check_draft
+from imagefactory.recipes.edit import Addition, add_row
+from imagefactory.extras.importers.draft import check_draft
 from imagefactory.recipes.read import read_each, read_file
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.stages.define import write_definition
-from imagefactory.stages.lock import LockOptions, Relock, lock_target
+from imagefactory.actions.definition import write_definition
+from imagefactory.actions.lock import LockOptions, Relock, lock_target
 from imagefactory.versions import nearest
 
 

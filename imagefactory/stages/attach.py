@@ -8,18 +8,18 @@ from datetime import datetime
 
 from imagefactory.access import registry_place, repository_of
 from imagefactory.errors import CheckFailedError, FactoryError, RegistryError, StatementError, UsageError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.model import Target
 from imagefactory.oci.graph import Place
 from imagefactory.oci.store import Reference, parse_reference
-from imagefactory.pools.model import ImageKind, SweepNode
+from imagefactory.schedulers.pool import ImageKind, SweepNode
 from imagefactory.progress import Progress
 from imagefactory.stages.statements import Attaching, attach_all, attachings, places_of
-from imagefactory.stages.verdicts import called
-from imagefactory.sweeps.sweep_file import GONE, CollectedNode
-from imagefactory.verdicts.attached import MOST_REFUSED, read_verdicts
-from imagefactory.verdicts.envelope import is_signed_by, parse_envelope
-from imagefactory.verdicts.model import Verdict
+from imagefactory.actions.verdicts import called
+from imagefactory.schedulers.sweep_file import GONE, CollectedNode
+from imagefactory.trust.attached import MOST_REFUSED, read_verdicts
+from imagefactory.trust.envelope import is_signed_by, parse_envelope
+from imagefactory.trust.verdict import Verdict
 from imagefactory.verdicts.statement import parse_verdict
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import Spending

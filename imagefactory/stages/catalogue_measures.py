@@ -7,21 +7,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from imagefactory.errors import StoreError, ToolError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
 from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
 from imagefactory.gpu.frameworks import cuda_of
 from imagefactory.gpu.knowledge.amd_gpus import processors
-from imagefactory.gpu.knowledge.gpu_names import capabilities
-from imagefactory.gpu.model import Answer, Basis, Claim, Contents, Package
+from imagefactory.gpu.knowledge.gpus import capabilities
+from imagefactory.gpu.values import Answer, Basis, Claim, Contents, Package
 from imagefactory.matrix.plan import weigh
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
-from imagefactory.stages.plan import recall_contents
+from imagefactory.actions.plan import recall_contents
 
 SIZES = "sizes"
 """Records of the store: what a layer has unpacked, by the digest of the packed one."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
-from imagefactory.catalogue.offers import judge_offer
+from imagefactory.trust.offers import judge_offer
 from imagefactory.settings.load import Settings
-from imagefactory.stages.centers import Center, OpenCenter, find_one, read_centers, select_some
+from imagefactory.actions.centers import Center, OpenCenter, find_one, read_centers, select_some
 from imagefactory.verdicts.found import Found
 
 

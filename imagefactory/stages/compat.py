@@ -7,13 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from imagefactory.errors import StoreError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.matrix.compat import CoverCandidate, KnownTarget, candidate_of
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.stages.locked import lock_state, read_target_lock, read_why
-from imagefactory.stages.plan import recall_contents
-from imagefactory.stages.verdicts import Judge
+from imagefactory.actions.locked import lock_state, read_target_lock, read_why
+from imagefactory.actions.plan import recall_contents
+from imagefactory.actions.verdicts import Judge
 
 
 def read_candidates(factory: Factory | None, targets: Sequence[Target]) -> list[CoverCandidate]:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.catalogue.document import LARGEST
-from imagefactory.documents import format_time
+from imagefactory.trust.catalog import LARGEST
+from imagefactory.serialize import format_time
 from imagefactory.errors import StatementError
-from imagefactory.files import remove_inside, replace_bytes, replace_text
+from imagefactory.fs import remove_inside, replace_bytes, replace_text
 
 MOST = 16
 """Catalogs that are kept; the one that was not used for the longest time goes first."""

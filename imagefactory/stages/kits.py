@@ -16,7 +16,7 @@ from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.model import Sif
@@ -24,20 +24,20 @@ from imagefactory.oci.sif import kept_sifs
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.stages.attach import read_signed
-from imagefactory.stages.candidates import Promoting
-from imagefactory.stages.choose import choose_image
-from imagefactory.stages.promote import Promotion, promote
+from imagefactory.actions.images import Promoting
+from imagefactory.actions.resolve import choose_image
+from imagefactory.actions.promote import Promotion, promote
 from imagefactory.stages.sign import ledger, signing_key
 from imagefactory.stages.statements import attach_signed, places_of
-from imagefactory.stages.verdicts import called, local_place, place_of
-from imagefactory.stages.verify import VerifyOptions, keep_report, predicted_of, utc_now
-from imagefactory.verdicts.envelope import parse_envelope
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Verdict
+from imagefactory.actions.verdicts import called, local_place, place_of
+from imagefactory.actions.verify import VerifyOptions, keep_report, predicted_of, utc_now
+from imagefactory.trust.envelope import parse_envelope
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.verdict import Verdict
 from imagefactory.verdicts.statement import PASSES, Signed, parse_verdict, sign, signable, spread
-from imagefactory.verdicts.trust import read_trust
+from imagefactory.trust.policy import read_trust
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, refuse_level, suite_argv, timeout_of
-from imagefactory.verify.kit_collect import CollectedReport, collect_kit, read_nonce
+from imagefactory.verify.kits import CollectedReport, collect_kit, read_nonce
 from imagefactory.verify.kit_make import KitOrder, make_kit
 from imagefactory.verify.model import GpuReport, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, NonceError, NonceLedger, check_open, format_nonce

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from imagefactory.engines.base.image import Blobs
-from imagefactory.engines.layer_lock import image_of, moved_on
+from imagefactory.build.base.image import Blobs
+from imagefactory.build.layer_lock import image_of, moved_on
 from imagefactory.errors import LockError, StaleError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.lock.layers import layers_path, read_layer_lock, wrong_entries
 from imagefactory.model import Definition, Target
 from imagefactory.oci.model import Image
-from imagefactory.stages.define import define_target
-from imagefactory.stages.locked import base_locks
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.locked import base_locks
 
 
 def layers_state(factory: Factory, target: Target) -> str:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import cache_lock
-from imagefactory.engines.layer_lock import lock_layers, moved_on
+from imagefactory.build.layer_lock import lock_layers, moved_on
 from imagefactory.errors import LockError, StaleError, UsageError
-from imagefactory.factory import Factory
-from imagefactory.files import explain_full_disk, folder_for_a_while, used
+from imagefactory.project import Factory
+from imagefactory.fs import explain_full_disk, folder_for_a_while, used
 from imagefactory.lock.layers import (
     format_layer_lock,
     layers_path,
@@ -22,9 +22,9 @@ from imagefactory.lock.layers import (
 from imagefactory.model import BaseLock, Definition, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import Progress
-from imagefactory.stages.build import BuildOptions, build_image, make_engine
-from imagefactory.stages.define import define_target
-from imagefactory.stages.locked import base_locks
+from imagefactory.actions.build import BuildOptions, build_image, make_engine
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.locked import base_locks
 
 FETCHED = ("conda", "debs", "wheels")
 """What a cache holds of files that are locked by hash. The rest of it was made here."""

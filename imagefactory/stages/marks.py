@@ -10,8 +10,8 @@ from imagefactory.errors import StoreError
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.transfer import was_sent
-from imagefactory.stages.verdicts import Judge
-from imagefactory.verdicts.model import Marks
+from imagefactory.actions.verdicts import Judge
+from imagefactory.trust.verdict import Marks
 from imagefactory.versions import natural
 
 

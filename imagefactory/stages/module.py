@@ -7,8 +7,8 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.errors import BuildError, UsageError, os_problem
-from imagefactory.factory import Factory
-from imagefactory.files import replacing
+from imagefactory.project import Factory
+from imagefactory.fs import replacing
 from imagefactory.model import Target
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout_store import LayoutStore
@@ -16,7 +16,7 @@ from imagefactory.oci.model import Image
 from imagefactory.oci.tar_stream import FILE, FOLDER, HIDDEN, REMOVED, TarStream, entries, layer_error
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress
-from imagefactory.render.define import PREFIX
+from imagefactory.build.definition import PREFIX
 from imagefactory.render.module import HEAD, Module, format_modulefile, format_wrapper, is_program
 from imagefactory.scan.layers import bounded
 from imagefactory.stages.export import SifExport, export_sif

@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from imagefactory.errors import EXIT_BUILD, EXIT_USAGE, FactoryError
-from imagefactory.matrix.changes import NightRow, one_line
-from imagefactory.pools.model import Pools
+from imagefactory.extras.nightly.changes import NightRow, one_line
+from imagefactory.schedulers.pool import Pools
 from imagefactory.progress import Progress
 from imagefactory.verify.model import Evidence
 

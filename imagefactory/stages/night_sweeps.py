@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import EXIT_CHECK, FactoryError, ToolError
-from imagefactory.matrix.changes import NightRow, one_line
+from imagefactory.extras.nightly.changes import NightRow, one_line
 from imagefactory.model import Outcome
 from imagefactory.settings.load import Settings
 from imagefactory.stages.night_steps import Steps
-from imagefactory.stages.sweep import SweepStatus, find_sweeps, read_status
-from imagefactory.sweeps.sweep_file import read_sweep
-from imagefactory.sweeps.underway import state_of
+from imagefactory.actions.sweep import SweepStatus, find_sweeps, read_status
+from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.schedulers.underway import state_of
 from imagefactory.verify.nonces import LIFETIME
 
 POLL = 30.0

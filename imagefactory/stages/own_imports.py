@@ -16,7 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.model import Where
 from imagefactory.recipes.values import package_of
-from imagefactory.recipes.wish import Wish
+from imagefactory.extras.importers.spec import Wish
 
 # Sources: the changelog of setuptools, 82.0.0, and its folder _distutils; PEP 632; PEP 594; for asynchat,
 # asyncore, imp and smtpd "What's New In Python 3.12".

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, RegistryError
-from imagefactory.factory import Factory
-from imagefactory.files import insist_on_room
+from imagefactory.project import Factory
+from imagefactory.fs import insist_on_room
 from imagefactory.gpu.platforms import architecture, this_platform
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output

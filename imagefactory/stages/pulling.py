@@ -11,14 +11,14 @@ from pathlib import Path
 
 from imagefactory.access import package_index
 from imagefactory.errors import FactoryError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Reference, parse_reference
-from imagefactory.pools.model import SweepNode
+from imagefactory.schedulers.pool import SweepNode
 from imagefactory.stages.attach import reference_of
-from imagefactory.verdicts.attached import MOST_REFUSED
-from imagefactory.web import Patience
+from imagefactory.trust.attached import MOST_REFUSED
+from imagefactory.http import Patience
 
 SECONDS = 15.0
 

@@ -8,22 +8,22 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.errors import NothingSelectedError
-from imagefactory.factory import Factory
-from imagefactory.files import explain_full_disk, replacing
+from imagefactory.project import Factory
+from imagefactory.fs import explain_full_disk, replacing
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import MALFORMED, parse_descriptor
 from imagefactory.oci.model import Descriptor
 from imagefactory.progress import Progress
-from imagefactory.stages.choose import choose_image
-from imagefactory.stages.verdicts import ANY, local_place, place_of
-from imagefactory.verdicts.attached import read_statements
-from imagefactory.verdicts.model import Standing
+from imagefactory.actions.resolve import choose_image
+from imagefactory.actions.verdicts import ANY, local_place, place_of
+from imagefactory.trust.attached import read_statements
+from imagefactory.trust.verdict import Standing
 from imagefactory.verdicts.portable import JudgedPortable, judge_portable
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.portable import ONNX
-from imagefactory.verify.portable_model import PortableModel
+from imagefactory.trust.policy import read_trust
+from imagefactory.extras.portability.run import ONNX
+from imagefactory.extras.portability.report import PortableModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from imagefactory.access import open_registry, registry_place, repository_of
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
-from imagefactory.verdicts.attached import Journal
+from imagefactory.trust.attached import Journal
 from imagefactory.verdicts.reconcile import Reconciled, known_statements, reconcile
 
 

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from imagefactory.access import open_registry, registry_place, repository_of
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.model import Target
 from imagefactory.oci.candidates import Tagged, plain_tag, read_tagged
 from imagefactory.oci.graph import Place
 from imagefactory.oci.prune import Fate, plan_prune, remove_candidate
 from imagefactory.progress import Progress
-from imagefactory.stages.verdicts import count_valid
+from imagefactory.actions.verdicts import count_valid
 
 if TYPE_CHECKING:
     from imagefactory.oci.registry.client import Registry

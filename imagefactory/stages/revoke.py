@@ -13,15 +13,15 @@ from imagefactory.oci.candidates import REVOCATION_TYPE, plain_tag
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.progress import Progress
-from imagefactory.stages.candidates import Promoting, belongs
-from imagefactory.stages.promote import Promotion, promote
+from imagefactory.actions.images import Promoting, belongs
+from imagefactory.actions.promote import Promotion, promote
 from imagefactory.stages.statements import Attaching, attach_to, writing
-from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
-from imagefactory.verdicts.attached import Statement, put_statement
+from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.trust.attached import Statement, put_statement
 from imagefactory.verdicts.found import find_verdicts
-from imagefactory.verdicts.judgement import out_of_period
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.trust.judgement import out_of_period
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.verdict import Judged, Standing
 from imagefactory.verdicts.revocation import Withdrawal, judge_revocations, sign_revocation
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 
-from imagefactory.catalogue.document import LIFE
+from imagefactory.trust.catalog import LIFE
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
-from imagefactory.catalogue.package import CURRENT, parse_layer
-from imagefactory.documents import format_time
+from imagefactory.trust.catalog_package import CURRENT, parse_layer
+from imagefactory.serialize import format_time
 from imagefactory.errors import (
     CheckFailedError,
     NothingSelectedError,
@@ -29,31 +29,20 @@ from imagefactory.errors import (
     StatementError,
     UsageError,
 )
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.oci.store import DIGEST, parse_reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
-from imagefactory.stages.catalogue import (
-    MadeCatalogue,
-    lacks_approvals,
-    readable_envelopes,
-    stored_revocations,
-)
-from imagefactory.stages.publish import (
-    CurrentCatalogue,
-    Publishing,
-    current_place,
-    keep_revoked,
-    open_earlier,
-)
-from imagefactory.stages.verdicts import ANY, local_place, place_of, read_court
-from imagefactory.verdicts.attached import read_revocations
-from imagefactory.verdicts.judgement import Court, judge_verdicts
-from imagefactory.verdicts.model import RevokedCell, Standing
+from imagefactory.actions.catalog import MadeCatalogue, lacks_approvals, readable_envelopes, stored_revocations
+from imagefactory.actions.publish import CurrentCatalogue, Publishing, current_place, keep_revoked, open_earlier
+from imagefactory.actions.verdicts import ANY, local_place, place_of, read_court
+from imagefactory.trust.attached import read_revocations
+from imagefactory.trust.judgement import Court, judge_verdicts
+from imagefactory.trust.verdict import RevokedCell, Standing
 from imagefactory.verdicts.revocation import judge_revocations
 from imagefactory.verdicts.revoked import merge_revoked, revoked_cells
-from imagefactory.verdicts.trust import Trust
+from imagefactory.trust.policy import Trust
 
 PREVIOUS = "previous"
 MOST_OPENED = 60

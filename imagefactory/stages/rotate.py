@@ -12,19 +12,19 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.factory import Factory
-from imagefactory.files import replacing
+from imagefactory.project import Factory
+from imagefactory.fs import replacing
 from imagefactory.oci.candidates import APPROVAL_TYPE, PORTABLE_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import Progress
-from imagefactory.stages.candidates import Promoting, list_verdicts
-from imagefactory.stages.tables import sifs_of
-from imagefactory.stages.verdicts import registry_of
-from imagefactory.verdicts.attached import Journal, read_statements
-from imagefactory.verdicts.judgement import open_signed
+from imagefactory.actions.images import Promoting, list_verdicts
+from imagefactory.extras.site.tables import sifs_of
+from imagefactory.actions.verdicts import registry_of
+from imagefactory.trust.attached import Journal, read_statements
+from imagefactory.trust.judgement import open_signed
 from imagefactory.verdicts.reconcile import known_statements
-from imagefactory.verdicts.trust import RECORDS, Trust, TrustedKey, format_record
+from imagefactory.trust.policy import RECORDS, Trust, TrustedKey, format_record
 
 _KINDS = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
 

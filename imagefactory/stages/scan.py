@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagefactory.access import Access, open_registry
 from imagefactory.errors import RegistryError, StoreError, UsageError, os_problem
-from imagefactory.gpu.model import Contents
+from imagefactory.gpu.values import Contents
 from imagefactory.oci.graph import (
     Manifest,
     Place,

@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.documents import format_time
+from imagefactory.serialize import format_time
 from imagefactory.errors import CheckFailedError, StatementError
 from imagefactory.settings.load import read_ledger_key
-from imagefactory.verdicts.envelope import format_json
-from imagefactory.verdicts.keys import SigningKey, find_key, read_signing_key
+from imagefactory.trust.envelope import format_json
+from imagefactory.trust.keys import SigningKey, find_key, read_signing_key
 from imagefactory.verdicts.statement import Signed, sign, signable
-from imagefactory.verdicts.trust import read_trust
+from imagefactory.trust.policy import read_trust
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import AskedRun, NonceLedger, ci_run_of
 from imagefactory.verify.report import format_gpu_report

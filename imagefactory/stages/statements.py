@@ -19,9 +19,9 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
-from imagefactory.stages.audit import log_statements
-from imagefactory.stages.verdicts import ANY, called, local_place, place_of
-from imagefactory.verdicts.attached import Journal, Statement, attach, put_all
+from imagefactory.actions.audit import log_statements
+from imagefactory.actions.verdicts import ANY, called, local_place, place_of
+from imagefactory.trust.attached import Journal, Statement, attach, put_all
 from imagefactory.verdicts.statement import Signed
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject

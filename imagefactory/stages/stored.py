@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 from imagefactory.access import Access
-from imagefactory.engines.sif_maker import SifMaker
+from imagefactory.build.sif import SifMaker
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import find_sif as find
 from imagefactory.oci.sif import is_sif_manifest, load_sif, sif_reference
 from imagefactory.progress import Progress
-from imagefactory.runners.apptainer_command import ApptainerCommand
+from imagefactory.runtime.apptainer_command import ApptainerCommand
 
 
 def stored_image(access: Access, target: Target) -> Image | None:

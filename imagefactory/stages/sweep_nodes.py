@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from imagefactory.documents import format_time
-from imagefactory.factory import Factory
+from imagefactory.serialize import format_time
+from imagefactory.project import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import ask as question_of
 from imagefactory.gpu.cells import scanned_contents
 from imagefactory.gpu.platforms import AMD64, MACHINES, architecture
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Definition
-from imagefactory.pools.model import PoolImage, SweepNode
-from imagefactory.pools.sizes import disk_of, memory_of
+from imagefactory.schedulers.pool import PoolImage, SweepNode
+from imagefactory.schedulers.sizes import disk_of, memory_of
 from imagefactory.progress import Progress
-from imagefactory.stages.define import define_target
+from imagefactory.actions.definition import define_target
 from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.stored import stored_image
 from imagefactory.suite.gpu.context import Predicted
-from imagefactory.sweeps.cells import QueuedCell
+from imagefactory.schedulers.cells import QueuedCell
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, AskedRun, format_nonce

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from imagefactory.access import package_index
-from imagefactory.factory import Factory
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.project import Factory
+from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.system_libraries import Lacking, find_lacking
 from imagefactory.model import Lock, Target

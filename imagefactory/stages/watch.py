@@ -20,12 +20,12 @@ from packaging.version import Version
 
 from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import FactoryError, LockError, NothingSelectedError, ToolError, UsageError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock.conda.builds import cudas_of, offered_to
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.moves import Move, base_moves, lock_moves
 from imagefactory.lock.pypi.origins import from_files
 from imagefactory.lock.pypi.series import (
@@ -42,12 +42,12 @@ from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import Setting
 from imagefactory.stages.add import plan_addition
-from imagefactory.stages.lock import LockOptions, below_first, conda_locker, lock_base, lock_target
-from imagefactory.stages.locked import lock_state, read_target_lock
+from imagefactory.actions.lock import LockOptions, below_first, conda_locker, lock_base, lock_target
+from imagefactory.actions.locked import lock_state, read_target_lock
 from imagefactory.stages.stored import stored_image
-from imagefactory.stages.verdicts import Judge
-from imagefactory.verdicts.claims import SOON
-from imagefactory.verdicts.judgement import ending
+from imagefactory.actions.verdicts import Judge
+from imagefactory.trust.claims import SOON
+from imagefactory.trust.judgement import ending
 from imagefactory.versions import natural, nearest
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import FactoryError
-from imagefactory.factory import Factory
-from imagefactory.files import replace_text
-from imagefactory.lock.debian.file import write_base_lock
+from imagefactory.project import Factory
+from imagefactory.fs import replace_text
+from imagefactory.lock.debian.lock import write_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.model import BaseLock, Lock
 from imagefactory.progress import Progress
 from imagefactory.stages.add import Added, make_addition, plan_addition
-from imagefactory.stages.define import write_definition
-from imagefactory.stages.locked import orphans
+from imagefactory.actions.definition import write_definition
+from imagefactory.actions.locked import orphans
 from imagefactory.stages.watch import NewRelease, News
 
 

@@ -10,16 +10,7 @@ from urllib.parse import urlsplit
 
 from imagefactory.access import Access, package_index
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
-from imagefactory.web import (
-    LOOPBACK,
-    Login,
-    Patience,
-    RefusedError,
-    TransientError,
-    Web,
-    check_address,
-    network_of_name,
-)
+from imagefactory.http import LOOPBACK, Login, Patience, RefusedError, TransientError, Web, check_address, network_of_name
 
 LARGEST = 4096
 _WEBHOOK = "pass https://..., or the path of a file that holds the address"

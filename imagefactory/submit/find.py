@@ -18,18 +18,18 @@ from imagefactory.errors import NothingSelectedError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.model import Basis
+from imagefactory.gpu.values import Basis
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, columns, serves
 from imagefactory.model import NO_CUDA
-from imagefactory.pools.model import MACHINE_HAS, Inventory, PoolGpu
-from imagefactory.pools.sites import Site
-from imagefactory.pools.sizes import disk_of, memory_of
+from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
+from imagefactory.schedulers.sites import Site
+from imagefactory.schedulers.sizes import disk_of, memory_of
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
 from imagefactory.submit.places import Place, SeenMachine, Wish, by_class, find_places, fits, look
-from imagefactory.submit.proven import GpuClass
-from imagefactory.verdicts.model import RevokedCell
+from imagefactory.jobs.offer import GpuClass
+from imagefactory.trust.verdict import RevokedCell
 from imagefactory.versions import natural
 
 _NUMBER = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")

@@ -14,10 +14,10 @@ from imagefactory.catalogue.model import CataloguedImage, Offer
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.oci.sif import sif_name
 from imagefactory.oci.store import parse_reference
-from imagefactory.pools.model import ImageKind, PoolImage
-from imagefactory.pools.sites import Site
+from imagefactory.schedulers.pool import ImageKind, PoolImage
+from imagefactory.schedulers.sites import Site
 from imagefactory.settings.checks import SIF_FOLDER
-from imagefactory.submit.proven import Grounds, proven_grounds, with_predictions
+from imagefactory.jobs.offer import Grounds, proven_grounds, with_predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

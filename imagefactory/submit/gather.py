@@ -5,7 +5,7 @@ HTCondor sends it the folders, as they came back, and DAGMan waits for the runs;
 
 from __future__ import annotations
 
-from imagefactory.submit.submit_file import GATHER, SubmitRun, folder_of
+from imagefactory.jobs.htcondor import GATHER, SubmitRun, folder_of
 
 
 def gathering(run: SubmitRun, runs: int, *, sent: bool) -> SubmitRun:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.pools.htcondor.ads import WHOLE_GPUS
-from imagefactory.pools.sizes import MB, format_size
-from imagefactory.submit.proven import GpuClass, known_capabilities
+from imagefactory.schedulers.htcondor.ads import WHOLE_GPUS
+from imagefactory.schedulers.sizes import MB, format_size
+from imagefactory.jobs.offer import GpuClass, known_capabilities
 
 
 def format_gpu_request(

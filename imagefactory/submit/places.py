@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.pools.model import Inventory, PoolGpu
-from imagefactory.pools.sizes import MB
-from imagefactory.submit.proven import GpuClass
+from imagefactory.schedulers.pool import Inventory, PoolGpu
+from imagefactory.schedulers.sizes import MB
+from imagefactory.jobs.offer import GpuClass
 
 FRESH = timedelta(minutes=5)
 """An inventory that is not older tells of now."""

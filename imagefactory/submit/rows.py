@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.submit.submit_file import ROWS_MOST, RUN
+from imagefactory.jobs.htcondor import ROWS_MOST, RUN
 
 LARGEST_ROWS = 1 << 20
 _WRITE = "pass a number of runs or a CSV file of values: --dag N|FILE"

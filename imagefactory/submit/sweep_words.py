@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from imagefactory.errors import UsageError
-from imagefactory.submit.submit_file import RUN, SubmitRun, checked_value
+from imagefactory.jobs.htcondor import RUN, SubmitRun, checked_value
 
 _MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _WIDTH = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from imagefactory.errors import UsageError
-from imagefactory.render.define import PREFIX
-from imagefactory.submit.submit_file import SubmitRun
+from imagefactory.build.definition import PREFIX
+from imagefactory.jobs.htcondor import SubmitRun
 from imagefactory.suite import table
 
 PYTHON = f"{PREFIX}/bin/python"

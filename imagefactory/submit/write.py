@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.files import replace_all
-from imagefactory.pools.model import ImageKind
+from imagefactory.fs import replace_all
+from imagefactory.schedulers.pool import ImageKind
 from imagefactory.progress import Progress
-from imagefactory.submit.make import SubmitMade
-from imagefactory.submit.manifest import FILES_MOST
-from imagefactory.submit.submit_file import SubmitRun, folder_of
+from imagefactory.jobs.make import SubmitMade
+from imagefactory.jobs.kubernetes import FILES_MOST
+from imagefactory.jobs.htcondor import SubmitRun, folder_of
 
 _CHUNK = 1 << 20
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from imagefactory.oci.graph import Place
-from imagefactory.verdicts.attached import Attached, read_revocations, read_verdicts
-from imagefactory.verdicts.judgement import Court, judge_verdicts
-from imagefactory.verdicts.model import Judged, RevokedCell, Standing
+from imagefactory.trust.attached import Attached, read_revocations, read_verdicts
+from imagefactory.trust.judgement import Court, judge_verdicts
+from imagefactory.trust.verdict import Judged, RevokedCell, Standing
 from imagefactory.verdicts.revocation import judge_revocations
 from imagefactory.verdicts.revoked import revoked_cells
 from imagefactory.verify.model import Subject

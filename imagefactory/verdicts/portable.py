@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from imagefactory.documents import Fields, fault, format_time
+from imagefactory.serialize import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.oci.manifests import digest_of
-from imagefactory.verdicts.envelope import parse_envelope, seal
-from imagefactory.verdicts.judgement import not_witnessed, open_signed, out_of_period
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Standing
+from imagefactory.trust.envelope import parse_envelope, seal
+from imagefactory.trust.judgement import not_witnessed, open_signed, out_of_period
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.verdict import Standing
 from imagefactory.verdicts.statement import LONGEST_LIFE, SKEW, format_statement, parse_predicate
-from imagefactory.verdicts.trust import Trust
+from imagefactory.trust.policy import Trust
 from imagefactory.verify.model import Subject
-from imagefactory.verify.portable_model import PortableReport, format_portable, parse_portable
+from imagefactory.extras.portability.report import PortableReport, format_portable, parse_portable
 
 PORTABLE = "https://imagefactory.dev/portable/v1"
 

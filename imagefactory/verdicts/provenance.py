@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagefactory import __version__
-from imagefactory.lock.bill.model import Component
-from imagefactory.verdicts.envelope import format_json, seal
-from imagefactory.verdicts.keys import SigningKey
+from imagefactory.extras.sbom.bill import Component
+from imagefactory.trust.envelope import format_json, seal
+from imagefactory.trust.keys import SigningKey
 from imagefactory.verdicts.statement import STATEMENT
 
 PROVENANCE = "https://slsa.dev/provenance/v1"

@@ -19,7 +19,7 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import MALFORMED, artifact_type, parse_descriptor
 from imagefactory.oci.model import Descriptor
-from imagefactory.verdicts.attached import Journal, Statement, put_statement
+from imagefactory.trust.attached import Journal, Statement, put_statement
 
 TRIES = 5
 

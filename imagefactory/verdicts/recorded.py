@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from imagefactory.model import CheckState
-from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Judged, Standing, Verdict
 
 PROFILE, ALL_REDUCE, PEER = "profile", "all-reduce", "peer"
 NEEDED = ("product-fp32", "convolution-fp32", "backward-fp32", "move")

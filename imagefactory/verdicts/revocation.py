@@ -14,22 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
 
-from imagefactory.documents import (
-    CAPABILITY,
-    Digest,
-    Matching,
-    Most,
-    fault,
-    format_document,
-    format_time,
-    parse_document,
-    parse_value,
-)
+from imagefactory.serialize import CAPABILITY, Digest, Matching, Most, fault, format_document, format_time, parse_document, parse_value
 from imagefactory.errors import StatementError
-from imagefactory.verdicts.envelope import seal
-from imagefactory.verdicts.judgement import Court, open_signed, out_of_period
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Revocation, Standing
+from imagefactory.trust.envelope import seal
+from imagefactory.trust.judgement import Court, open_signed, out_of_period
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.verdict import Revocation, Standing
 from imagefactory.verdicts.statement import SKEW, format_statement, parse_predicate
 from imagefactory.verify.model import Subject
 

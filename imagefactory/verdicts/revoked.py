@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from imagefactory.verdicts.model import Judged, Revocation, RevokedCell, Standing
-from imagefactory.verdicts.trust import Trust
+from imagefactory.trust.verdict import Judged, Revocation, RevokedCell, Standing
+from imagefactory.trust.policy import Trust
 from imagefactory.verify.model import Subject
 
 MOST = 200

@@ -31,7 +31,7 @@ from threading import Lock
 from time import monotonic
 from typing import IO
 
-from imagefactory.documents import shown, shown_line
+from imagefactory.serialize import shown, shown_line
 from imagefactory.errors import StatementError, ToolError, UsageError
 
 SECONDS = 60.0

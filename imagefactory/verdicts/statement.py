@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from imagefactory.documents import Fields, fault, format_time
+from imagefactory.serialize import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.oci.manifests import digest_of
 from imagefactory.settings.choices import POOLS
 from imagefactory.suite.gpu import table
-from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_json, seal
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.model import Verdict
+from imagefactory.trust.envelope import format_json, parse_envelope, parse_json, seal
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.verdict import Verdict
 from imagefactory.verify.model import SEVERAL, GpuReport, Subject, digits_of
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from imagefactory.documents import Fields, Fixed, Pairs
+from imagefactory.serialize import Fields, Fixed, Pairs
 from imagefactory.errors import NoGpuError
 from imagefactory.verify.amd_evidence import AMD_HERE, AmdPlaces, read_amd
 from imagefactory.verify.kit.hardware import FORMAT, HINT, MACHINE, NoGpu, Places, read_hardware

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.files import locked_folder
+from imagefactory.fs import locked_folder
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
 from imagefactory.oci.model import Image, Sif
-from imagefactory.runners.protocol import Runner
+from imagefactory.runtime.protocol import Runner
 from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.gpu_outcome import Brought, GpuRun, not_started, outcome_of
+from imagefactory.verify.outcome import Brought, GpuRun, not_started, outcome_of
 from imagefactory.verify.kit.hardware import PCI_ORDER, SeenGpu, lost_gpus, names_lost, read_visible
 from imagefactory.verify.model import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.suite_files import (

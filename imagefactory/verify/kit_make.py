@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from imagefactory.documents import format_time
+from imagefactory.serialize import format_time
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.gpu.platforms import machine_of
 from imagefactory.oci.model import Image, Sif

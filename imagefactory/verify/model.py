@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Protocol
 
-from imagefactory.documents import NAME, Among, Capability, Count, Digest, Matching, Name, Named
-from imagefactory.gpu.model import row_of, slice_of
+from imagefactory.serialize import NAME, Among, Capability, Count, Digest, Matching, Name, Named
+from imagefactory.gpu.values import row_of, slice_of
 from imagefactory.model import CheckResult, Definition, Outcome
 from imagefactory.oci.model import Image, Sif
 from imagefactory.settings.choices import POOLS

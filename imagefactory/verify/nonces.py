@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.documents import shown
+from imagefactory.serialize import shown
 from imagefactory.errors import CheckFailedError, StoreError, UsageError, os_problem
-from imagefactory.files import remove_inside
+from imagefactory.fs import remove_inside
 from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verify.model import LEVELS, Subject
 

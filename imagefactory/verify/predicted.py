@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.knowledge.gpu_names import capabilities
-from imagefactory.gpu.model import Answer, Contents, Library, Reach
+from imagefactory.gpu.knowledge.gpus import capabilities
+from imagefactory.gpu.values import Answer, Contents, Library, Reach
 from imagefactory.gpu.predict import predict
 from imagefactory.gpu.rules import generic_modules, runs
 from imagefactory.suite.gpu.context import Predicted

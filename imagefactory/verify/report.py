@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from imagefactory.documents import Most, Within, fault, format_document, parse_document
+from imagefactory.serialize import Most, Within, fault, format_document, parse_document
 from imagefactory.model import Completed
 from imagefactory.verify.model import GpuReport
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError
-from imagefactory.files import locked_folder
+from imagefactory.fs import locked_folder
 from imagefactory.model import CheckResult, CheckState, Completed, Mount, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
-from imagefactory.runners.protocol import Runner
+from imagefactory.runtime.protocol import Runner
 from imagefactory.suite import table
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke_hints import find_hint

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from imagefactory.documents import format_value, parse_value
+from imagefactory.serialize import format_value, parse_value
 from imagefactory.errors import StatementError
-from imagefactory.files import replacing, seal, unseal
+from imagefactory.fs import replacing, seal, unseal
 from imagefactory.model import CheckResult, Outcome, Report
 from imagefactory.verify.model import Trial
 from imagefactory.verify.suite_files import required_checks

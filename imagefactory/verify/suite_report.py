@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from imagefactory.documents import (
-    LARGEST_NUMBER,
-    Among,
-    AnyText,
-    Fields,
-    Fixed,
-    Most,
-    Pairs,
-    Within,
-    parse_json,
-)
+from imagefactory.serialize import LARGEST_NUMBER, Among, AnyText, Fields, Fixed, Most, Pairs, Within, parse_json
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckResult, CheckState, Completed
 from imagefactory.suite import table

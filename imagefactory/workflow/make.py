@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.model import Target
 from imagefactory.progress import Progress
-from imagefactory.stages.build import BuildOptions, Built, build_image, check_build
-from imagefactory.stages.define import define_target
-from imagefactory.stages.push import Pushed, PushOptions, push_target
+from imagefactory.actions.build import BuildOptions, Built, build_image, check_build
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.transfer import Pushed, PushOptions, push_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

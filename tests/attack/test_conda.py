@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.engines.conda.prefix import Staging, staged
+from imagefactory.build.conda.prefix import Staging, staged
 from imagefactory.errors import FactoryError
 from imagefactory.model import LockedConda
 from imagefactory.progress import Quiet

@@ -18,17 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.documents import Fields
-from imagefactory.engines.conda import prefix
+from imagefactory.serialize import Fields
+from imagefactory.build.conda import prefix
 from imagefactory.errors import FactoryError
 from imagefactory.lock.pypi import sources
-from imagefactory.pools.htcondor.node import post
-from imagefactory.stages import compile as compiling
-from imagefactory.stages import emulate
+from imagefactory.schedulers.htcondor.node import post
+from imagefactory.extras.wheels import build as compiling
+from imagefactory.extras.emulate import run
 from imagefactory.trees import list_names, read_file, remove_tree, tree_bytes, walk_tree
-from imagefactory.verify import portable
+from imagefactory.extras.portability import run as portable
 from imagefactory.verify.kit import program
-from imagefactory.verify.kit_collect import read_folder, read_nonce
+from imagefactory.verify.kits import read_folder, read_nonce
 from imagefactory.verify.suite_report import ReportFault, parse_fields, read_report
 from tests.attack.ground import ground
 from tests.made.emulated import TOLD
@@ -131,10 +131,10 @@ def took_source(folder: Path) -> object:
 
 
 def took_emulated(folder: Path) -> object:
-    runs = emulate.read_told(folder)
+    runs = run.read_told(folder)
     output = folder.parent / "summary"
     try:
-        emulate.keep_told(folder, runs, output)
+        run.keep_told(folder, runs, output)
         return runs, output.read_bytes()
     finally:
         output.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.oci.check import check
+from imagefactory.oci.maintenance import check
 from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout

@@ -24,7 +24,7 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.registry import lists
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.made.mutants import HOSTILE, changed_bytes, changed_text
 from tests.made.service import Request, Service, service
 from tests.made.store_contract import artifact, blob, image_manifest, source

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from imagefactory.errors import FactoryError, StatementError, StoreError
 from imagefactory.oci.manifests import MALFORMED, parse_config
 from imagefactory.stages.kits import format_signed, parse_signed
-from imagefactory.sweeps.claimed import FORM, StoreClaims, claim_of, open_claims, sign_claims
-from imagefactory.verdicts.approval import Approvable, judge_approvals, sign_approval
-from imagefactory.verdicts.attached import parse_row
-from imagefactory.verdicts.envelope import parse_envelope, seal
-from imagefactory.verdicts.judgement import judge_verdict
-from imagefactory.verdicts.keys import parse_public
-from imagefactory.verdicts.model import Standing
+from imagefactory.schedulers.claims import FORM, StoreClaims, claim_of, open_claims, sign_claims
+from imagefactory.trust.approval import Approvable, judge_approvals, sign_approval
+from imagefactory.trust.attached import parse_row
+from imagefactory.trust.envelope import parse_envelope, seal
+from imagefactory.trust.judgement import judge_verdict
+from imagefactory.trust.keys import parse_public
+from imagefactory.trust.verdict import Standing
 from imagefactory.verdicts.portable import judge_portable, sign_portable
 from imagefactory.verdicts.revocation import parse_revocation
 from imagefactory.verdicts.statement import parse_verdict, sign

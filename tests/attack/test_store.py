@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.check import check
+from imagefactory.oci.maintenance import check
 from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet

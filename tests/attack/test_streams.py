@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.runners import sandbox
+from imagefactory.runtime import sandbox
 
 RELAY = (sys.executable, "-I", "-S", str(Path(sandbox.__file__).parent), "relay")
 IMAGE = r"""

@@ -13,14 +13,14 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagefactory.catalogue.document import LIFE, open_catalogue, sign_catalogue
+from imagefactory.trust.catalog import LIFE, open_catalogue, sign_catalogue
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import ATTESTATION, Manifest, check_unambiguous, choose_platform, parse_parts
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.model import Descriptor
-from imagefactory.verdicts.envelope import parse_envelope
-from imagefactory.verdicts.judgement import judge_verdict, judge_verdicts
-from imagefactory.verdicts.model import Standing
+from imagefactory.trust.envelope import parse_envelope
+from imagefactory.trust.judgement import judge_verdict, judge_verdicts
+from imagefactory.trust.verdict import Standing
 from imagefactory.verdicts.revocation import Withdrawal, judge_revocations, sign_revocation
 from imagefactory.verdicts.statement import SKEW, sign
 from imagefactory.verify.model import Subject

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from imagefactory.factory import read_factory
+from imagefactory.project import read_factory
 from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.define import define_target
+from imagefactory.actions.definition import define_target
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
 from imagefactory.verify.model import FULL, QUICK
 from imagefactory.verify.suite_files import read_suite, write_suite

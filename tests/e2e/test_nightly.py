@@ -26,20 +26,20 @@ import pytest
 import yaml
 
 from imagefactory.catalogue.model import Offer
-from imagefactory.catalogue.offers import judge_offer
+from imagefactory.trust.offers import judge_offer
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
 from imagefactory.stages import init_nights
 from imagefactory.stages.init_nights import Source
-from imagefactory.stages.read_catalogue import read_catalogue
-from imagefactory.verdicts.attached import Statement, attach
-from imagefactory.verdicts.claims import verified_claims
-from imagefactory.verdicts.keys import read_signing_key
+from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.claims import verified_claims
+from imagefactory.trust.keys import read_signing_key
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.trust import read_trust
+from imagefactory.trust.policy import read_trust
 from imagefactory.verify.kit_make import program_sum
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.verdicts import HOST, whole_report

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base import image as base_image
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.build.base import image as base_image
+from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout

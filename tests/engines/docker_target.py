@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from imagefactory.engines.base.image import BaseImage, format_time, write_index
+from imagefactory.build.base.image import BaseImage, format_time, write_index
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Base, Definition, Lock, Target, Where
 from imagefactory.oci.blob_writer import BlobWriter
@@ -23,7 +23,7 @@ from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_jso
 from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
-from imagefactory.render.define import SYSTEM_PATH, define
+from imagefactory.build.definition import SYSTEM_PATH, define
 from tests.made.wheels import locked, make_wheel
 
 EPOCH = 1_700_000_000

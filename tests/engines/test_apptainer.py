@@ -25,12 +25,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.apptainer import ApptainerEngine, lend_layout
-from imagefactory.engines.base.image import BaseImage
-from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
-from imagefactory.engines.sif_maker import SifMaker
+from imagefactory.build.apptainer import ApptainerEngine, lend_layout
+from imagefactory.build.base.image import BaseImage
+from imagefactory.build.secrets import BuildSecrets, find_secrets
+from imagefactory.build.sif import SifMaker
 from imagefactory.errors import BuildError, ToolError, UsageError
-from imagefactory.factory import read_factory
+from imagefactory.project import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Definition, Lock, Mount, RunSpec
 from imagefactory.oci.collect import collect
@@ -45,11 +45,11 @@ from imagefactory.oci.sif_container import read_partition
 from imagefactory.oci.squash_store import SQUASHED
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
-from imagefactory.runners.apptainer import ApptainerRunner
-from imagefactory.runners.apptainer_command import CHILD, ApptainerCommand, SifOrder
+from imagefactory.runtime.apptainer import ApptainerRunner
+from imagefactory.runtime.apptainer_command import CHILD, ApptainerCommand, SifOrder
 from imagefactory.scan.sif import unpacked_sif
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.define import define_target
+from imagefactory.actions.definition import define_target
 from tests.made.layer_store import TAR, file, make_tar
 from tests.made.squashfs import count_packed
 from tests.made.supplies import supplies
@@ -182,7 +182,7 @@ def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> 
     code = f"""
         import os
         from pathlib import Path
-        from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
+        from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
         order = SifOrder(folder=Path({str(bench)!r}), spec="x.def", output=Path({str(bench / "x.sif")!r}))
         ApptainerCommand(os.environ).build(order, lambda line: print(line, flush=True))
     """
@@ -537,11 +537,11 @@ def test_an_interrupted_maker_leaves_nothing(ground: Ground, number: int) -> Non
     code = """
         import os, signal, sys
         from pathlib import Path
-        from imagefactory.engines.sif_maker import SifMaker
+        from imagefactory.build.sif import SifMaker
         from imagefactory.oci import squash_store
         from imagefactory.oci.layout import Layout
         from imagefactory.progress import Quiet
-        from imagefactory.runners.apptainer_command import ApptainerCommand
+        from imagefactory.runtime.apptainer_command import ApptainerCommand
         copy = squash_store._copy
         def interrupt(*args):
             os.kill(os.getpid(), int(sys.argv[3]))
@@ -765,10 +765,10 @@ def test_gpus_are_demanded_first(ground: Ground) -> None:
 DRIVER = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.runners.apptainer_command import ApptainerCommand
+from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.model import RunSpec
 from imagefactory.oci.model import Descriptor, Sif
-from imagefactory.runners.apptainer import ApptainerRunner
+from imagefactory.runtime.apptainer import ApptainerRunner
 sif = Sif(name="x", digest="", file=Descriptor(media_type="", digest="", size=0), path=Path(sys.argv[1]),
           made_from="", compression="")
 runner = ApptainerRunner(ApptainerCommand(os.environ), None)

@@ -28,10 +28,10 @@ from pathlib import Path
 import pytest
 
 import imagefactory
-from imagefactory.engines.base import build, fetch, look
+from imagefactory.build.base import make, fetch, look
 from imagefactory.engines.base.builder import builder_facts, choose_ids
 from imagefactory.errors import BuildError, DownloadError, LockError
-from imagefactory.lock.debian.file import base_content_hash, read_base_lock, write_base_lock
+from imagefactory.lock.debian.lock import base_content_hash, read_base_lock, write_base_lock
 from imagefactory.lock.debian.solve import lock_base
 from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.model import Base, BaseLock, DebianPackage, Where
@@ -199,9 +199,9 @@ def made_of(room: Path, own: DebianMirror, locks: dict[str, BaseLock]) -> dict[s
 @pytest.fixture(scope="module")
 def tars(
     room: Path, base_store: Path, fetched: dict[str, fetch.FetchedBase], made_of: dict[str, BaseLock]
-) -> dict[str, build.BaseTar]:
+) -> dict[str, make.BaseTar]:
     """debian-13's is made here; debian-12's the command line made, as root."""
-    made = build.build_base(fetched["debian-13"], room / "debian-13.tar", Quiet(), environ=os.environ)
+    made = make.build_base(fetched["debian-13"], room / "debian-13.tar", Quiet(), environ=os.environ)
     layout, path = Layout(base_store), room / "debian-12.tar"
     image = layout.image("base:debian-12")
     assert image
@@ -209,7 +209,7 @@ def tars(
     with path.open("wb") as file:
         for data in codec("zstd").decompress(layout.blob_path(layer.descriptor.digest)):
             file.write(data)
-    lent = build.BaseTar(path=path, sha256=layer.diff_id.removeprefix("sha256:"), size=path.stat().st_size)
+    lent = make.BaseTar(path=path, sha256=layer.diff_id.removeprefix("sha256:"), size=path.stat().st_size)
     return {"debian-12": lent, "debian-13": made}
 
 
@@ -225,9 +225,9 @@ def stranger(room: Path) -> Iterator[str]:
 ELSEWHERE = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.engines.base.build import build_base
-from imagefactory.engines.base.fetch import fetch_base
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.build.base.make import build_base
+from imagefactory.build.base.fetch import fetch_base
+from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.debian.sources import find_mirror
 from imagefactory.model import Base, Where
 from imagefactory.progress import Quiet
@@ -243,7 +243,7 @@ print(os.geteuid(), os.uname().nodename, build_base(fetched, out, Quiet(), envir
 
 def test_the_same_bytes_for_another_user_host_mirror_folder_zone_language_and_umask(
     room: Path,
-    tars: dict[str, build.BaseTar],
+    tars: dict[str, make.BaseTar],
     stranger: str,
     mirror: PassingMirror,
 ) -> None:
@@ -315,7 +315,7 @@ threading.Thread(target=end_in_the_middle, daemon=True).start()
 
 
 def test_a_killed_build_takes_all_along(
-    room: Path, tars: dict[str, build.BaseTar], fetched: dict[str, fetch.FetchedBase], own: DebianMirror
+    room: Path, tars: dict[str, make.BaseTar], fetched: dict[str, fetch.FetchedBase], own: DebianMirror
 ) -> None:
     base, scratch = BASES["debian-12"], room / "killed"
     (scratch / "out").mkdir(parents=True)
@@ -336,7 +336,7 @@ def test_a_killed_build_takes_all_along(
     # The kernel ends a pid namespace at once, but not in no time.
     wait_for(lambda: not running_in(made.name), "what ran in the root ends")
     assert str(left) not in Path("/proc/self/mounts").read_text()
-    with build._scratch(environ, choose_ids(builder_facts())):  # the next build
+    with make._scratch(environ, choose_ids(builder_facts())):  # the next build
         assert not left.exists()
     assert not (scratch / "out/a.tar").exists()
 
@@ -345,12 +345,12 @@ def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
     tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends one when the reader of its tar is gone: a full disk, or a tar that is refused."""
-    monkeypatch.setattr(build, "mmdebstrap_command", lambda _: ("sh", "-c", "kill -HUP 0; exit 1"))
+    monkeypatch.setattr(make, "mmdebstrap_command", lambda _: ("sh", "-c", "kill -HUP 0; exit 1"))
     heard: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
         with pytest.raises(BuildError) as caught:
-            build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+            make.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
         assert caught.value.code == "mmdebstrap-failed"
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -361,9 +361,9 @@ def test_a_writer_that_goes_on_after_a_broken_tar_is_ended(
     tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = ("sh", "-c", "while echo not a tar; do :; done")
-    monkeypatch.setattr(build, "mmdebstrap_command", lambda _: endless)
+    monkeypatch.setattr(make, "mmdebstrap_command", lambda _: endless)
     with pytest.raises(BuildError) as caught:
-        build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+        make.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
     assert caught.value.code == "mmdebstrap-failed"
 
 
@@ -371,9 +371,9 @@ def test_a_line_without_end_is_not_kept(
     tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ("sh", "-c", "head -c 10000000 /dev/zero >&2; exit 1")
-    monkeypatch.setattr(build, "mmdebstrap_command", lambda _: line)
+    monkeypatch.setattr(make, "mmdebstrap_command", lambda _: line)
     with pytest.raises(BuildError) as caught:
-        build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+        make.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
     assert len(caught.value.message) < 200_000
 
 
@@ -442,7 +442,7 @@ def test_a_hostile_package_reaches_nothing_of_the_machine(
 ) -> None:
     with make_host(room, "package") as host:
         hostile = with_hostile(least, host.script("/report"), room / "stranger/debs")
-        made = build.build_base(hostile, tmp_path / "base.tar", Quiet(), environ=os.environ)
+        made = make.build_base(hostile, tmp_path / "base.tar", Quiet(), environ=os.environ)
         host.check()
         for path, package in zip(hostile.debs, hostile.lock.packages, strict=True):
             fetch.verify_deb(path, package)
@@ -456,7 +456,7 @@ def test_a_hostile_package_reaches_nothing_of_the_machine(
 
 @pytest.mark.parametrize("name", BASES)
 def test_the_layer_holds_nothing_of_its_making(
-    name: str, tars: dict[str, build.BaseTar], made_of: dict[str, BaseLock], own: DebianMirror, room: Path
+    name: str, tars: dict[str, make.BaseTar], made_of: dict[str, BaseLock], own: DebianMirror, room: Path
 ) -> None:
     hosts = [uri.split("/")[2].encode() for uri in (own.main, own.security) if "//" in uri]
     host, epoch = os.uname().nodename, made_of[name].source_date_epoch
@@ -512,7 +512,7 @@ apt-get check -qq
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_a_base_has_what_gpu_work_needs(name: str, room: Path, tars: dict[str, build.BaseTar]) -> None:
+def test_a_base_has_what_gpu_work_needs(name: str, room: Path, tars: dict[str, make.BaseTar]) -> None:
     root = room / f"{name}.root"
     root.mkdir()
     subprocess.run(["tar", "-xf", tars[name].path, "-C", root, "--numeric-owner"], check=True)
@@ -623,7 +623,7 @@ def test_a_damaged_cache_heals_and_is_never_built_from(
     path.write_bytes(flip(good.read_bytes()))
     debs = tuple(fetch.deb_path(tmp_path / "debs", package) for package in one.lock.packages)
     with pytest.raises(DownloadError, match=r"^unzip ") as caught:
-        build.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
+        make.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
     assert caught.value.code == "hash-mismatch"
     assert not (tmp_path / "a.tar").exists()
     fetch.fetch_base(one.base, one.lock, replace(own, debs=tmp_path / "debs"), Quiet(), locked=True)

@@ -26,9 +26,9 @@ from tests.services.hostile_script import ALLOWED, Host, make_host, parse_report
 RUN = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.engines.base.builder import builder_facts, choose_ids
+from imagefactory.build.base.builder import builder_facts, choose_ids
 from imagefactory.errors import FactoryError
-from imagefactory.runners.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_folder
+from imagefactory.runtime.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_folder
 
 folder, argv = Path(sys.argv[1]), tuple(sys.argv[2:])
 folder.mkdir(exist_ok=True)
@@ -49,9 +49,9 @@ print(json.dumps([code, stdout.decode(), stderr.decode()]))
 LEAVE = """
 import sys
 from pathlib import Path
-from imagefactory.engines.base.build import _scratch
-from imagefactory.engines.base.builder import builder_facts, choose_ids
-from imagefactory.runners.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_folder
+from imagefactory.build.base.make import _scratch
+from imagefactory.build.base.builder import builder_facts, choose_ids
+from imagefactory.runtime.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_folder
 
 ids, parent = choose_ids(builder_facts()), Path(sys.argv[1])
 parent.mkdir()

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.catalogue.document import CATALOGUE_TYPE, sign_catalogue
-from imagefactory.catalogue.invitation import Invitation, format_invitation
+from imagefactory.trust.catalog import CATALOGUE_TYPE, sign_catalogue
+from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.catalogue.model import Catalogue, CatalogueSource
-from imagefactory.catalogue.package import CURRENT
+from imagefactory.trust.catalog_package import CURRENT
 from imagefactory.catalogue.publish import publish_catalogue, publish_invitation
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.join import read_invitation
-from imagefactory.stages.read_catalogue import read_catalogue
-from imagefactory.verdicts.keys import PublicKey
-from imagefactory.verdicts.trust import Grant
+from imagefactory.actions.join import read_invitation
+from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.trust.keys import PublicKey
+from imagefactory.trust.policy import Grant
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import LAB, NOW, STRANGER
 from tests.services.registry import RegistryOptions, registry_server

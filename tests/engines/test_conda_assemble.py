@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base.image import BaseImage
+from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.base.image import BaseImage
 from imagefactory.errors import BuildError
 from imagefactory.model import Base, Completed, Definition, Lock, LockedPackage, RunSpec
 from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
-from imagefactory.render.define import define
-from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.build.definition import define
+from imagefactory.runtime.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.made.supplies import supplies
 from tests.made.wheels import locked, make_wheel
@@ -304,7 +304,7 @@ def test_a_script_stays_in_its_sandbox(
 _BUILD = """
 import os, pickle, signal, sys
 from pathlib import Path
-from imagefactory.engines.assemble import AssembleEngine
+from imagefactory.build.assemble import AssembleEngine
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 from tests.made.supplies import supplies

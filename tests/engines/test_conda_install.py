@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from imagefactory.engines.conda import link
-from imagefactory.render import conda_install
-from imagefactory.render.conda_install import Failure, parse_explicit
+from imagefactory.build.conda import link
+from imagefactory.build import conda_install
+from imagefactory.build.conda_install import Failure, parse_explicit
 from tests.services import conda_package
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.children import LIMIT, child, wait_for

@@ -20,30 +20,22 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base.image import BaseImage
+from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.base.image import BaseImage
 from imagefactory.engines.claims import describe_claims, settle_claims
-from imagefactory.engines.conda import prefix
+from imagefactory.build.conda import prefix
 from imagefactory.engines.conda.layer import lay_changes, lay_path
-from imagefactory.engines.conda.prefix import (
-    Change,
-    LinkedPrefix,
-    PathClaim,
-    Staging,
-    remove_extracted,
-    run_scripts,
-    staged,
-)
-from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, Part, plan_layers
-from imagefactory.engines.wheel_layer import Prefix
+from imagefactory.build.conda.prefix import Change, LinkedPrefix, PathClaim, Staging, remove_extracted, run_scripts, staged
+from imagefactory.build.layer_plan import OWN_LAYER_BYTES, Part, plan_layers
+from imagefactory.build.wheel_layer import Prefix
 from imagefactory.errors import BuildError, ToolError
-from imagefactory.files import Removal
+from imagefactory.fs import Removal
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
-from imagefactory.render import conda_install
+from imagefactory.build import conda_install
 from tests.made.compiled import compile_here
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base.image import BaseImage, write_index
-from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
-from imagefactory.engines.docker import DockerEngine
+from imagefactory.build.base.image import BaseImage, write_index
+from imagefactory.build.secrets import BuildSecrets, find_secrets
+from imagefactory.build.docker import DockerEngine
 from imagefactory.errors import BuildError, FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Definition, Mount, RunSpec
 from imagefactory.oci.layers import codec
@@ -32,10 +32,10 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Image
 from imagefactory.progress import Lines, Quiet
-from imagefactory.runners.docker import OUTPUT_LIMIT, DockerRunner
-from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.runtime.docker import OUTPUT_LIMIT, DockerRunner
+from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runners.docker_owner import OWNER
-from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
@@ -212,8 +212,8 @@ def test_failed_build_shows_the_last_lines_and_leaves_nothing(bench: Bench) -> N
 
 CHILD = """
 import pickle, sys
-from imagefactory.engines.docker import DockerEngine
-from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.build.docker import DockerEngine
+from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 from tests.made.supplies import supplies
@@ -317,7 +317,7 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
 def test_raw_output_of_buildkit_holds_no_canary(bench: Bench, tmp_path: Path) -> None:
     """What BuildKit itself prints, before we hide anything, with the cache off."""
     from imagefactory.engines.buildx import Build, command
-    from imagefactory.render.folders import render, write_definitions
+    from imagefactory.build.folders import render, write_definitions
 
     write_definitions(tmp_path / "context", render(bench.definition))
     (tmp_path / "ca.pem").write_bytes(CANARY_PEM)
@@ -478,10 +478,10 @@ def test_damaged_layer_never_becomes_an_image(bench: Bench, tmp_path: Path) -> N
 
 RUN_CHILD = """
 import os, pickle, sys
-from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.model import RunSpec
 from imagefactory.oci.layout import Layout
-from imagefactory.runners.docker import DockerRunner
+from imagefactory.runtime.docker import DockerRunner
 store, environ, image, spec = pickle.load(open(sys.argv[1], "rb"))
 done = DockerRunner(Layout(store), DockerDaemon(environ)).run(image, spec)
 sys.exit(done.returncode)

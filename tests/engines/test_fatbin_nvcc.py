@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.gpu.model import Library
+from imagefactory.gpu.values import Library
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 from imagefactory.suite.gpu import kernels
 from tests.services.nvcc import Nvcc, install_nvcc

@@ -44,7 +44,7 @@ from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import Sending, Sent, origins_from, remember, send
 from imagefactory.progress import Quiet
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
 from tests.made.families import LAYER, candidate_of, make_root, stored_image
 from tests.made.registry import Ways, registry_made_here

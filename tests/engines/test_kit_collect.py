@@ -18,8 +18,8 @@ from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, Us
 from imagefactory.model import CheckState, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.statement import missing_evidence
-from imagefactory.verify import kit_collect as room
-from imagefactory.verify.kit_collect import CollectedReport, collect_kit
+from imagefactory.verify import kits as room
+from imagefactory.verify.kits import CollectedReport, collect_kit
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from imagefactory.verify.nonces import LIFETIME, NonceError, NonceLedger
 from tests.made.kit import (

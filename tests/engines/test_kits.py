@@ -20,19 +20,19 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import CheckFailedError, NoGpuError
-from imagefactory.factory import Factory
+from imagefactory.project import Factory
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.stages.export import SifExport, export_sif
 from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, collect, write_kit
-from imagefactory.stages.push import PushOptions, push_target
-from imagefactory.stages.verdicts import find_in, read_court, registry_of
-from imagefactory.stages.verify import VerifyOptions
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.actions.verdicts import find_in, read_court, registry_of
+from imagefactory.actions.verify import VerifyOptions
 from imagefactory.suite.gpu import table
-from imagefactory.verdicts.keys import keys_folder, make_key
-from imagefactory.verdicts.model import Standing
-from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.trust.keys import keys_folder, make_key
+from imagefactory.trust.verdict import Standing
+from imagefactory.trust.policy import Grant, add_key
 from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.model import SEEN_BY_KIT
 from tests.services import libcuda
@@ -288,7 +288,7 @@ def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) 
     kit = ground.kit("promoted")
     made_up(ground, kit, "--runner", "docker", programs=ground.programs())
     folder = keys_folder(ground.factory.environ)
-    from imagefactory.verdicts.keys import read_public
+    from imagefactory.trust.keys import read_public
 
     today = datetime.now(UTC).date()
     grant = Grant(

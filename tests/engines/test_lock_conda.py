@@ -24,8 +24,8 @@ from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
-from imagefactory.recipes.draft import DraftAsk, check_draft, draft
-from imagefactory.recipes.environments import Reading, parse_wish
+from imagefactory.extras.importers.draft import DraftAsk, check_draft, draft
+from imagefactory.extras.importers.environments import Reading, parse_wish
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.recipes.read import read_bases
 from tests.made.lock_checker import Record, check_lock, moved, read_records

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.build_secrets import find_secrets
+from imagefactory.build.secrets import find_secrets
 from imagefactory.errors import LockError, UsageError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess

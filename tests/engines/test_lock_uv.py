@@ -20,7 +20,7 @@ from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, LockedConda, Target, Where
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.web import local_path
+from imagefactory.http import local_path
 
 WHERE = Where(file="recipes/small.yaml", line=1, column=1)
 PYTHON = f"3.{sys.version_info.minor}"

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from imagefactory.pools.inventory import read_inventory
-from imagefactory.stages.verdicts import find_in, local_place, read_court
-from imagefactory.sweeps.sweep_file import read_sweep
-from imagefactory.verdicts.model import Standing
+from imagefactory.schedulers.inventory import read_inventory
+from imagefactory.actions.verdicts import find_in, local_place, read_court
+from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.trust.verdict import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, somebody_else, submit, wait_for
 from tests.services import libcuda

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.trust.catalog import LIFE, sign_catalogue
 from imagefactory.catalogue.model import CataloguedImage, Envelopes
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
-from imagefactory.pools.model import ImageKind
-from imagefactory.pools.sites import SITES, Site
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import SITES, Site
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import Subject

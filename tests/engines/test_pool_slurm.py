@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagefactory.pools.slurm.probe import Known, remember
+from imagefactory.schedulers.slurm.nodes import Known, remember
 from imagefactory.settings.choices import SLURM
-from imagefactory.stages.verdicts import find_in, local_place, read_court
-from imagefactory.sweeps.sweep_file import read_sweep
-from imagefactory.verdicts.model import Standing
+from imagefactory.actions.verdicts import find_in, local_place, read_court
+from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.trust.verdict import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, submit, wait_for
 from tests.services import slurm

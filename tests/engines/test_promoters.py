@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import RegistryError
-from imagefactory.factory import Factory, read_factory
+from imagefactory.project import Factory, read_factory
 from imagefactory.oci.candidates import candidate_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE
@@ -25,18 +25,18 @@ from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.candidates import Promoting
-from imagefactory.stages.promote import promote
+from imagefactory.actions.images import Promoting
+from imagefactory.actions.promote import promote
 from imagefactory.stages.statements import writing
-from imagefactory.verdicts.attached import Journal, Statement, attach
-from imagefactory.verdicts.keys import PublicKey
+from imagefactory.trust.attached import Journal, Statement, attach
+from imagefactory.trust.keys import PublicKey
 from imagefactory.verdicts.reconcile import reconcile
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.trust.policy import Grant, add_key
 from imagefactory.verify.model import Subject
 from imagefactory.verify.suite_files import suite_digest
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.made.store_contract import image_index, image_manifest
 from tests.made.trusted import write_settings
 from tests.made.verdicts import HOST, LAB, MADE_UP, whole_report

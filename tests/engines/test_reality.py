@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.model import Answer, Cell
+from imagefactory.gpu.values import Answer, Cell
 from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, faults
 
 REPORTS = tomllib.loads(Path(__file__).with_name("reports.toml").read_text(encoding="utf-8"))["report"]

@@ -24,7 +24,7 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Store
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.made.store_contract import (
     StoreContract,
     blob,

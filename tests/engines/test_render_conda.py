@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 
 import imagefactory.render
-from imagefactory.engines.apptainer import ApptainerEngine
-from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base.image import BaseImage
-from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
-from imagefactory.engines.docker import DockerEngine
-from imagefactory.engines.protocol import Engine
-from imagefactory.engines.sif_maker import SifMaker
+from imagefactory.build.apptainer import ApptainerEngine
+from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.base.image import BaseImage
+from imagefactory.build.secrets import BuildSecrets, find_secrets
+from imagefactory.build.docker import DockerEngine
+from imagefactory.build.protocol import Engine
+from imagefactory.build.sif import SifMaker
 from imagefactory.errors import BuildError
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
@@ -37,14 +37,14 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines, Quiet
-from imagefactory.render.define import define
-from imagefactory.render.folders import render, write_definitions
-from imagefactory.runners.apptainer import ApptainerRunner
-from imagefactory.runners.apptainer_command import ApptainerCommand
-from imagefactory.runners.docker import DockerRunner
-from imagefactory.runners.docker_daemon import DockerDaemon
-from imagefactory.runners.protocol import Runner
-from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.build.definition import define
+from imagefactory.build.folders import render, write_definitions
+from imagefactory.runtime.apptainer import ApptainerRunner
+from imagefactory.runtime.apptainer_command import ApptainerCommand
+from imagefactory.runtime.docker import DockerRunner
+from imagefactory.runtime.docker_daemon import DockerDaemon
+from imagefactory.runtime.protocol import Runner
+from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, store_base

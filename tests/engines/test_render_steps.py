@@ -27,9 +27,9 @@ import pytest
 from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 from imagefactory.render.apptainer import render_apptainer
-from imagefactory.render.define import define, pyvenv_cfg, venv_links
-from imagefactory.render.folders import render, write_definitions
-from imagefactory.render.steps import SITE
+from imagefactory.build.definition import define, pyvenv_cfg, venv_links
+from imagefactory.build.folders import render, write_definitions
+from imagefactory.build.steps import SITE
 
 WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
 WHEELS = {

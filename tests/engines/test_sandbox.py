@@ -644,7 +644,7 @@ def test_layers_in_use_are_not_collected(caller: Caller) -> None:
     spec: dict[str, object] = {"argv": ["sleep", marker]}
     collect = (
         "import sys; from pathlib import Path; from imagefactory.oci.unpack import Unpacked;"
-        "from imagefactory.files import Removal;"
+        "from imagefactory.fs import Removal;"
         f"unpacked = Unpacked(Path({str(caller.store / 'unpacked')!r}));"
         "print(len(unpacked.collect([], Removal(unpacked.folder, dry_run=False))))"
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.runners import sandbox
+from imagefactory.runtime import sandbox
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.sandbox import ORDINARY_UID, Caller, add_layer, entry, init_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.runners.sandbox.cgroups import Group, Parent, Refusal, find_parent, look_at, read_own
+from imagefactory.runtime.sandbox.cgroups import Group, Parent, Refusal, find_parent, look_at, read_own
 from imagefactory.trees import remove_tree
 from tests.services.children import wait_for
 from tests.services.sandbox import Caller, scratch_folders

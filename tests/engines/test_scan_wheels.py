@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.contradictions import contradictions
-from imagefactory.gpu.model import Answer, Contents
+from imagefactory.gpu.values import Answer, Contents
 from imagefactory.gpu.predict import predict
 from imagefactory.progress import Quiet
 from imagefactory.scan.files import scan_wheel

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
 from imagefactory.submit.check.language import Jobs
-from imagefactory.submit.check.reader import parse_submit_file
+from imagefactory.extras.lint.reader import parse_submit_file
 
 NAMES = st.sampled_from(["x", "Request_GPUs", "my_dir", "request_foobar", "a.b", "+Own", "MY.Own", "log"])
 WORDS = st.sampled_from(

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from imagefactory.catalogue.document import LIFE
+from imagefactory.trust.catalog import LIFE
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
-from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.gpu.values import Answer, Basis, Claim
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import GpuReport, Subject
 from tests.made.verdicts import LAB, NOW, SUBJECT, SUITE, digest, whole_report

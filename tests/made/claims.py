@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.gpu.values import Answer, Basis, Claim
 from imagefactory.model import Outcome, Where
-from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Judged, Standing, Verdict
 from imagefactory.verify import model
 from imagefactory.verify.model import SEEN_HERE, GpuReport, Hardware, Subject
 from tests.made.values import make_target

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines import layer_work
-from imagefactory.engines.layer_plan import LayerInputs
+from imagefactory.build import layers
+from imagefactory.build.layer_plan import LayerInputs
 from imagefactory.engines.pyc import BaseCompiler
 
 
@@ -23,4 +23,4 @@ def compile_here(monkeypatch: pytest.MonkeyPatch, python: str) -> None:
 
         return BaseCompiler(start, python)
 
-    monkeypatch.setattr(layer_work, "new_compiler", new_compiler)
+    monkeypatch.setattr(layers, "new_compiler", new_compiler)

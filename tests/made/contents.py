@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.model import Contents, Library, Modules, Package
+from imagefactory.gpu.values import Contents, Library, Modules, Package
 
 
 def library(path: str, *modules: str, compressions: tuple[str, ...] = ("lz4",), damage: str = "") -> Library:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from imagefactory.access import Access
-from imagefactory.engines.base.image import BaseImage
-from imagefactory.engines.protocol import Engine, Supplies
+from imagefactory.build.base.image import BaseImage
+from imagefactory.build.protocol import Engine, Supplies
 from imagefactory.model import Completed, Definition, RunSpec
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
-from imagefactory.runners.protocol import Runner, RunnerGround
+from imagefactory.runtime.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import RUNNERS, RunnerRow
 from tests.made.layout import add_image
 

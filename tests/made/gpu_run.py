@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.suite.gpu import table
-from imagefactory.verify.gpu_outcome import GpuRun
+from imagefactory.verify.outcome import GpuRun
 from tests.made.trial import ScriptedRunner
 from tests.made.verdicts import HOST, MADE_UP, NOW, SUBJECT, SUITE
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from imagefactory.engines.base.look import base_key
-from imagefactory.factory import Factory
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.build.base.look import base_key
+from imagefactory.project import Factory
+from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock, write_layer_lock
 from imagefactory.model import Target
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.stages.define import define_target
+from imagefactory.actions.definition import define_target
 from tests.made.layout import LAYER_TYPE
 
 TITLES = ("debian-12", "environment", "torch 2.3.1", "bucket 0")

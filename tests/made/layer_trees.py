@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagefactory.oci.inflate import plain_layer
 from imagefactory.oci.model import Layer
-from imagefactory.oci.squash_layer import LayerIndex, LayerPacker, Packers, Squeeze
+from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze
 from imagefactory.oci.squash_tree import format_image
 from imagefactory.oci.tar_stream import FOLDER, HIDDEN, REMOVED, SYMLINK, TarStream, entries
 from imagefactory.oci.tree import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagefactory.engines.base.image import write_index
+from imagefactory.build.base.image import write_index
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Descriptor

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from imagefactory.gpu.capability import Capability
-from imagefactory.matrix.changes import KeptCell, KeptPlan, KeptTarget, NightReport, NightRow
+from imagefactory.extras.nightly.changes import KeptCell, KeptPlan, KeptTarget, NightReport, NightRow
 from imagefactory.matrix.plan import CellState, PlanGpu
-from imagefactory.verdicts.claims import ProofAges
+from imagefactory.trust.claims import ProofAges
 
 NIGHT = datetime(2026, 11, 25, 2, 17, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -9,10 +9,10 @@ from typing import Any
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Offer, OfferedSif
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.gpu.values import Answer, Basis, Claim
 from imagefactory.model import Outcome
-from imagefactory.submit.proven import GpuClass
-from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.jobs.offer import GpuClass
+from imagefactory.trust.verdict import Judged, Standing
 from imagefactory.verify.model import Subject
 from tests.made.claims import judged as judged_verdict
 

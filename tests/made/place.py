@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.factory import Factory, read_factory
+from imagefactory.project import Factory, read_factory
 from imagefactory.settings.load import load_settings
 from tests.made.command import Call, say
 from tests.made.values import hexed

@@ -11,15 +11,8 @@ from typing import Any
 
 from imagefactory.model import CheckState, Completed, RunSpec
 from imagefactory.oci.model import Image
-from imagefactory.verify import portable
-from imagefactory.verify.portable_model import (
-    Latency,
-    PortableInput,
-    PortableModel,
-    PortableReport,
-    PortableRow,
-    Served,
-)
+from imagefactory.extras.portability import run
+from imagefactory.extras.portability.report import Latency, PortableInput, PortableModel, PortableReport, PortableRow, Served
 from imagefactory.verify.suite_files import EXPECT_MOUNT, REPORT_MOUNT
 from tests.made.verdicts import NOW, SUBJECT, SUITE, digest
 
@@ -120,7 +113,7 @@ class Inside:
     def run(self, image: Image, spec: RunSpec) -> Completed:
         self.spec = spec
         mounts = {mount.target: mount.source for mount in spec.mounts}
-        self.asked = json.loads((mounts[EXPECT_MOUNT] / portable.ASKED).read_text())
+        self.asked = json.loads((mounts[EXPECT_MOUNT] / run.ASKED).read_text())
         if self.report is not None:
             text = self.report if isinstance(self.report, str) else json.dumps(self.report)
             (mounts[REPORT_MOUNT] / self.name).write_text(text)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base import image
-from imagefactory.engines.base.image import recall_base
-from imagefactory.factory import Factory
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.base import image
+from imagefactory.build.base.image import recall_base
+from imagefactory.project import Factory
+from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
@@ -18,13 +18,13 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.stages import build, define
-from imagefactory.stages.push import PushOptions, push_target
-from imagefactory.verdicts.attached import Statement, attach
-from imagefactory.verdicts.keys import PublicKey
+from imagefactory.actions import build, definition as define
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.keys import PublicKey
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.trust.policy import Grant, add_key
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.factory import NAME
 from tests.made.layout import add_image

@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from imagefactory.factory import Factory, read_factory
+from imagefactory.project import Factory, read_factory
 from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Graph, Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.stages.sign import signing_key
 from imagefactory.stages.statements import attach_signed
 from imagefactory.verdicts.statement import Signed, sign

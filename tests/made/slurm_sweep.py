@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from imagefactory.pools.model import ImageKind, JobLimits, PoolImage, Sweep, SweepNode
+from imagefactory.schedulers.pool import ImageKind, JobLimits, PoolImage, Sweep, SweepNode
 from tests.made.kit import SUBJECT
 
 

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
 from imagefactory.lock.pypi import newest
-from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.model import Base, Lock, Target
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")

@@ -11,7 +11,7 @@ import zstandard
 
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
-from imagefactory.oci.squash_layer import LayerIndex, Packers, Squeeze
+from imagefactory.oci.squash_layers import LayerIndex, Packers, Squeeze
 from imagefactory.oci.squash_store import Row, SquashStore
 from imagefactory.oci.squash_tree import format_image
 from imagefactory.progress import Quiet

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from imagefactory.engines.base.image import BaseImage, as_coming
-from imagefactory.engines.protocol import Supplies
+from imagefactory.build.base.image import BaseImage, as_coming
+from imagefactory.build.protocol import Supplies
 from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import LockedPackage
 from imagefactory.oci.unpack import Unpacked

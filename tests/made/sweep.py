@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.pools.htcondor.pool import SweepFolder
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.htcondor.pool import SweepFolder
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.suite.gpu import table
-from imagefactory.sweeps.sweep_file import read_sweep
+from imagefactory.schedulers.sweep_file import read_sweep
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 DRIVER, CUDA = "550.90.07", "12.4"

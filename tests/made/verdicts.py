@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.suite.gpu import table
-from imagefactory.verdicts.envelope import format_json, seal
-from imagefactory.verdicts.judgement import Court
-from imagefactory.verdicts.keys import PublicKey, SigningKey
-from imagefactory.verdicts.trust import Grant, Policy, Trust, TrustedKey, format_row
+from imagefactory.trust.envelope import format_json, seal
+from imagefactory.trust.judgement import Court
+from imagefactory.trust.keys import PublicKey, SigningKey
+from imagefactory.trust.policy import Grant, Policy, Trust, TrustedKey, format_row
 from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 
 NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)

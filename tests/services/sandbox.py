@@ -28,8 +28,8 @@ from pathlib import Path
 from imagefactory.errors import FactoryError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.model import Descriptor, Image, Layer
-from imagefactory.runners.gpu_devices import GpuDevices
-from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.runtime.devices import GpuDevices
+from imagefactory.runtime.unshare import UnshareRunner
 
 request = json.loads(sys.argv[1])
 

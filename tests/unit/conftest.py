@@ -15,18 +15,19 @@ import pytest
 
 from imagefactory.cli import cancel, status, sweeps
 from imagefactory.errors import BuildError, UnreachableError
-from imagefactory.factory import Factory, read_factory
+from imagefactory.project import Factory, read_factory
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image
-from imagefactory.pools.htcondor.pool import HTCondor
-from imagefactory.pools.inventory import write_inventory
+from imagefactory.schedulers.htcondor.pool import HTCondor
+from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.settings import files
 from imagefactory.settings.load import ENVIRONMENT_PREFIX, load_settings
-from imagefactory.stages import build, new, plan, sweep_images
-from imagefactory.stages import push as pushing
-from imagefactory.verdicts.keys import keys_folder, make_key
-from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.actions import build, plan, sweep_images
+from imagefactory.extras.importers import new
+from imagefactory.actions import transfer as pushing
+from imagefactory.trust.keys import keys_folder, make_key
+from imagefactory.trust.policy import Grant, add_key
 from tests.made.command import Call, Said, say
 from tests.made.deep import MakeDeep, make_deep
 from tests.made.factory import NAME, put_image

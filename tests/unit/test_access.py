@@ -19,7 +19,7 @@ from imagefactory.access import (
     registry_place,
     repository_of,
 )
-from imagefactory.engines.build_secrets import find_secrets
+from imagefactory.build.secrets import find_secrets
 from imagefactory.errors import UsageError
 from imagefactory.oci.transfer import Brake, _StoppedError
 from imagefactory.settings.load import load_settings

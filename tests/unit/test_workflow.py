@@ -10,10 +10,10 @@ import pytest
 
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
-from imagefactory.stages.push import PushOptions
-from imagefactory.stages.verify import VerifyOptions
+from imagefactory.actions.transfer import PushOptions
+from imagefactory.actions.verify import VerifyOptions
 from imagefactory.workflow import make as making
-from imagefactory.workflow import prove
+from imagefactory.actions import workflow
 from tests.made.verdicts import NOW
 
 
@@ -32,13 +32,13 @@ def promoted(monkeypatch: pytest.MonkeyPatch, where: Reference | None) -> Any:
         "attach_signed": ("there",),
     }
     for name, gives in stages.items():
-        monkeypatch.setattr(prove, name, lambda *_, gives=gives: gives)
-    monkeypatch.setattr(prove, "place_of", lambda factory, where: f"registry {where.registry}")
-    monkeypatch.setattr(prove, "local_place", lambda factory, family: f"store {family}")
-    monkeypatch.setattr(prove, "promote", lambda factory, wanted, progress: wanted.place)
+        monkeypatch.setattr(workflow, name, lambda *_, gives=gives: gives)
+    monkeypatch.setattr(workflow, "place_of", lambda factory, where: f"registry {where.registry}")
+    monkeypatch.setattr(workflow, "local_place", lambda factory, family: f"store {family}")
+    monkeypatch.setattr(workflow, "promote", lambda factory, wanted, progress: wanted.place)
     bench = SimpleNamespace(evidence=SimpleNamespace(read=lambda: None), clock=lambda: NOW)
     options = VerifyOptions(promote=True)
-    done = prove.prove_image(None, "pytorch", options, bench, Quiet())  # type: ignore[arg-type]
+    done = workflow.prove_image(None, "pytorch", options, bench, Quiet())  # type: ignore[arg-type]
     assert done.attached == ("there",)
     return done.promotion
 

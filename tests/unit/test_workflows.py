@@ -20,7 +20,7 @@ import yaml
 
 from imagefactory import __version__
 from imagefactory.errors import DISTRIBUTION
-from imagefactory.factory import read_factory
+from imagefactory.project import read_factory
 from imagefactory.settings.load import load_settings
 from imagefactory.verify import kit_make
 from imagefactory.verify.kit_make import program_files

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from imagefactory.engines.base.build import BaseTar
+from imagefactory.build.base.make import BaseTar
 from imagefactory.engines.base.tar import HashedLayer
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError
-from imagefactory.runners.build_sandbox import SYSTEM_PATH, IdMaps
+from imagefactory.runtime.build_sandbox import SYSTEM_PATH, IdMaps
 
 IDS = 65536
 """As many ids as Debian's packages may use."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from imagefactory.engines.base.fetch import FetchedBase
-from imagefactory.engines.base.look import fixed_files, is_kept
+from imagefactory.build.base.fetch import FetchedBase
+from imagefactory.build.base.look import fixed_files, is_kept
 from imagefactory.errors import BuildError
 from imagefactory.lock.debian.sources import parse_stanzas
 from imagefactory.model import BaseLock

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagefactory.engines.conda.prefix import Change
-from imagefactory.engines.wheel_layer import TEXT, AlteredError, Compiler, LaidFile, Prefix
+from imagefactory.build.conda.prefix import Change
+from imagefactory.build.wheel_layer import TEXT, AlteredError, Compiler, LaidFile, Prefix
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import Segment
-from imagefactory.render.conda_install import source_of
+from imagefactory.build.conda_install import source_of
 from imagefactory.trees import open_file, read_chunks, read_file
 
 RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that

@@ -28,7 +28,7 @@ from imagefactory.gpu.knowledge.documents import (
     documented,
     releases,
 )
-from imagefactory.gpu.knowledge.gpu_names import Gpu, capabilities, find_gpu, gpus
+from imagefactory.gpu.knowledge.gpus import Gpu, capabilities, find_gpu, gpus
 from imagefactory.gpu.knowledge.indexes import ElsewhereRow, elsewhere, known_index
 from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_for_amd64, scanned_wheels
 from imagefactory.gpu.knowledge.toolkits import (
@@ -40,21 +40,7 @@ from imagefactory.gpu.knowledge.toolkits import (
     ptx_cuda,
     targets_of,
 )
-from imagefactory.gpu.knowledge.wheels import (
-    Bound,
-    Companion,
-    CudaWheel,
-    bounds,
-    companion_names,
-    companions,
-    companions_for,
-    cuda_wheels,
-    families,
-    last_with,
-    newest_cuda,
-    offered,
-    pypi_names,
-)
+from imagefactory.gpu.knowledge.packages import Bound, Companion, CudaWheel, bounds, companion_names, companions, companions_for, cuda_wheels, families, last_with, newest_cuda, offered, pypi_names
 
 __all__ = [
     "Bound",

@@ -9,7 +9,7 @@ from functools import cache
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.knowledge.gpu_names import find_gpu, gpus
+from imagefactory.gpu.knowledge.gpus import find_gpu, gpus
 from imagefactory.gpu.knowledge.tables import read_table
 
 GIB = 1 << 30

@@ -1,6 +1,6 @@
 """What scans of framework wheels found (`scanned.toml`), by the wheel's sha256.
 
-The rows are made by `python -m imagefactory.stages.scan_wheels`, never by hand. So what a wheel
+The rows are made by `python -m imagefactory.actions.scan_wheels`, never by hand. So what a wheel
 holds can be said without fetching it: its bytes are fixed by the hash that a lock names.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.knowledge.tables import read_table
-from imagefactory.gpu.model import Contents, Library, Modules, Package
+from imagefactory.gpu.values import Contents, Library, Modules, Package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

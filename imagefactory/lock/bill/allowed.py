@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from imagefactory.lock.bill.licences import LICENSING
-from imagefactory.lock.bill.model import Bill, Component, Licence
+from imagefactory.extras.sbom.bill import Bill, Component, Licence
 
 UNKNOWN = "NOASSERTION"
 

@@ -12,7 +12,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.spdx import is_supported_id
 
 from imagefactory import __version__
-from imagefactory.lock.bill.model import Bill, Component, Kind, Licence
+from imagefactory.extras.sbom.bill import Bill, Component, Kind, Licence
 
 
 def format_cyclonedx(bill: Bill) -> str:

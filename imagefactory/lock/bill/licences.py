@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from license_expression import ExpressionError, get_spdx_licensing
 from packaging.metadata import parse_email
 
-from imagefactory.lock.bill.model import Licence
+from imagefactory.extras.sbom.bill import Licence
 from imagefactory.lock.debian.sources import parse_stanzas
 
 LICENSING = get_spdx_licensing()

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from imagefactory.lock.bill.look import Known, conda_qualifiers, debian_component
-from imagefactory.lock.bill.model import Bill, Component, Kind, merge_carried, sorted_components
-from imagefactory.lock.debian.file import format_base_lock
+from imagefactory.extras.sbom.look import Known, conda_qualifiers, debian_component
+from imagefactory.extras.sbom.bill import Bill, Component, Kind, merge_carried, sorted_components
+from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Base, BaseLock, Lock, LockedPackage, LockedWheel
 

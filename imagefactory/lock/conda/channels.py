@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
 from imagefactory.recipes.match_spec import channel_address
-from imagefactory.web import Login, Patience, Web, on_loopback, redact, sends_openly, without_login
+from imagefactory.http import Login, Patience, Web, on_loopback, redact, sends_openly, without_login
 
 if TYPE_CHECKING:  # only solving needs it
     from rattler import Gateway

@@ -39,7 +39,7 @@ from imagefactory.lock.pypi.question import origins_of
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.progress import Progress
-from imagefactory.web import RefusedError, TransientError, redact
+from imagefactory.http import RefusedError, TransientError, redact
 
 if TYPE_CHECKING:  # an unchanged lock does not wait for rattler
     from rattler import Gateway, RepoDataRecord

@@ -31,7 +31,7 @@ from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import CondaQuestion, Solver, first_question, run
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import LockedConda, Target
-from imagefactory.web import redact
+from imagefactory.http import redact
 
 _NO_SOLUTION = re.compile(
     r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound|Could not solve|Cannot solve"

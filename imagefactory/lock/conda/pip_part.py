@@ -22,11 +22,11 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest, asked_of
-from imagefactory.lock.pypi.behind import find_behind
+from imagefactory.lock.pypi.outdated import find_behind
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, check_exclude, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
 

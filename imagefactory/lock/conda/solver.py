@@ -22,7 +22,7 @@ from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.model import LockedConda, Target
 from imagefactory.recipes.match_spec import channel_address
-from imagefactory.web import redact
+from imagefactory.http import redact
 
 if TYPE_CHECKING:
     from rattler import Gateway, MatchSpec, RepoDataRecord

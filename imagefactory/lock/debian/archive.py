@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from imagefactory.errors import DownloadError, LockError, ToolError
-from imagefactory.lock.debian.file import ALWAYS
+from imagefactory.lock.debian.lock import ALWAYS
 from imagefactory.lock.debian.sources import EXPIRED_HINT, MIRROR_HINT, DebianMirror, parse_stanzas
 from imagefactory.model import DebianPackage
 from imagefactory.progress import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagefactory.errors import LockError
 from imagefactory.gpu.platforms import architecture
 from imagefactory.lock.debian.archive import Archive, open_archive
-from imagefactory.lock.debian.file import base_content_hash
+from imagefactory.lock.debian.lock import base_content_hash
 from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror
 from imagefactory.model import Base, BaseLock
 from imagefactory.progress import Progress

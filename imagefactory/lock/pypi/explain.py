@@ -10,9 +10,9 @@ from imagefactory.errors import LockError, UnreachableError, UnsolvableError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
-from imagefactory.lock.pypi.wheels_there import NoWheelError, all_without_wheel
+from imagefactory.lock.pypi.no_wheel import NoWheelError, all_without_wheel
 from imagefactory.model import Lock, Target
-from imagefactory.web import redact
+from imagefactory.http import redact
 
 
 def _one_line(stderr: str) -> str:

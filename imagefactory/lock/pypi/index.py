@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 import certifi
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.files import explain_full_disk, replace_bytes
+from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.settings.choices import Setting
-from imagefactory.web import Login, sends_openly, without_login
+from imagefactory.http import Login, sends_openly, without_login
 
 # What uv may see of the caller's environment: where its files are, which index, which certificates,
 # how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, versions_of
-from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
 

@@ -7,7 +7,7 @@ import re
 import zipfile
 from typing import Any
 
-from imagefactory.web import RefusedError, Web, local_path, read_some, redact
+from imagefactory.http import RefusedError, Web, local_path, read_some, redact
 
 _WHOLE = 100_000_000  # bytes of a wheel that is fetched whole where its server knows no ranges
 _WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end

@@ -15,7 +15,7 @@ from imagefactory.errors import LockError
 from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.tags import fitting_tags
-from imagefactory.lock.pypi.wheels_there import what_works
+from imagefactory.lock.pypi.no_wheel import what_works
 from imagefactory.model import Lock, LockedWheel
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from imagefactory.web import RefusedError, Web, local_path, read_some, redact
+from imagefactory.http import RefusedError, Web, local_path, read_some, redact
 
 _MOST = 1 << 28  # bytes; the longest page of today is a hundredth of that
 _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"

@@ -11,10 +11,10 @@ from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import Version
 
 from imagefactory.errors import DownloadError, LockError
-from imagefactory.files import replacing
+from imagefactory.fs import replacing
 from imagefactory.lock.pypi.local import digest
 from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.web import RefusedError, TransientError, Web, WebAccess, arriving, redact
+from imagefactory.http import RefusedError, TransientError, Web, WebAccess, arriving, redact
 
 LARGEST = 4 << 30  # bytes of a source distribution
 

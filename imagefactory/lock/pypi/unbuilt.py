@@ -35,7 +35,7 @@ from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.sources import Project, read_project
 from imagefactory.lock.pypi.tags import fitting_set
-from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 

@@ -24,7 +24,7 @@ from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.asked import as_lines, in_plain_words, read_via, write_asked
-from imagefactory.lock.pypi.behind import find_behind
+from imagefactory.lock.pypi.outdated import find_behind
 from imagefactory.lock.pypi.conflict import explain_conflict
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
@@ -52,11 +52,11 @@ from imagefactory.lock.pypi.question import (
 )
 from imagefactory.lock.pypi.sdist import fetch_sdist
 from imagefactory.lock.pypi.unbuilt import require_wheels, without
-from imagefactory.lock.pypi.wheels_there import NoWheelError, what_works, without_wheel
+from imagefactory.lock.pypi.no_wheel import NoWheelError, what_works, without_wheel
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
-from imagefactory.web import RefusedError, TransientError, Web, redact
+from imagefactory.http import RefusedError, TransientError, Web, redact
 
 # What a machine's uv settings may not decide. Its index, certificates and caches it may.
 _SOLVE = (

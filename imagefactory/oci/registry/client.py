@@ -20,9 +20,9 @@ from imagefactory.oci.registry.exchange import Ask, RegistryOptions
 from imagefactory.oci.registry.lists import NoListError
 from imagefactory.oci.registry.referrers import Referrers
 from imagefactory.oci.registry.session import RegistrySession
-from imagefactory.oci.registry.upload import Upload
+from imagefactory.oci.registry.blobs import Upload
 from imagefactory.oci.store import Source, check_digest, check_wanted
-from imagefactory.web import RefusedError
+from imagefactory.http import RefusedError
 
 _DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
 _UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"

@@ -19,7 +19,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.exchange import SMALL, Ask, short_of
 from imagefactory.oci.registry.session import RegistrySession, Response
 from imagefactory.oci.store import check_digest, check_wanted
-from imagefactory.web import CHUNK, RefusedError, TransientError, arriving, read_count, read_some
+from imagefactory.http import CHUNK, RefusedError, TransientError, arriving, read_count, read_some
 
 _ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 

@@ -16,7 +16,7 @@ from imagefactory.oci.credentials import Credentials, anonymous
 from imagefactory.oci.manifests import MALFORMED
 from imagefactory.oci.model import Descriptor
 from imagefactory.progress import QUIET, format_bytes
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 
 _PATIENCE = Patience(first_wait=0.5, longest_wait=30.0, read=60.0)
 SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less

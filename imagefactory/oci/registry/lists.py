@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from imagefactory.web import RefusedError
+from imagefactory.http import RefusedError
 
 
 class NoListError(Exception):

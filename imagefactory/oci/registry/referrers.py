@@ -23,9 +23,9 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.lists import MOST_IN_TAG, ListReading, NoListError
 from imagefactory.oci.registry.session import RegistrySession
-from imagefactory.oci.registry.upload import Upload
+from imagefactory.oci.registry.blobs import Upload
 from imagefactory.oci.store import DIGEST, check_digest
-from imagefactory.web import RefusedError
+from imagefactory.http import RefusedError
 
 
 class Referrers:

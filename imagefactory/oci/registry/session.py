@@ -29,22 +29,7 @@ from imagefactory.oci.registry.lists import ListReading, NoListError
 from imagefactory.oci.registry.tokens import Tokens, parse_challenge
 from imagefactory.oci.store import HOST, check_repository
 from imagefactory.progress import format_seconds
-from imagefactory.web import (
-    CHUNK,
-    PUBLIC,
-    RefusedError,
-    TransientError,
-    arriving,
-    check_address,
-    may_pass,
-    open_session,
-    reachable_from,
-    reached_by,
-    reaching,
-    read_some,
-    reason_of,
-    retry_after,
-)
+from imagefactory.http import CHUNK, PUBLIC, RefusedError, TransientError, arriving, check_address, may_pass, open_session, reachable_from, reached_by, reaching, read_some, reason_of, retry_after
 
 T = TypeVar("T")
 Response = requests.Response

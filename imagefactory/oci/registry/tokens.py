@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.manifests import MALFORMED
 from imagefactory.oci.registry.exchange import Ask, RegistryOptions, host_of, may_be_plain
-from imagefactory.web import RefusedError, TransientError
+from imagefactory.http import RefusedError, TransientError
 
 _GIVERS = {  # whose tokens another host gives, as each of them documents; `docker login` sends there too
     "docker.io": "auth.docker.io",

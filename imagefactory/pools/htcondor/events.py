@@ -11,16 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
-from imagefactory.pools.htcondor.ads import read_gpu
-from imagefactory.pools.htcondor.node.post import (
-    EXECUTING,
-    OWN_LIMITS,
-    Event,
-    follow,
-    machine_of,
-    split_events,
-)
-from imagefactory.pools.model import Ending, JobAttempt, PoolGpu
+from imagefactory.schedulers.htcondor.ads import read_gpu
+from imagefactory.schedulers.htcondor.node.post import EXECUTING, OWN_LIMITS, Event, follow, machine_of, split_events
+from imagefactory.schedulers.pool import Ending, JobAttempt, PoolGpu
 from imagefactory.verify.suite_report import clean
 
 LIMITS_OVER = "removed by its limits"

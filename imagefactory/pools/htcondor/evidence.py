@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
-from imagefactory.documents import DIGEST, Digest, Fields, Fixed, Matching, parse_json
+from imagefactory.serialize import DIGEST, Digest, Fields, Fixed, Matching, parse_json
 from imagefactory.errors import StatementError
 from imagefactory.model import Completed, Outcome
-from imagefactory.pools.model import JobAttempt, PoolGpu
+from imagefactory.schedulers.pool import JobAttempt, PoolGpu
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verdicts.statement import missing_evidence
 from imagefactory.verify.evidence import parse_evidence
-from imagefactory.verify.gpu_outcome import Brought, GpuRun, GpuSuiteReport, outcome_of, parse_suite_report
+from imagefactory.verify.outcome import Brought, GpuRun, GpuSuiteReport, outcome_of, parse_suite_report
 from imagefactory.verify.model import UUID, GpuIdentity, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.nonces import NONCE
 from imagefactory.verify.report import completed_of, end_of

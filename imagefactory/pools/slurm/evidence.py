@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from imagefactory.model import Outcome
-from imagefactory.pools.model import JobAttempt, NodeFound
+from imagefactory.schedulers.pool import JobAttempt, NodeFound
 from imagefactory.settings.choices import SLURM
 from imagefactory.verdicts.statement import missing_evidence
-from imagefactory.verify.kit_collect import Folder, outcome_of_folder
+from imagefactory.verify.kits import Folder, outcome_of_folder
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.suite_report import clean
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
-from imagefactory.documents import Most
-from imagefactory.pools.model import MOST_NODES, PoolGpu
+from imagefactory.serialize import Most
+from imagefactory.schedulers.pool import MOST_NODES, PoolGpu
 from imagefactory.pools.slurm.nodes import capability_of
 from imagefactory.verify.suite_report import clean
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.knowledge.gpu_names import find_gpu
-from imagefactory.gpu.model import slice_of
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.gpu.knowledge.gpus import find_gpu
+from imagefactory.gpu.values import slice_of
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.slurm.commands import run
 
 COMMAND = ("scontrol", "show", "node", "--detail", "--oneliner")

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.slurm.nodes import FEATURES
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.+:-]+")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagefactory.matrix.combos import ComboState
 from imagefactory.report.html.templating import fill
-from imagefactory.stages.report_images import ReportImage
+from imagefactory.extras.site.images import ReportImage
 
 GREEN, RED, GREY = "#0b6e4f", "#b42318", "#5d6770"
 _CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagefactory.model import CheckResult, CheckState
-from imagefactory.report.html.charts import Chart, Measure, column_chart, row_chart
-from imagefactory.stages.report_images import ReportImage
+from imagefactory.extras.site.charts import Chart, Measure, column_chart, row_chart
+from imagefactory.extras.site.images import ReportImage
 from imagefactory.suite.gpu.table import CHECKS
-from imagefactory.verdicts.model import Standing, Verdict
+from imagefactory.trust.verdict import Standing, Verdict
 from imagefactory.versions import natural
 
 _LATENCY = re.compile(r"(?P<what>.+)-p50-ms")

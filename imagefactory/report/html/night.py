@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from imagefactory.matrix.changes import NightReport
+from imagefactory.extras.nightly.changes import NightReport
 from imagefactory.report.html.templating import fill, policy
-from imagefactory.report.night import KINDS, format_took, headline, rows_of, title_of
-from imagefactory.report.verdicts import format_ages
+from imagefactory.extras.nightly.view import KINDS, format_took, headline, rows_of, title_of
+from imagefactory.views.verdicts import format_ages
 
 PAGE = "night.html"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from imagefactory.report.html.matrix import MatrixRow, ShownGpu
+from imagefactory.extras.site.matrix import MatrixRow, ShownGpu
 from imagefactory.report.html.templating import fill
 from imagefactory.report.html.words import GOOD, Word, count_words
 

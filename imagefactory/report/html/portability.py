@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from imagefactory.model import CheckState
-from imagefactory.report.html.charts import Chart, Measure, row_chart
+from imagefactory.extras.site.charts import Chart, Measure, row_chart
 from imagefactory.report.html.templating import fill, policy
 from imagefactory.report.html.words import STYLED
-from imagefactory.report.portability import batches_of, latency_of, says, where, word_of
-from imagefactory.verify.portable_model import PortableReport
+from imagefactory.extras.portability.view import batches_of, latency_of, says, where, word_of
+from imagefactory.extras.portability.report import PortableReport
 
 PAGE = "portability.html"
 

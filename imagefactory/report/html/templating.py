@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from imagefactory.gpu.builds import platform_of
 from imagefactory.progress import format_bytes
-from imagefactory.report.html.charts import format_number, format_numbers
+from imagefactory.extras.site.charts import format_number, format_numbers
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.gpu.values import Answer, Basis, Claim
 from imagefactory.matrix.combos import REPORTED, REVOKED, VERIFIED, Combo, ComboState
 from imagefactory.model import Outcome
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.sizes import MB, parse_size
-from imagefactory.submit.check.classads import Expression, Plain, literal, make_ad, parse_expression
+from imagefactory.schedulers.sizes import MB, parse_size
+from imagefactory.extras.lint.classads import Expression, Plain, literal, make_ad, parse_expression
 from imagefactory.submit.check.language import Jobs
 
 BOUNDS = {

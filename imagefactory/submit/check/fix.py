@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from imagefactory.submit.check.checked import Checked
-from imagefactory.submit.check.reader import split_lines
+from imagefactory.extras.lint.findings import Checked
+from imagefactory.extras.lint.reader import split_lines
 
 _ROUNDS = 20
 """Edits of the same lines wait for the next round, as their lines are counted anew."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from imagefactory.catalogue.model import CataloguedImage
-from imagefactory.pools.model import ImageKind
-from imagefactory.pools.sites import Site
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import Site
 from imagefactory.submit.check.findings import Edit, Spot, SubmitFinding, advice, wrong
-from imagefactory.submit.check.image import SINGULARITY, JobImage, instead
+from imagefactory.extras.lint.image import SINGULARITY, JobImage, instead
 from imagefactory.submit.check.language import Jobs, SubmitSetting
 
 _REFERENCE = re.compile(

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from imagefactory.catalogue.model import Catalogue
-from imagefactory.catalogue.offers import find_revoked
+from imagefactory.trust.offers import find_revoked
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.pools.model import PoolGpu
-from imagefactory.submit.check.checked import (
-    PREDICTED,
-    REFUSED,
-    REVOKED,
-    UNTESTED,
-    VERIFIED,
-    Reached,
-    Surroundings,
-)
+from imagefactory.schedulers.pool import PoolGpu
+from imagefactory.extras.lint.findings import PREDICTED, REFUSED, REVOKED, UNTESTED, VERIFIED, Reached, Surroundings
 from imagefactory.submit.check.findings import Spot, SubmitFinding, advice, wrong
-from imagefactory.submit.check.image import JobImage, KnownImage
-from imagefactory.submit.check.reach import GpuPlace
+from imagefactory.extras.lint.image import JobImage, KnownImage
+from imagefactory.extras.lint.reach import GpuPlace
 from imagefactory.submit.forms import expected_grounds
-from imagefactory.submit.proven import Grounds
-from imagefactory.verdicts.model import RevokedCell
+from imagefactory.jobs.offer import Grounds
+from imagefactory.trust.verdict import RevokedCell
 from imagefactory.versions import natural
 
 _FEW = 6

@@ -16,9 +16,9 @@ from functools import cache
 from imagefactory.errors import UsageError
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import cuda_targets
-from imagefactory.pools.sizes import MB, format_size
+from imagefactory.schedulers.sizes import MB, format_size
 from imagefactory.submit.check.asked import BOUNDS, GPU_ATTRIBUTES
-from imagefactory.submit.check.classads import conjuncts, parse_expression, renamed
+from imagefactory.extras.lint.classads import conjuncts, parse_expression, renamed
 from imagefactory.submit.check.findings import Edit, Severity, SubmitFinding
 from imagefactory.submit.check.language import Jobs, SubmitSetting
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from imagefactory.submit.check.checked import Checked
+from imagefactory.extras.lint.findings import Checked
 from imagefactory.submit.check.findings import SubmitFinding, wrong
 
 _NAMED = re.compile(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imagefactory.pools.sites import RETIRED, Site, SiteCommand
+from imagefactory.schedulers.sites import RETIRED, Site, SiteCommand
 from imagefactory.submit.check.findings import Edit, SubmitFinding, advice, wrong
 from imagefactory.submit.check.language import Jobs, SubmitSetting
 

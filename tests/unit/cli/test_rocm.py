@@ -15,7 +15,7 @@ from imagefactory.cli import cli
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
-from imagefactory.report.plan import format_kits, format_matrix
+from imagefactory.views.plan import format_kits, format_matrix
 from tests.made.trusted import write_settings
 from tests.made.values import make_target
 

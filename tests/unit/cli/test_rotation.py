@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from imagefactory.catalogue.document import LIFE, open_catalogue, sign_catalogue
-from imagefactory.catalogue.invitation import parse_invitation
+from imagefactory.trust.catalog import LIFE, open_catalogue, sign_catalogue
+from imagefactory.trust.invitation import parse_invitation
 from imagefactory.catalogue.model import Catalogue
-from imagefactory.catalogue.offers import judge_offer
-from imagefactory.catalogue.package import INVITATION, parse_layer, unpack
+from imagefactory.trust.offers import judge_offer
+from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
 from imagefactory.catalogue.publish import publish_catalogue
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
-from imagefactory.stages.publish import read_current
+from imagefactory.actions.publish import read_current
 from imagefactory.stages.statements import attach_signed
-from imagefactory.verdicts.keys import SigningKey, keys_folder, read_signing_key
-from imagefactory.verdicts.model import Standing
-from imagefactory.verdicts.trust import Trust, parse_trust
+from imagefactory.trust.keys import SigningKey, keys_folder, read_signing_key
+from imagefactory.trust.verdict import Standing
+from imagefactory.trust.policy import Trust, parse_trust
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings

@@ -11,8 +11,8 @@ import pytest
 from imagefactory.model import Completed, Mount, RunSpec, Start
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
-from imagefactory.runners.here import HERE
-from imagefactory.stages import run
+from imagefactory.runtime.here import HERE
+from imagefactory.actions import run
 from tests.made.command import Call
 from tests.made.emulated import TOLD
 from tests.made.layout import add_image

@@ -34,11 +34,11 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
-from imagefactory.stages import promote
+from imagefactory.actions import promote
 from imagefactory.stages.statements import attach_signed
-from imagefactory.verdicts.attached import Statement, put_statement, read_verdicts
+from imagefactory.trust.attached import Statement, put_statement, read_verdicts
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.tags import PromotionRule, TagCandidate, TagFate, decide_tags
+from imagefactory.trust.tags import PromotionRule, TagCandidate, TagFate, decide_tags
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
@@ -242,7 +242,7 @@ def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
 def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
     first = bench.push(b"a", 1)
     from imagefactory.oci.graph import make_artifact
-    from imagefactory.verdicts.attached import Statement
+    from imagefactory.trust.attached import Statement
 
     client = Registry(bench.registry.host)
     there = client.manifest("one", bench.manifest(first))

@@ -14,7 +14,7 @@ from imagefactory.gpu.frameworks import (
     role_of,
 )
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.model import Answer, Contents, Library
+from imagefactory.gpu.values import Answer, Contents, Library
 from imagefactory.gpu.predict import predict_all
 from tests.made.contents import contents, library, tensorflow_2_18, torch_2_3
 

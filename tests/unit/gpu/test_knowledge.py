@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.model import slice_of
+from imagefactory.gpu.values import slice_of
 
 
 @pytest.mark.parametrize(

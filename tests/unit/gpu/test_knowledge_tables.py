@@ -13,10 +13,10 @@ from imagefactory.gpu import compared, knowledge
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
 from imagefactory.gpu.knowledge.scans import parse_scanned
 from imagefactory.gpu.knowledge.tables import covers, numbers
-from imagefactory.gpu.knowledge.wheels import parse_bound
-from imagefactory.gpu.model import Answer, Contents, Library, Modules
+from imagefactory.gpu.knowledge.packages import parse_bound
+from imagefactory.gpu.values import Answer, Contents, Library, Modules
 from imagefactory.progress import Quiet
-from imagefactory.stages import scan_wheels
+from imagefactory.actions import scan_wheels
 from imagefactory.versions import natural
 
 ROOT = Path(knowledge.__file__).parents[3]

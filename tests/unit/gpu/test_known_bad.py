@@ -7,7 +7,7 @@ from packaging.specifiers import SpecifierSet
 
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.known_bad import ANSWERS, components, known_bad, rules, versions_in, versions_of
-from imagefactory.gpu.model import Contents
+from imagefactory.gpu.values import Contents
 from tests.made.contents import contents
 
 

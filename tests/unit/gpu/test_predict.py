@@ -28,7 +28,7 @@ from imagefactory.gpu.drivers import (
     read_driver,
 )
 from imagefactory.gpu.knowledge import Documented, capabilities
-from imagefactory.gpu.model import Answer, Contents, Modules, Prediction, Reach
+from imagefactory.gpu.values import Answer, Contents, Modules, Prediction, Reach
 from imagefactory.gpu.predict import predict, predict_all, predict_code, with_driver
 from imagefactory.gpu.rules import generic_modules, reach, runs, usual_codes
 from imagefactory.verify.predicted import predict_coverage

@@ -28,7 +28,7 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedConda, LockedWheel
 from imagefactory.progress import Quiet, Task
-from imagefactory.web import Patience, Web
+from imagefactory.http import Patience, Web
 from tests.services.children import LIMIT, child, wait_for
 
 Wanted = tuple[LockedWheel, ...]
@@ -453,7 +453,7 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedWheel
 from imagefactory.progress import Quiet
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 
 folder, url, rows = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 wanted = tuple(LockedWheel(**row) for row in rows)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.pools.inventory import write_inventory
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.inventory import write_inventory
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.versions import natural
 from tests.made.command import Call
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.gpu.values import Answer, Basis, Claim
 from imagefactory.matrix.combos import Combo, ComboEntry, ComboState, Told, columns, make_combos, unite
 from imagefactory.matrix.plan import Ruling
 from imagefactory.matrix.ranges import make_ranges, neighbours
@@ -26,9 +26,9 @@ from imagefactory.report.tables import (
     format_valid,
     tables_json,
 )
-from imagefactory.stages.tables import Tables
-from imagefactory.verdicts.claims import REFUSALS
-from imagefactory.verdicts.model import Standing
+from imagefactory.extras.site.tables import Tables
+from imagefactory.trust.claims import REFUSALS
+from imagefactory.trust.verdict import Standing
 from tests.made.claims import NOW, judged
 
 VOLTA, AMPERE, HOPPER = Capability(7, 0), Capability(8, 0), Capability(9, 0)

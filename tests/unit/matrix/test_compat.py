@@ -20,7 +20,7 @@ from imagefactory import __version__, errors
 from imagefactory.gpu.capability import parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.compared import Difference
-from imagefactory.gpu.model import Answer, Basis, Contents, Library, Modules, Package, Question
+from imagefactory.gpu.values import Answer, Basis, Contents, Library, Modules, Package, Question
 from imagefactory.matrix.compat import (
     ANY,
     RUNS,
@@ -37,16 +37,8 @@ from imagefactory.matrix.compat import (
     with_releases,
 )
 from imagefactory.oci.layout import Layout
-from imagefactory.report.compat import (
-    LEGEND,
-    LETTERS,
-    format_covers,
-    format_differences,
-    format_gpu,
-    format_rows,
-    letters,
-)
-from imagefactory.report.text import Sources
+from imagefactory.views.compat import LEGEND, LETTERS, format_covers, format_differences, format_gpu, format_rows, letters
+from imagefactory.views.text import Sources
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import LayerScan, format_scan
 from tests.made.command import Call

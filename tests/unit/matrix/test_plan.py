@@ -20,7 +20,7 @@ from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.knowledge import capabilities, families
-from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Question
 from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
     NO_MATCH,
@@ -36,7 +36,7 @@ from imagefactory.matrix.plan import (
     weigh,
 )
 from imagefactory.matrix.rows import MAX_ROWS, RowsInput, RuledRow, SpaceRow, parse_rows, rule_rows
-from imagefactory.report.plan import format_kits, format_matrix, format_plan, format_rows
+from imagefactory.views.plan import format_kits, format_matrix, format_plan, format_rows
 from tests.made.claims import BUILT, TARGET, claim
 from tests.made.command import Call
 

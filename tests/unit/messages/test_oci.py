@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import FactoryError
-from imagefactory.files import no_space
+from imagefactory.fs import no_space
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.candidates import check_tag
 from imagefactory.oci.layout import Layout
@@ -17,10 +17,11 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.session import RegistryOptions, RegistrySession
 from imagefactory.oci.store import parse_reference
 from imagefactory.oci.tar_stream import EntryError, layer_error
-from imagefactory.runners import docker_words, unshare
-from imagefactory.runners.limits import parse_limits
+from imagefactory.runners import docker_words
+from imagefactory.runtime import unshare
+from imagefactory.runtime.limits import parse_limits
 from imagefactory.runners.spec import check_spec, planned_mounts
-from imagefactory.web import RefusedError
+from imagefactory.http import RefusedError
 
 DIGEST = "sha256:" + "a" * 64
 REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"

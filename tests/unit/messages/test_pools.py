@@ -12,18 +12,18 @@ import pytest
 from imagefactory.errors import FactoryError
 from imagefactory.matrix.plan import check_rules
 from imagefactory.matrix.rows import parse_rows
-from imagefactory.pools.htcondor.ads import parse_status
-from imagefactory.pools.inventory import parse_inventory
-from imagefactory.pools.model import open_pool
-from imagefactory.pools.sites import find_site
-from imagefactory.pools.sizes import GB, parse_size
+from imagefactory.schedulers.htcondor.ads import parse_status
+from imagefactory.schedulers.inventory import parse_inventory
+from imagefactory.schedulers.pool import open_pool
+from imagefactory.schedulers.sites import find_site
+from imagefactory.schedulers.sizes import GB, parse_size
 from imagefactory.pools.slurm.commands import run
-from imagefactory.submit.check.reader import parse_submit_file
+from imagefactory.extras.lint.reader import parse_submit_file
 from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.submit.sbatch import request_gpus
-from imagefactory.submit.submit_file import SubmitRun, SubmittedImage, format_submit
-from imagefactory.sweeps.cells import check_allowed
-from imagefactory.sweeps.sweep_file import read_sweep
+from imagefactory.jobs.slurm import request_gpus
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.schedulers.cells import check_allowed
+from imagefactory.schedulers.sweep_file import read_sweep
 from imagefactory.sweeps.tuples import parse_tuple
 from tests.made.offers import NOW, gpu_class, offer
 

@@ -10,17 +10,17 @@ import pytest
 
 from imagefactory.access import Access, registry_place
 from imagefactory.errors import FactoryError
-from imagefactory.factory import recipes_folder, require_own
+from imagefactory.project import recipes_folder, require_own
 from imagefactory.model import FilesWanted, Where
-from imagefactory.pools.model import JobLimits
+from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.nights import read_kept_plan
+from imagefactory.extras.nightly.nights import read_kept_plan
 from imagefactory.stages.own_files import find_own_files
-from imagefactory.stages.plan import read_rows
-from imagefactory.stages.report import write_report
-from imagefactory.stages.run import find_built, find_stored, offered_reference
-from imagefactory.stages.sweep import check_limits, find_sweep
-from imagefactory.stages.verify import check_output
+from imagefactory.actions.plan import read_rows
+from imagefactory.extras.site.action import write_report
+from imagefactory.actions.run import find_built, find_stored, offered_reference
+from imagefactory.actions.sweep import check_limits, find_sweep
+from imagefactory.actions.verify import check_output
 from imagefactory.stages.webhook import read_address
 from tests.made.catalogue import make_image
 from tests.made.values import make_target

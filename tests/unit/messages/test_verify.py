@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.catalogue.document import open_catalogue, sign_catalogue
-from imagefactory.catalogue.package import catalogue_place
+from imagefactory.trust.catalog import open_catalogue, sign_catalogue
+from imagefactory.trust.catalog_package import catalogue_place
 from imagefactory.errors import FactoryError
 from imagefactory.gpu.knowledge import find_gpu
-from imagefactory.verdicts.keys import find_key, read_signing_key
+from imagefactory.trust.keys import find_key, read_signing_key
 from imagefactory.verdicts.statement import sign
-from imagefactory.verdicts.trust import named_key, parse_trust, read_text
-from imagefactory.verify.kit_collect import read_folder, read_nonce
+from imagefactory.trust.policy import named_key, parse_trust, read_text
+from imagefactory.verify.kits import read_folder, read_nonce
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import LIFETIME, AskedRun, NonceLedger, check_open, check_run
 from tests.made.catalogue import make_catalogue

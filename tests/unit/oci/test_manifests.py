@@ -21,7 +21,7 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.made.registry import RegistryMadeHere, Repository
 from tests.made.service import service
 

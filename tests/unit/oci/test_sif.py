@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.apptainer import lend_layout
+from imagefactory.build.apptainer import lend_layout
 from imagefactory.errors import BuildError, FactoryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.collect import collect
@@ -37,17 +37,8 @@ from imagefactory.oci.sif import (
     sifs_of,
 )
 from imagefactory.progress import Quiet
-from imagefactory.runners.apptainer import ApptainerCaller, ApptainerRunner, explain, plan
-from imagefactory.runners.apptainer_command import (
-    CAPABILITIES,
-    ApptainerCommand,
-    ApptainerMachine,
-    SifOrder,
-    clean,
-    explain_missing,
-    lacking_capabilities,
-    mount_option,
-)
+from imagefactory.runtime.apptainer import ApptainerCaller, ApptainerRunner, explain, plan
+from imagefactory.runtime.apptainer_command import CAPABILITIES, ApptainerCommand, ApptainerMachine, SifOrder, clean, explain_missing, lacking_capabilities, mount_option
 
 SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0 and the rest"
 TARGET = "pytorch-2.3-cu121"
@@ -352,7 +343,7 @@ def test_nothing_is_missing() -> None:
 def test_no_apptainer_and_another_program_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imagefactory.runners.apptainer_command.SYSTEM_FOLDERS", "")
+    monkeypatch.setattr("imagefactory.runtime.apptainer_command.SYSTEM_FOLDERS", "")
     with pytest.raises(ToolError, match="apptainer") as missing:
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
     assert missing.value.code == "tool-missing"

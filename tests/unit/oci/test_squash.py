@@ -16,14 +16,7 @@ from imagefactory.errors import StoreError
 from imagefactory.oci.collect import collect
 from imagefactory.oci.model import Layer
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.squash_layer import (
-    LayerIndex,
-    LayerPacker,
-    Packers,
-    Squeeze,
-    format_index,
-    parse_index,
-)
+from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze, format_index, parse_index
 from imagefactory.oci.squash_store import SQUASHED, ChangedError
 from imagefactory.oci.squashfs import File, Folder, Link, Owned
 from imagefactory.progress import Quiet

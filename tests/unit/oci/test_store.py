@@ -14,7 +14,7 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Store
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.made.registry import PASSWORD, USER, Ways, registry_made_here
 from tests.made.store_contract import StoreContract
 

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError
-from imagefactory.lock.bill.look import Layers
+from imagefactory.extras.sbom.look import Layers
 from imagefactory.oci import tar_stream
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.model import Layer

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError
-from imagefactory.files import Removal
+from imagefactory.fs import Removal
 from imagefactory.oci import unpack
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from imagefactory.cli import main
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.recipes.draft import DraftAsk, draft
-from imagefactory.recipes.environments import Reading, parse_wish
+from imagefactory.extras.importers.draft import DraftAsk, draft
+from imagefactory.extras.importers.environments import Reading, parse_wish
 from imagefactory.recipes.read import read_bases
 
 FOLDER = Path(__file__).parents[3] / "recipes"

@@ -6,7 +6,7 @@ import pytest
 
 from imagefactory.model import Where
 from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_folder, take_git
-from imagefactory.recipes.wish import Wish
+from imagefactory.extras.importers.spec import Wish
 
 HERE = Where(file="requirements.txt", line=1, column=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import ToolError, UsageError, extra_hint
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.model import Library
-from imagefactory.scan import elf, fatbin, forward, offload, packed
+from imagefactory.gpu.values import Library
+from imagefactory.scan import elf, fatbin, streams, offload, packed
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 from tests.services.tier import many
 
@@ -76,7 +76,7 @@ def concatenation(*texts: str) -> bytes:
 
 def container(*entries: bytes) -> bytes:
     body = b"".join(entries)
-    return forward.FATBIN + struct.pack("<Q", len(body)) + body
+    return streams.FATBIN + struct.pack("<Q", len(body)) + body
 
 
 def module(*texts: str) -> bytes:
@@ -86,7 +86,7 @@ def module(*texts: str) -> bytes:
 def bundle(*ids: str, size: int = 40) -> bytes:
     table = sum(24 + len(text) for text in ids)
     start = 32 + table
-    head = forward.BUNDLE + struct.pack("<Q", len(ids))
+    head = streams.BUNDLE + struct.pack("<Q", len(ids))
     for number, text in enumerate(ids):
         head += struct.pack("<QQQ", start + number * size, size, len(text)) + text.encode()
     return head + b"\x5a" * size * len(ids)
@@ -179,7 +179,7 @@ def test_a_file_beyond_the_windows_of_the_search(filed: Scan) -> None:
 
 
 def test_the_search_is_the_same_without_the_c_library(monkeypatch: pytest.MonkeyPatch, filed: Scan) -> None:
-    monkeypatch.setattr(forward, "_find", forward._find_by_bytes)
+    monkeypatch.setattr(streams, "_find", streams._find_by_bytes)
     assert modules(filed(EVERYTHING)) == EXPECTED
 
 
@@ -189,11 +189,11 @@ def test_the_search_is_the_same_without_the_c_library(monkeypatch: pytest.Monkey
         b"",
         b"\x7fELF" * 50,
         b"\x50\xed\x55\xba" * 50,
-        forward.FATBIN[:6] + b"\x11\0" + bytes(64),  # another header size
+        streams.FATBIN[:6] + b"\x11\0" + bytes(64),  # another header size
         # machine code that writes a header, as NVIDIA's own tools have it
-        forward.FATBIN + bytes.fromhex("c745780000803f48894500488b451848c785800000000000") * 3,
-        forward.BUNDLE + b"\0%s: not a bundle\0" + b"text of a tool" * 10,
-        forward.BUNDLE,
+        streams.FATBIN + bytes.fromhex("c745780000803f48894500488b451848c785800000000000") * 3,
+        streams.BUNDLE + b"\0%s: not a bundle\0" + b"text of a tool" * 10,
+        streams.BUNDLE,
         b"CCOB\x04\0\x01\0" + bytes(64),
         b"CCOB\x03\0\x01\0" + bytes(8),
     ],
@@ -406,10 +406,10 @@ TEXTS = st.sampled_from(
     ["sm_50", "sm_75", "sm_80", "sm_90a", "sm_103f", "sm_120", "compute_75/6.3", "compute_90a/8.0", "lto_80"]
 )
 FORMS = st.tuples(
-    st.sampled_from([0, ZSTD, LZ4]), st.binary(max_size=40) | st.just(forward.FATBIN + bytes(99))
+    st.sampled_from([0, ZSTD, LZ4]), st.binary(max_size=40) | st.just(streams.FATBIN + bytes(99))
 )
-MARKS = [forward.FATBIN[:4], b"CCOB", forward.BUNDLE, b"\x7fELF\x02\x01"]
-JUNK = (st.binary(max_size=40) | st.sampled_from(MARKS)).filter(lambda raw: forward.FATBIN not in raw)
+MARKS = [streams.FATBIN[:4], b"CCOB", streams.BUNDLE, b"\x7fELF\x02\x01"]
+JUNK = (st.binary(max_size=40) | st.sampled_from(MARKS)).filter(lambda raw: streams.FATBIN not in raw)
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -490,7 +490,7 @@ HOSTILE = {
     "different sets": lambda: b"".join(
         module(f"sm_{10 + n % 800}", f"sm_{10 + n // 800}a") for n in range(fatbin.MAX_SIGNATURES + 1)
     ),
-    "beginnings": lambda: forward.BUNDLE * (fatbin.MAX_FALSE + 1),
+    "beginnings": lambda: streams.BUNDLE * (fatbin.MAX_FALSE + 1),
 }
 
 
@@ -533,7 +533,7 @@ def test_a_sparse_file_of_a_terabyte_is_jumped_over(tmp_path: Path) -> None:
     length = 1 << 40
     body = bent(header("sm_80"), "<Q", 8, length - 16 - 64 - 100)
     with path.open("wb") as file:
-        file.write(forward.FATBIN + struct.pack("<Q", length - 16 - 100) + body)
+        file.write(streams.FATBIN + struct.pack("<Q", length - 16 - 100) + body)
         file.seek(length - 100)
         file.write(b"\0" * 100)
     assert modules(scan_file(path, "sparse")) == {("sm_80",): 1}

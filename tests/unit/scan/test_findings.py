@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.model import Library, Modules
+from imagefactory.gpu.values import Library, Modules
 from imagefactory.scan.findings import FileFinding, format_contents
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
-from imagefactory.gpu.model import Contents, Package
+from imagefactory.gpu.values import Contents, Package
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci import tar_stream
 from imagefactory.oci.collect import collect

@@ -23,8 +23,8 @@ from imagefactory.lock.pypi.index import find_index, trusting
 from imagefactory.settings import files
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import SHIPPED, Settings, load_settings
-from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.trust import read_trust
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import read_trust
 from imagefactory.verify.model import SEEN_HERE
 from tests.made.trusted import trust, write_settings
 from tests.made.verdicts import LAB, STRANGER

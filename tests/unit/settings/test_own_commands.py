@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.htcondor.dag import format_common, site_lines
-from imagefactory.pools.sites import check_needs, find_site, own_of
-from imagefactory.pools.slurm.batch import Batch, format_batch, jobs_of
+from imagefactory.schedulers.htcondor.dag import format_common, site_lines
+from imagefactory.schedulers.sites import check_needs, find_site, own_of
+from imagefactory.schedulers.slurm.batch import Batch, format_batch, jobs_of
 from imagefactory.settings.load import Settings, load_settings
 from imagefactory.settings.own_commands import (
     is_chosen,

@@ -20,7 +20,7 @@ import pytest
 
 from imagefactory.errors import NoGpuError, StatementError, ToolError, UsageError
 from imagefactory.gpu.capability import Capability, Code, CodeKind
-from imagefactory.gpu.model import Contents, Library, Modules
+from imagefactory.gpu.values import Contents, Library, Modules
 from imagefactory.model import Completed, Outcome, RunSpec
 from imagefactory.oci.model import Image
 from imagefactory.report.verify import format_gpu_run, format_latencies, format_number

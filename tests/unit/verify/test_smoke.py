@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.files import seal, unseal
+from imagefactory.fs import seal, unseal
 from imagefactory.model import CheckState, Completed, Outcome, Report, RunSpec
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet

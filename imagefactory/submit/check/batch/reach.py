@@ -10,13 +10,13 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
-from imagefactory.pools.sizes import MB
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.sizes import MB
 from imagefactory.pools.slurm.nodes import FEATURES
-from imagefactory.submit.check.batch.asked import BatchAsk
-from imagefactory.submit.check.batch.reader import BatchScript
-from imagefactory.submit.check.reach import GpuPlace, JobReach
-from imagefactory.submit.sbatch import LOOK
+from imagefactory.extras.lint.batch_job import BatchAsk
+from imagefactory.extras.lint.batch_reader import BatchScript
+from imagefactory.extras.lint.reach import GpuPlace, JobReach
+from imagefactory.jobs.slurm import LOOK
 
 _HOSTS = re.compile(r"(?P<start>[A-Za-z0-9_.-]*)\[(?P<numbers>[0-9,-]+)\](?P<end>[A-Za-z0-9_.-]*)")
 _MOST_HOSTS = 10_000

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.recipes.shell_words import Word
-from imagefactory.submit.check.batch.asked import GPU_OPTIONS, MEMORY_OPTIONS, BatchAsk, memory_in_mb
-from imagefactory.submit.check.batch.reader import BatchScript
+from imagefactory.extras.lint.batch_job import GPU_OPTIONS, MEMORY_OPTIONS, BatchAsk, memory_in_mb
+from imagefactory.extras.lint.batch_reader import BatchScript
 from imagefactory.submit.check.batch.starts import APPTAINER, DOCKER, PYXIS, Start
 from imagefactory.submit.check.findings import SubmitFinding, advice, wrong
-from imagefactory.submit.check.image import KnownImage
+from imagefactory.extras.lint.image import KnownImage
 
 _TOLD_ONCE = (*GPU_OPTIONS, *MEMORY_OPTIONS, "constraint", "time", "nodelist", "exclude", "nodes", "array")
 _MODULE = re.compile(

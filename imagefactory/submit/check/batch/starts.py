@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.model import Where
-from imagefactory.pools.model import ImageKind
+from imagefactory.schedulers.pool import ImageKind
 from imagefactory.recipes.shell_words import Shell, ShellCommand, Word
-from imagefactory.submit.check.batch.reader import BatchScript
+from imagefactory.extras.lint.batch_reader import BatchScript
 from imagefactory.submit.check.findings import Spot
-from imagefactory.submit.check.image import JobImage, addressed, has_host, referred
+from imagefactory.extras.lint.image import JobImage, addressed, has_host, referred
 
 APPTAINER, DOCKER, PYXIS = ("apptainer", "singularity"), ("docker", "podman"), "container-image"
 _SAYS = ("echo", "printf", "which", "type", "module", "ml", "alias", "man", "hash", "test", "[", "[[")

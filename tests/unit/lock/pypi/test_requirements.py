@@ -21,7 +21,7 @@ from imagefactory.lock.pypi.requirements import format_lock, parse_lock, read_lo
 from imagefactory.lock.pypi.tags import fitting_tags
 from imagefactory.model import Base, Lock, LockedWheel, Target, Where
 from imagefactory.settings.choices import Setting
-from imagefactory.web import redact
+from imagefactory.http import redact
 from tests.made.values import make_base, make_lock, make_target
 
 BASE = make_base()

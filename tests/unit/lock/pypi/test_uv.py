@@ -11,7 +11,7 @@ import pytest
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.lock.pypi.wheels_there import NoWheelError
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from tests.made.values import make_lock
 
 

@@ -23,7 +23,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
-from imagefactory.web import Patience
+from imagefactory.http import Patience
 from tests.made.registry import (
     PASSWORD,
     USER,

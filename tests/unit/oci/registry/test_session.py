@@ -15,7 +15,7 @@ from imagefactory.oci.credentials import Credential
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Ask, RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
-from imagefactory.web import PRIVATE, PUBLIC, Patience, RefusedError
+from imagefactory.http import PRIVATE, PUBLIC, Patience, RefusedError
 from tests.made.service import Answer, Request, Service, make_certificate, service
 from tests.made.store_contract import blob, source
 
@@ -62,7 +62,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def as_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.1 counts as public and the others as private, as no test has others."""
-    monkeypatch.setattr("imagefactory.web.network_of", lambda at: PUBLIC if at == "127.0.0.1" else PRIVATE)
+    monkeypatch.setattr("imagefactory.http.network_of", lambda at: PUBLIC if at == "127.0.0.1" else PRIVATE)
 
 
 def client(served: Service, **options: object) -> Registry:

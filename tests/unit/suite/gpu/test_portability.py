@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import pytest
 
-from imagefactory.gpu.knowledge.wheels import cuda_wheels
+from imagefactory.gpu.knowledge.packages import cuda_wheels
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Target
 from imagefactory.recipes.expand import expand_all

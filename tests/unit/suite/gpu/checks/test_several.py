@@ -15,7 +15,7 @@ from imagefactory.suite.gpu.checks import several
 from imagefactory.suite.gpu.context import GpuContext, Refusal, parse_asked
 from imagefactory.suite.gpu.frameworks import torch_ranks
 from imagefactory.suite.gpu.suite import environment_of
-from imagefactory.verify.gpu_outcome import MOST_NUMBERS
+from imagefactory.verify.outcome import MOST_NUMBERS
 from tests.made.gpu_suite import make_expectations
 
 A, B, C = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc")

@@ -1,0 +1,75 @@
+"""What is said of a pushed image beside it: its bill of materials in two formats, and its provenance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagefactory.access import open_registry
+from imagefactory.project import Factory
+from imagefactory.lock.bill.cyclonedx import format_cyclonedx
+from imagefactory.lock.bill.make import base_digest
+from imagefactory.extras.sbom.bill import Bill
+from imagefactory.extras.sbom.formats import format_spdx
+from imagefactory.lock.debian.lock import read_base_lock
+from imagefactory.lock.files import lock_digest
+from imagefactory.oci.artifacts import put_artifact
+from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
+from imagefactory.oci.graph import Place, make_artifact, read_manifest
+from imagefactory.progress import Progress
+from imagefactory.actions.locked import require_lock
+from imagefactory.actions.transfer import Pushed, made_from
+from imagefactory.extras.sbom.action import image_bill, target_bill
+from imagefactory.trust.keys import SigningKey
+from imagefactory.verdicts.provenance import Provenance, seal_provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attested:
+    """Digests of what was attached, by type; `provenance` says who signed it, or why it is not there."""
+
+    artifacts: tuple[tuple[str, str], ...]
+    provenance: str
+
+
+def attest(factory: Factory, pushed: Pushed, key: SigningKey | None, progress: Progress) -> Attested:
+    """Attaches both bills to what a push left, and provenance where `key` signs it. Again changes nothing.
+
+    Provenance is told of what this store knows to have made of the present lock; of another image the bill is
+    read out of its layers in the registry.
+    """
+    where, target = pushed.reference, pushed.target
+    place = Place(store=open_registry(factory, where.registry), repository=where.repository)
+    made = made_from(factory, target, where.digest)
+    with progress.stage(f"{target.name}: attach its bill of materials"):
+        if made:
+            bill = target_bill(factory, target, progress)
+        else:
+            bill = image_bill(factory, lambda: factory, (target.name, place, where.digest), progress)
+        contents = {CYCLONEDX_TYPE: format_cyclonedx(bill).encode(), SPDX_TYPE: format_spdx(bill).encode()}
+        if key and made:
+            contents[PROVENANCE_TYPE] = seal_provenance(_provenance(factory, pushed, bill, made), key)
+        root, artifacts = read_manifest(place, where.digest).descriptor, []
+        for kind, content in contents.items():
+            artifact = make_artifact(kind, root, {}, content)
+            put_artifact(place, artifact)
+            artifacts.append((kind, artifact.manifest.descriptor.digest))
+    told = f"signed by '{key.name}'" if key else "none: no key (imagefactory keys new NAME)"
+    if not made:
+        told = "none: this store did not make the image of the present lock"
+    return Attested(artifacts=tuple(artifacts), provenance=told)
+
+
+def _provenance(factory: Factory, pushed: Pushed, bill: Bill, made: str) -> Provenance:
+    target, settings = pushed.target, factory.settings
+    base = factory.base_of(target)
+    return Provenance(
+        target=target.name,
+        index=pushed.reference.digest,
+        manifest=pushed.manifest,
+        lock=lock_digest(require_lock(factory, target)),
+        base=(base.name, base_digest(base, read_base_lock(factory.base_lock_path(base)))),
+        engine=settings.engine.value,
+        codec=settings.codec.value,
+        made_from=made,
+        packages=bill.components,
+    )

@@ -1,0 +1,54 @@
+"""What this store's log of acts gets: if it cannot be written, a note says so and nothing stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from imagefactory.access import Access
+from imagefactory.errors import FactoryError, StatementError
+from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, VERDICT_TYPE
+from imagefactory.progress import QUIET
+from imagefactory.trust.approval import parse_approval
+from imagefactory.trust.attached import Statement
+from imagefactory.trust.audit import APPROVE, REVOKE, SIGN, AuditEntry, append_audit
+from imagefactory.trust.envelope import parse_envelope
+from imagefactory.verdicts.revocation import parse_revocation
+from imagefactory.verdicts.statement import parse_verdict
+
+
+def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None = None) -> None:
+    """Add them to the log of the store here."""
+    rows = tuple(entries)
+    if not rows:
+        return
+    try:
+        with access.layout.in_use(QUIET):
+            append_audit(access.layout.path, rows, now or datetime.now(UTC))
+    except (FactoryError, OSError) as error:
+        access.tell(f"cannot write to the log of the store ({rows[0].action} {rows[0].what}): {error}")
+
+
+def log_statements(access: Access, where: str, statements: Iterable[Statement]) -> None:
+    """Log statements that lie at `where` now."""
+    log_acts(access, (one for statement in statements if (one := _entry(where, statement))))
+
+
+def _entry(where: str, statement: Statement) -> AuditEntry | None:
+    if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE):
+        return None
+    try:
+        opened = parse_envelope(statement.envelope, "a statement")
+        if statement.kind == REVOCATION_TYPE:
+            revocation = parse_revocation(opened.payload, "a statement", opened.keyid)
+            action, why = REVOKE, revocation.why
+        elif statement.kind == APPROVAL_TYPE:
+            wanted, _ = parse_approval(opened.payload, "a statement")
+            action, why = APPROVE, f"{wanted.tag} -> {wanted.subject.index}"
+        else:
+            report = parse_verdict(opened.payload, "a statement", opened.keyid).report
+            action = SIGN
+            why = f"{report.outcome} on {report.device.capability if report.device else 'no GPU'}"
+    except StatementError:
+        return None
+    return AuditEntry(action=action, what=statement.subject.digest, where=where, key=opened.keyid, why=why)

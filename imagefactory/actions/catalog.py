@@ -1,0 +1,427 @@
+"""A catalogue of what this factory has in a registry, or in the store on this machine.
+
+    Factory + Making -> catalogue_of() -> Made(catalogue, left_out)
+
+Of each target one image: the candidate of the present lock, or what the target's own tag points to where that
+alone is verified, so that a lock that was solved anew does not take away what people use. Where the policy
+requires approvals, an image that has a tag to promote needs them for one of its tags. Its verdicts are those
+of the registry and of the store here that can be relied on; predictions are those of the lock's wheels,
+or of a scan of the image where it was scanned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TypedDict
+
+from imagefactory.access import open_answering, registry_place, repository_of
+from imagefactory.trust.catalog import LIFE
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
+from imagefactory.errors import (
+    FactoryError,
+    LockError,
+    NoImageError,
+    NothingSelectedError,
+    RegistryError,
+    StaleError,
+    StoreError,
+)
+from imagefactory.project import Factory
+from imagefactory.model import Lock, Target
+from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag
+from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Image
+from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
+from imagefactory.oci.store import Reference
+from imagefactory.oci.transfer import WORKERS
+from imagefactory.progress import Progress
+from imagefactory.actions.build import find_built
+from imagefactory.actions.images import belongs, is_own
+from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
+from imagefactory.actions.locked import require_lock
+from imagefactory.actions.transfer import explain_no_candidate, find_candidate
+from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.trust.approval import Approval, Approvals, read_approvals
+from imagefactory.trust.attached import read_revocations, read_statements
+from imagefactory.trust.envelope import parse_envelope
+from imagefactory.verdicts.found import find_verdicts
+from imagefactory.trust.judgement import Court
+from imagefactory.trust.verdict import Judged, RevokedCell, Standing
+from imagefactory.verdicts.revocation import judge_revocations
+from imagefactory.verdicts.revoked import cell_of, merge_revoked, revoked_cells
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verify.model import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueMaking:
+    """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
+    that is empty too, it is made of the store on this machine. `named`: each target must be there.
+    `hurried`: a registry that does not answer is not waited for long.
+    """
+
+    targets: tuple[Target, ...]
+    now: datetime
+    registry: str = ""
+    named: bool = False
+    hurried: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCatalogue:
+    """A catalogue, and why targets are not in it: pairs of name and one line. `kept` are targets that stand
+    there as the last catalogue has them. `revoked` is what this store remembers of that, by target.
+    `waiting` are the targets whose images too few keys approved."""
+
+    catalogue: Catalogue
+    left_out: tuple[tuple[str, str], ...]
+    kept: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
+
+
+def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) -> MadeCatalogue:
+    """Raises RegistryError and StoreError, UsageError for a trust that cannot be read.
+
+    Where `named` is set, NothingSelectedError for the first target that is not there.
+    """
+    court = read_court(factory, making.now)
+    shelves = replace(_shelves(factory, making), revoked=stored_revocations(factory, court))
+    images, left_out, waiting = [], [], []
+    with (
+        progress.stage(f"catalogue of {shelves.name}"),
+        ThreadPoolExecutor(WORKERS, thread_name_prefix="catalogue") as pool,
+    ):
+        found = pool.map(lambda one: _catalogue_one(factory, one, shelves, court), making.targets)
+        for target, image in zip(making.targets, found, strict=True):
+            if isinstance(image, CataloguedImage):
+                images.append(image)
+                continue
+            if making.named:
+                build = f"build --push {target.name}" if shelves.host else f"build {target.name}"
+                raise NothingSelectedError(
+                    "catalog-image-missing",
+                    f"{target.name}: {image.why}",
+                    hint=f"imagefactory {f'promote {target.name}' if image.waits else build}",
+                )
+            left_out.append((target.name, image.why))
+            waiting += [target.name] if image.waits else []
+    made = making.now.replace(microsecond=0)
+    catalogue = Catalogue(made=made, expires=made + LIFE, images=tuple(images), suites=court.suites)
+    return MadeCatalogue(
+        catalogue=catalogue,
+        left_out=tuple(left_out),
+        waiting=tuple(waiting),
+        revoked=shelves.revoked,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shelves:
+    """Where images are looked for: `host` is empty for the store on this machine."""
+
+    places: Mapping[str, Place]
+    host: str
+    name: str
+    revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
+
+
+def stored_revocations(factory: Factory, court: Court) -> Mapping[str, tuple[RevokedCell, ...]]:
+    """What this store remembers of verdicts that were taken back, by target, wherever the images are."""
+    rows: dict[str, tuple[RevokedCell, ...]] = {}
+    place = local_place(factory, ANY)
+    for manifest in factory.layout.subjects():
+        there = {one.digest: one.envelope for one in read_revocations(place, manifest)}
+        subject = Subject(target="", index=manifest, manifest=manifest, config=manifest)
+        for one in judge_revocations(there, subject, court).heeded if there else ():
+            if one.about:
+                row = cell_of(one, one.about, one.capability, court.trust)
+                rows[one.about.target] = (*rows.get(one.about.target, ()), row)
+    return rows
+
+
+def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
+    families = sorted({target.family for target in making.targets})
+    if not (making.registry or factory.settings.registry.value):
+        places = {family: local_place(factory, family) for family in families}
+        return _Shelves(places=places, host="", name=str(factory.layout.path))
+    host, path = registry_place(factory, making.registry)
+    store = open_answering(factory, host, hurried=making.hurried)
+    places = {family: Place(store=store, repository=repository_of(path, family)) for family in families}
+    return _Shelves(places=places, host=host, name=f"{host}/{path}" if path else host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueRoot:
+    """An image that a target may be: with its lock where it is what that lock gives."""
+
+    digest: str
+    lock: Lock | None
+    subject: Subject
+    judged: tuple[Judged, ...]
+    envelopes: Envelopes
+    revocations: Envelopes
+    revoked: tuple[RevokedCell, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LeftOut:
+    """Why a target has no image in the catalogue; `waits`: too few keys approved those that it has."""
+
+    why: str
+    waits: bool = False
+
+
+def _catalogue_one(
+    factory: Factory, target: Target, shelves: _Shelves, court: Court
+) -> CataloguedImage | _LeftOut:
+    """The image of a target, or why there is none."""
+    place, why, roots = shelves.places[target.family], "", []
+    try:
+        lock = require_lock(factory, target)
+        made = _made(factory, target, place)
+    except (LockError, StaleError) as error:
+        lock, made, why = None, "", error.message
+    except ModuleNotFoundError as error:  # a light install does not know what the lock gives
+        lock, made, why = None, "", f"its image cannot be told from others without {error.name}"
+    tagged = place.store.manifest(place.repository, plain_tag(target))
+    for digest in dict.fromkeys(digest for digest in (made, tagged[0].digest if tagged else "") if digest):
+        try:
+            root = _read_root(factory, target, (place, digest, lock if digest == made else None), court)
+        except NoImageError as error:
+            why = f"{digest} is left out: {error.message}"
+            continue
+        # Anyone who may push can move a tag.
+        if digest == made or any(one.proves for one in root.judged) or is_own(factory, place, digest):
+            roots.append(root)
+        else:
+            why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
+    offered = []
+    for one in roots:
+        if _waits(target, (place, shelves.host), one, court):
+            why = f"{one.digest} waits, too few keys approved it: imagefactory promote {target.name}"
+            factory.tell(f"{target.name}: {why}")
+        else:
+            offered.append(one)
+    if not offered:
+        why = why or explain_no_candidate(factory, place)
+        return _LeftOut(why=why, waits=bool(roots))
+    root = next((root for root in offered if any(judged.proves for judged in root.judged)), offered[0])
+    image = _describe(factory, target, (place, shelves.host, root), court)
+    revoked = (image.revoked, *(one.revoked for one in roots), shelves.revoked.get(target.name, ()))
+    return replace(image, revoked=merge_revoked(*revoked))
+
+
+def _waits(target: Target, where: tuple[Place, str], root: CatalogueRoot, court: Court) -> bool:
+    """Whether too few keys approved that any tag of the target points to it.
+
+    An image of which only a .sif is verified has no tag to promote, and does not wait.
+    """
+    place, host = where
+    if not host or (target.gpu and not any(one.proves for one in root.judged)):
+        return False
+    return lacks_approvals(place, root.subject, plain_tag(target), root.revoked, court)
+
+
+def lacks_approvals(
+    place: Place, subject: Subject, plain: str, revoked: Sequence[RevokedCell], court: Court
+) -> bool:
+    """Whether the policy wants more approvals of an image than any tag of the target (`plain`) has."""
+    if not (needed := court.trust.policy.signatures):
+        return False
+    found = read_statements(place, subject.manifest, APPROVAL_TYPE)
+    tags: dict[str, list[Approval]] = {}
+    envelopes = [one.envelope for one in found]
+    for wanted, approval in read_approvals(envelopes, court.trust, court.now, revoked):
+        known = (wanted.place, wanted.subject.index, wanted.subject.manifest)
+        if known == (str(place), subject.index, subject.manifest) and belongs(wanted.tag, plain):
+            tags.setdefault(wanted.tag, []).append(approval)
+    return all(len(Approvals(valid=tuple(given)).best()) < needed for given in tags.values())
+
+
+def _made(factory: Factory, target: Target, place: Place) -> str:
+    """The digest of what the present lock gives, empty where it is not there."""
+    if isinstance(place.store, LayoutStore):
+        built = find_built(factory, target)
+        return built.digest if built else ""
+    found = find_candidate(factory, target, place)
+    return found.digest if found else ""
+
+
+def _read_root(
+    factory: Factory, target: Target, where: tuple[Place, str, Lock | None], court: Court
+) -> CatalogueRoot:
+    place, digest, lock = where
+    subject = replace(read_subject(place, digest), target=target.name)
+    return CatalogueRoot(
+        digest=digest, lock=lock, subject=subject, **_verdicts(factory, place, subject, court)
+    )
+
+
+class _Verdicts(TypedDict):
+    judged: tuple[Judged, ...]
+    envelopes: Envelopes
+    revocations: Envelopes
+    revoked: tuple[RevokedCell, ...]
+
+
+def _verdicts(factory: Factory, place: Place, subject: Subject, court: Court) -> _Verdicts:
+    """What can be relied on, in the registry and in the store here, and what was taken back."""
+    if not court.trust.keys:
+        return _Verdicts(judged=(), envelopes=(), revocations=(), revoked=())
+    images = [find_in(factory, place, subject, court)]
+    if not isinstance(place.store, LayoutStore):
+        images.append(find_verdicts(local_place(factory, ANY), subject, court, (place,)))
+    good: dict[str, tuple[Judged, bytes]] = {}
+    bad = set()
+    for image in images:
+        for judged in image.judged:
+            if judged.standing is Standing.REVOKED or _of_another(judged, subject):
+                bad.add(judged.name)
+            elif judged.standing is Standing.GOOD:
+                good[judged.name] = (judged, image.envelopes[judged.digest])
+    kept = {digest: good[digest] for digest in sorted(good) if digest not in bad}
+    revocations = {digest: data for image in images for digest, data in image.revocations.items() if data}
+    return _Verdicts(
+        judged=tuple(judged for judged, _ in kept.values()),
+        envelopes=tuple((judged.digest, data) for judged, data in kept.values()),
+        revocations=tuple(sorted(readable_envelopes(revocations))),
+        revoked=revoked_cells([one for image in images for one in image.judged], subject, court.trust),
+    )
+
+
+def _of_another(judged: Judged, subject: Subject) -> bool:
+    """Whether it was verified as another target, which says nothing of what this one asks for."""
+    return judged.verdict is not None and judged.verdict.report.subject.target not in ("", subject.target)
+
+
+def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    for digest, data in envelopes.items():
+        try:
+            parse_envelope(data, digest)
+        except FactoryError:  # a stranger's: nobody would heed it
+            continue
+        yield digest, data
+
+
+# --- describing ----------------------------------------------------------------------------------
+
+
+def _describe(
+    factory: Factory, target: Target, where: tuple[Place, str, CatalogueRoot], court: Court
+) -> CataloguedImage:
+    place, host, root = where
+    manifest = read_manifest(place, root.subject.manifest)
+    described = describe_image(factory, target, root, manifest)
+    revoked: list[RevokedCell] = []
+    stored = stored_as(factory, root.subject)
+    is_sif = is_sif_manifest(json.loads(manifest.data))
+    return replace(
+        described,
+        reference=reference_of(host, place, root.subject),
+        unpacked=unpacked_size(factory.layout, stored) if stored else 0,
+        sifs=tuple(_sifs(factory, where, court, described.size if is_sif else 0, revoked)),
+        revoked=tuple(revoked),
+    )
+
+
+def describe_image(
+    factory: Factory, target: Target, root: CatalogueRoot, manifest: Manifest
+) -> CataloguedImage:
+    """What is said of an image by its target, its lock and its manifest: not where it lies, nor what .sif
+    files there are of it, nor its unpacked size."""
+    blobs = parse_parts(manifest)[1]
+    is_sif = is_sif_manifest(json.loads(manifest.data))
+    predicted = predicted_claims(factory, target, root.lock, stored_as(factory, root.subject))
+    facts = facts_of(target, root.lock, predicted)
+    return CataloguedImage(
+        target=target.name,
+        family=target.family,
+        framework=target.framework,
+        version=facts.version,
+        cuda=target.cuda,
+        python=target.python,
+        platform=target.platform,
+        reference="",
+        subject=root.subject,
+        size=sum(blob.size for blob in (blobs[-1:] if is_sif else blobs[1:])),
+        unpacked=0,
+        runtime=facts.runtime,
+        minor_compat=facts.minor_compat,
+        driver=facts.driver,
+        required=target.capabilities,
+        predicted=predicted,
+        envelopes=root.envelopes,
+        revocations=root.revocations,
+        revoked=root.revoked,
+    )
+
+
+def reference_of(host: str, place: Place, subject: Subject) -> str:
+    """HOST/NAME@sha256:... of an image in a registry, empty where `host` is: it is in the store here."""
+    if not host:
+        return ""
+    return str(Reference(registry=host, repository=place.repository, digest=subject.index))
+
+
+def stored_as(factory: Factory, subject: Subject) -> Image | None:
+    """The image in the store here, None where it is not there whole."""
+    found = factory.layout.manifest(subject.index) or factory.layout.manifest(subject.manifest)
+    if found is None:
+        return None
+    try:
+        return factory.layout.load(subject.target, found[0])
+    except (StoreError, RegistryError):
+        return None
+
+
+def _sifs(
+    factory: Factory,
+    where: tuple[Place, str, CatalogueRoot],
+    court: Court,
+    own: int,
+    revoked: list[RevokedCell],
+) -> Iterator[CataloguedSif]:
+    """The .sif files of an image, in the registry and in the store here; of one that is a .sif, itself.
+
+    `own` is its size in that case. What was taken back of the files is added to `revoked`.
+    """
+    place, host, root = where
+    if own:
+        yield CataloguedSif(
+            sha256=root.subject.config,
+            size=own,
+            reference=reference_of(host, place, root.subject),
+            subject=root.subject,
+            envelopes=root.envelopes,
+            revocations=root.revocations,
+        )
+        return
+    seen = set()
+    for there, name in ((place, host), (local_place(factory, ANY), "")):
+        for referrer in there.store.referrers(there.repository, root.subject.manifest, SIF_TYPE):
+            manifest = there.store.manifest(there.repository, referrer.digest)
+            if referrer.digest in seen or manifest is None or not is_sif_manifest(json.loads(manifest[1])):
+                continue
+            seen.add(referrer.digest)
+            subject = replace(read_subject(there, referrer.digest), target=root.subject.target)
+            found = _verdicts(factory, there, subject, court)
+            revoked += found["revoked"]
+            if not any(one.proves for one in found["judged"]) and not is_own(factory, there, referrer.digest):
+                factory.tell(
+                    f"{referrer.digest} is skipped: no verdict verifies it, and this store did not push it"
+                )
+                continue
+            yield CataloguedSif(
+                sha256=subject.config,
+                size=json.loads(manifest[1])["layers"][0]["size"],
+                reference=reference_of(name, there, subject),
+                subject=subject,
+                envelopes=found["envelopes"],
+                revocations=found["revocations"],
+            )

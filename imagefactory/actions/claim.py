@@ -1,0 +1,266 @@
+"""Claims in a registry: put when cells are queued, read before that, taken back when they are done.
+
+    read_claims() -> plan -> claim_cells(): read, put, read again -> the cells that another store has
+
+A plan costs one request and two for each other store, whatever its cells. What a registry does not answer or
+take is told, and stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from imagefactory.access import Access, open_registry, registry_place
+from imagefactory.trust.catalog_package import catalogue_place, parse_layer, unpack
+from imagefactory.catalogue.publish import make_artifact
+from imagefactory.errors import FactoryError, RegistryError, StatementError, os_problem
+from imagefactory.fs import explain_full_disk, replace_bytes
+from imagefactory.oci.artifacts import put_bytes, put_manifest
+from imagefactory.oci.graph import Place
+from imagefactory.schedulers.pool import TRANSFERS, JobLimits
+from imagefactory.progress import Progress
+from imagefactory.stages.sign import signing_key
+from imagefactory.stages.statements import writing
+from imagefactory.schedulers.claims import CLAIMS, LARGEST, TAG, ClaimedCell, OtherClaim, OwnClaims, PlaceClaims, StoreClaims, SweepClaim, claim_of, first_claims, format_own, open_claims, parse_own, sign_claims
+from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.verify.nonces import LIFETIME
+from imagefactory.http import HURRIED
+
+FILE = "claims.json"
+MOST_STORES = 32
+"""Other stores whose claims are read: whoever may push can write tags without end."""
+STORE_BYTES = 8
+SETTLE, TRIES = timedelta(seconds=3), 3
+"""How long a claim may take to be there, and how often that is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundClaims:
+    """The claims of other stores that count, and a line for each thing that is not known."""
+
+    claims: tuple[OtherClaim, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claiming:
+    """The cells that a sweep is about to queue, and in which registry (HOST[/PATH]) that is said.
+
+    `ask`: cells that another store has claimed are given up. `clock`, `random` and `pause` are this
+    process's.
+    """
+
+    sweep: str
+    registry: str
+    cells: frozenset[ClaimedCell]
+    limits: JobLimits
+    clock: Callable[[], datetime]
+    random: Callable[[int], bytes]
+    pause: Callable[[float], None]
+    ask: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedSweep:
+    """The cells that another store has, and what could not be done, a line each."""
+
+    lost: Mapping[ClaimedCell, OtherClaim] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_claims(access: Access, registry: str, now: datetime) -> FoundClaims:
+    """What other stores claim in a registry (HOST[/PATH], empty for none) by keys that are trusted here."""
+    try:
+        trust = read_trust(access.settings.files)
+        if not registry or not trust.keys:
+            return FoundClaims()
+        own = _read_own(access.layout.path)
+        return _read_others(_claims_place(access, registry), own.store if own else "", trust, now)
+    except FactoryError as error:
+        return FoundClaims(notes=(f"cannot read the claims of other stores: {error.message}",))
+
+
+def _read_others(place: Place, own: str, trust: Trust, now: datetime) -> FoundClaims:
+    stores = [match[1] for tag in place.store.tags(place.repository) if (match := TAG.fullmatch(tag))]
+    others = [store for store in stores if store != own]
+    claims: list[OtherClaim] = []
+    faults: list[str] = []
+    for store in others[:MOST_STORES]:
+        try:
+            data = _read_list(place, f"claims-{store}")
+            claims += open_claims(data, store, trust, now) if data else ()
+        except RegistryError:
+            raise
+        except FactoryError as error:
+            faults.append(error.message)
+    notes: tuple[str, ...] = (
+        (f"ignored the claims of {len(faults)} other store(s): {faults[0]}",) if faults else ()
+    )
+    if len(others) > MOST_STORES:
+        notes += (f"{place} has claims of {len(others)} stores, only {MOST_STORES} were read",)
+    return FoundClaims(claims=tuple(claims), notes=notes)
+
+
+def _read_list(place: Place, tag: str) -> bytes:
+    """The envelope of a tag, none where it went away. Raises StatementError for what is no list of claims."""
+    where, manifest = f"{place}:{tag}", place.store.manifest(place.repository, tag)
+    if manifest is None:
+        return b""
+    try:
+        layer = parse_layer(manifest[1], where, CLAIMS)
+    except RegistryError as error:  # somebody else's: it says nothing of the registry
+        raise StatementError("claims-invalid", error.message, hint=error.hint) from error
+    if layer.size > LARGEST:
+        raise StatementError(
+            "claims-too-large",
+            f"{where} has {layer.size:,} bytes, and a list of claims has at most {LARGEST:,}",
+            hint="check who pushed it",
+        )
+    return unpack(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
+
+
+def _claims_place(access: Access, registry: str) -> Place:
+    """The repository of the catalogue, asked in a hurry: a sweep does not depend on it."""
+    host, path = registry_place(access, registry)
+    reference = catalogue_place(f"{host}/{path}" if path else host)
+    return Place(store=open_registry(access, host, patience=HURRIED), repository=reference.repository)
+
+
+# --- putting -------------------------------------------------------------------------------------
+
+
+def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> ClaimedSweep:
+    """Says in the registry that these cells are queued, and finds out which of them another store has.
+
+    What was claimed before has precedence. Of claims that are put at once, the first by time: a put that
+    takes longer than SETTLE is made again with a later time, and nobody looks before that time is over, so
+    the later of two sees the earlier one. Only stores whose clocks differ by seconds may both queue a cell.
+    """
+    if not claiming.registry or not claiming.cells:
+        return ClaimedSweep()
+    lost: dict[ClaimedCell, OtherClaim] = {}
+    clock = claiming.clock
+    try:
+        place, trust = _claims_place(access, claiming.registry), read_trust(access.settings.files)
+        asks = claiming.ask and bool(trust.keys)
+        with writing(access, place, progress):
+            own = _read_own(access.layout.path) or OwnClaims(store=claiming.random(STORE_BYTES).hex())
+            before = _read_others(place, own.store, trust, clock()) if asks else FoundClaims()
+            lost.update(_of(before.claims, claiming.cells))
+            mine = _put_in_time(access, place, own, replace(claiming, cells=claiming.cells - lost.keys()))
+            if mine and asks:
+                claiming.pause(max(0.0, (mine.made + SETTLE - clock()).total_seconds()))
+                found = _read_others(place, own.store, trust, clock()).claims
+                known = {one.order for one in before.claims}
+                order = (mine.made, own.store, mine.sweep)
+                lost.update(
+                    _of([one for one in found if one.order not in known and one.order < order], mine.cells)
+                )
+                if lost.keys() & mine.cells:
+                    less = claim_of(mine.sweep, mine.cells - lost.keys(), mine.made, mine.until)
+                    _put(access, place, _with(own, place, less), clock())
+            return ClaimedSweep(lost=lost, notes=before.notes)
+    except (FactoryError, OSError) as error:
+        note = f"this sweep is not claimed, so other stores may queue the same cells: {error}"
+        return ClaimedSweep(lost=lost, notes=(note,))
+
+
+def _put_in_time(access: Access, place: Place, own: OwnClaims, claiming: Claiming) -> SweepClaim | None:
+    """The claim as it was put within SETTLE of its own time, None for no cells. Raises FactoryError."""
+    limits = claiming.limits
+    # One try, not all that are allowed: whoever waits for a store that is gone waits so long.
+    life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
+    for _ in range(TRIES if claiming.cells else 0):
+        made = claiming.clock()
+        mine = claim_of(claiming.sweep, claiming.cells, made, made + life)
+        _put(access, place, _with(own, place, mine), made)
+        if claiming.clock() - made < SETTLE:
+            return mine
+    if claiming.cells:
+        raise RegistryError(
+            "registry-too-slow",
+            f"{place} needed more than {SETTLE.seconds} seconds to store the claim, {TRIES} times",
+        )
+    return None
+
+
+def _of(claims: Iterable[OtherClaim], cells: Collection[ClaimedCell]) -> Mapping[ClaimedCell, OtherClaim]:
+    return {cell: one for cell, one in first_claims(claims).items() if cell in cells}
+
+
+def release_claim(
+    access: Access, sweep: str, left: Collection[ClaimedCell], now: datetime, progress: Progress
+) -> None:
+    """Takes back what a sweep claimed, but for the cells that are `left`. What fails is told."""
+    try:
+        own = _read_own(access.layout.path)
+        places = [
+            (one.place, row)
+            for one in (own.places if own else ())
+            for row in one.sweeps
+            if row.sweep == sweep and not row.cells <= set(left)
+        ]
+    except FactoryError as error:
+        access.tell(f"note: cannot read the claims of this store: {error.message}")
+        return
+    for name, row in places:
+        try:
+            place = _claims_place(access, name.removesuffix("/catalogue"))
+            with writing(access, place, progress):
+                own = _read_own(access.layout.path)
+                if own:
+                    less = claim_of(sweep, row.cells & set(left), row.made, row.until)
+                    _put(access, place, _with(own, place, less), now)
+        except (FactoryError, OSError) as error:
+            until = f"{row.until:%Y-%m-%d %H:%M} UTC"
+            access.tell(f"note: the claim of sweep {sweep} may stay in {name} until {until}: {error}")
+
+
+def _with(own: OwnClaims, place: Place, claim: SweepClaim) -> OwnClaims:
+    """With this claim in the place of an earlier one of its sweep; without it where it has no cells."""
+    rows = next((one.sweeps for one in own.places if one.place == str(place)), ())
+    kept = tuple(one for one in rows if one.sweep != claim.sweep)
+    mine = PlaceClaims(place=str(place), sweeps=(*kept, claim) if claim.cells else kept)
+    return replace(own, places=(*(one for one in own.places if one.place != str(place)), mine))
+
+
+def _put(access: Access, place: Place, own: OwnClaims, now: datetime) -> None:
+    """Remembers the claims, and puts those of `place` that have not ended. Raises FactoryError."""
+    key = signing_key(access, now)
+    if key is None:
+        raise StatementError(
+            "claim-not-signed", "no signing key on this machine", hint="imagefactory keys new NAME"
+        )
+    places = (replace(one, sweeps=tuple(row for row in one.sweeps if row.until > now)) for one in own.places)
+    own = replace(own, places=tuple(places))
+    path = access.layout.path / "journal" / FILE
+    with explain_full_disk(access.layout.path):
+        replace_bytes(path, format_own(own))
+    sweeps = next((one.sweeps for one in own.places if one.place == str(place)), ())
+    claims = StoreClaims(store=own.store, issued=now.replace(microsecond=0), sweeps=sweeps)
+    artifact, tag = make_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own.store}"
+    for blob, data in artifact.blobs:
+        put_bytes(place, blob, data)
+    put_manifest(place, artifact.manifest, tag)
+    if not sweeps:  # the empty list counts for nothing; where a tag can go, nobody has to read it
+        with suppress(RegistryError):
+            place.store.untag(place.repository, tag)
+
+
+def _read_own(store: Path) -> OwnClaims | None:
+    """What this store has claimed, None for nothing yet. Raises StatementError."""
+    path = store / "journal" / FILE
+    try:
+        with path.open("rb") as file:
+            return parse_own(file.read(LARGEST + 1), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StatementError(*os_problem("read", path, error), hint="check its permissions") from error

@@ -1,0 +1,529 @@
+"""What of a center's site is set up: `doctor --for site`, in the order in which the docs set it up.
+
+Nothing is changed, nothing is left in the registry, and nothing is started but the pool's own commands and
+`crontab -l`. A registry that hangs is given up after seconds, and what needs it is not asked then.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from imagefactory.access import Access, open_registry
+from imagefactory.trust.invitation import TAG, parse_invitation
+from imagefactory.trust.catalog_package import INVITATION, catalogue_place, parse_layer, unpack
+from imagefactory.doctor.facts import Diagnosis, Health
+from imagefactory.doctor.judge import STORE_BYTES
+from imagefactory.doctor.use import NEW_KEY
+from imagefactory.errors import FactoryError
+from imagefactory.project import recipes_folder
+from imagefactory.oci.credentials import find_credentials
+from imagefactory.oci.graph import Place
+from imagefactory.oci.mirrors import split_place
+from imagefactory.oci.registry.client import Registry
+from imagefactory.schedulers.pool import open_pool, pool_here
+from imagefactory.schedulers.sites import check_needs, site_of
+from imagefactory.progress import format_bytes
+from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM, listed
+from imagefactory.settings.load import Settings
+from imagefactory.settings.own_commands import names_of
+from imagefactory.stages.init_nights import NIGHTS
+from imagefactory.extras.nightly.units import NAME, enabling
+from imagefactory.extras.nightly.nights import LOG, has_reserve, last_night, nights_folder
+from imagefactory.actions.publish import read_current
+from imagefactory.stages.sign import signing_key
+from imagefactory.actions.sweep import WRITTEN
+from imagefactory.trust.audit import read_audit
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.http import Patience
+
+HURRY = Patience(attempts=1, connect=5, read=10)
+KEY_SOON, CATALOGUE_SOON = timedelta(days=30), timedelta(days=7)
+LATE = timedelta(days=2)
+"""So old may the last nightly run be, or the catalogue that it signs."""
+CRON_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nightly:
+    """What starts the nightly run. `words` are those of its command, none where a CI service runs it.
+
+    `lacking` says why it will not start, `remedy` what mends that; both are empty where it will.
+    """
+
+    where: str
+    words: tuple[str, ...] = ()
+    ci: bool = False
+    lacking: str = ""
+    remedy: str = ""
+
+
+def examine_site(
+    settings: Settings, environ: Mapping[str, str], now: datetime, root: Path = Path("/")
+) -> tuple[Diagnosis, ...]:
+    """What of a site is set up, a line each; `root` is where this machine's files are found."""
+    access = Access(settings=settings, environ=environ)
+    site = _Site(access=access, trust=read_trust(settings.files), now=now, root=root)
+    with ThreadPoolExecutor(2) as threads:  # each may be slow
+        asked, pool = threads.submit(site.registry), threads.submit(lambda: tuple(site.pool()))
+        registry = asked.result()
+        return (
+            *site.project(),
+            *site.store(),
+            *registry.lines,
+            *site.signing(),
+            *site.trusted(),
+            *pool.result(),
+            *registry.published,
+            *site.audit(),
+            *site.mirrors(registry.made),
+            *site.nightly(registry.made),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InRegistry:
+    """What a registry says: of itself, and of what is published there. `made`: when its catalogue was."""
+
+    lines: tuple[Diagnosis, ...]
+    published: tuple[Diagnosis, ...]
+    made: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    access: Access
+    trust: Trust
+    now: datetime
+    root: Path
+
+    @property
+    def settings(self) -> Settings:
+        return self.access.settings
+
+    # --- this machine ----------------------------------------------------------------------------
+
+    def project(self) -> Iterator[Diagnosis]:
+        if self.settings.shipped:
+            said = "none here or above: these are the recipes that come with imagefactory"
+            yield _missing("project", said, "imagefactory init DIR")
+            return
+        try:
+            yield _ok("project", str(recipes_folder(self.settings).parent))
+        except FactoryError as error:
+            yield _missing("project", error.message, error.hint)
+
+    def store(self) -> Iterator[Diagnosis]:
+        path = self.settings.store_path
+        there = next((folder for folder in (path, *path.parents) if folder.is_dir()), self.root)
+        free = shutil.disk_usage(there).free
+        said = f"{path} ({self.settings.store.origin}): {format_bytes(free)} free"
+        if not os.access(there, os.W_OK):
+            yield _broken("store", f"{said}, not writable", 'store = "DIR" in imagefactory.toml')
+        elif free < STORE_BYTES:
+            yield _soon("store", f"{said}, less than an image takes", "imagefactory store gc")
+        else:
+            yield _ok("store", said if (path / "oci-layout").exists() else f"{said}; nothing is in it yet")
+
+    def audit(self) -> Iterator[Diagnosis]:
+        try:
+            rows = list(read_audit(self.settings.store_path))
+        except OSError as error:
+            yield _broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
+            return
+        said = (
+            f"{len(rows)} entr{'y' if len(rows) == 1 else 'ies'}, the last of {rows[-1].get('time', '')}"
+            if rows
+            else "nothing is in it yet"
+        )
+        yield _ok("log", said)
+
+    # --- keys --------------------------------------------------------------------------------------
+
+    def signing(self) -> Iterator[Diagnosis]:
+        try:
+            key = signing_key(self.access, self.now)
+        except FactoryError as error:
+            yield _broken("signing key", error.message, error.hint)
+            return
+        if key is None:
+            yield _missing("signing key", "none on this machine", NEW_KEY)
+            return
+        trusted = self.trust.key(key.keyid)
+        if trusted is None:
+            remedy = f"imagefactory keys trust {key.name}"
+            yield _missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
+        elif self.now < trusted.since:
+            said = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
+            yield _broken("signing key", said, "set its `from` in imagefactory.toml")
+        elif trusted.until - self.now < KEY_SOON:
+            said = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
+            yield _soon("signing key", said, "imagefactory keys rotate")
+        else:
+            yield _ok("signing key", f"'{key.name}', until {trusted.until:%Y-%m-%d}")
+
+    def trusted(self) -> Iterator[Diagnosis]:
+        keys = self.trust.keys
+        valid = [key.name for key in keys if key.since <= self.now < key.until]
+        others = [key.name for key in keys if key.name not in valid]
+        said = f"{', '.join(valid)}" + (f"; not now: {', '.join(others)}" if others else "")
+        if valid:
+            yield _ok("trusted keys", said)
+        else:
+            yield _missing("trusted keys", said.lstrip("; ") or "none, so no verdict counts", NEW_KEY)
+
+    # --- the pool ------------------------------------------------------------------------------------
+
+    def pool(self) -> Iterator[Diagnosis]:
+        yield self._site_name()
+        name = pool_here(self.access.environ)
+        if not name:
+            remedy = "log in to the access point of your pool, or verify on a machine with a GPU"
+            yield _soon("pool", "no commands of HTCondor or Slurm here", remedy)
+            return
+        try:
+            pool = open_pool(name, self.access.environ)
+            version, inventory = pool.require(), pool.inventory(self.now)
+        except FactoryError as error:
+            yield _broken("pool", error.message, error.hint)
+            return
+        gpus, known = len(inventory.gpus), len(inventory.known)
+        said = f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs"
+        if not known:
+            yield _soon("pool", f"{said}, {known} of a known capability", "imagefactory pool")
+        else:
+            yield _ok("pool", said)
+        yield self._batch(name)
+
+    def _site_name(self) -> Diagnosis:
+        site = self.settings.site
+        if site.origin == "default":
+            remedy = f'site = "..." in imagefactory.toml: {", ".join(SITES)}'
+            return _soon("site", "not set: files follow no site's own rules", remedy)
+        return _ok("site", f"{site.value} ({site.origin})")
+
+    def _batch(self, pool: str) -> Diagnosis:
+        """What the pool asks of each job."""
+        key = "sbatch-options" if pool == SLURM else "submit-commands"
+        try:
+            site = site_of(self.settings.site.value, self.settings)
+            if pool == HTCONDOR and site.batch == HTCONDOR:
+                check_needs(site, WRITTEN | names_of(site.own))
+        except FactoryError as error:
+            return _missing(key, error.message, error.hint)
+        value = self.settings.sbatch_options if pool == SLURM else self.settings.submit_commands
+        if value.value:
+            return _ok(key, f"{'; '.join(value.value.split(chr(10)))} ({value.origin})".lstrip("; "))
+        if pool == SLURM and not self.access.environ.get("SBATCH_ACCOUNT"):
+            remedy = 'sbatch-options = "--account=... --partition=..." in imagefactory.toml'
+            return _soon(key, "none: jobs run on your default account and partition", remedy)
+        return _ok(key, "none are set, and none are known to be needed")
+
+    # --- the registry --------------------------------------------------------------------------------
+
+    def registry(self) -> _InRegistry:
+        settings = self.settings
+        if not settings.registry.value:
+            remedy = 'registry = "HOST/PATH" in imagefactory.toml'
+            none = (_missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
+            if settings.catalogue.value.startswith("/"):
+                return self._published(Path(settings.catalogue.value), none)
+            return _InRegistry(lines=none, published=tuple(_unasked(_missing, "no registry is set")))
+        place = settings.registry.value
+        host, path = split_place(place)
+        store = open_registry(self.access, host, patience=HURRY)
+        repository = catalogue_place(f"{host}/{path}" if path else host).repository
+        try:
+            login = find_credentials(self.access.environ)(host)
+            store.check()
+            said = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
+            answers = (
+                _ok("registry", f"{place} answers {said}"),
+                _push(store, repository, login=login is not None),
+            )
+            return self._published(Place(store=store, repository=repository), answers)
+        except FactoryError as error:
+            line = _broken("registry", error.message, error.hint)
+            return _InRegistry(
+                lines=(line,), published=tuple(_unasked(_soon, "the registry does not answer"))
+            )
+        finally:
+            store.close()
+
+    def _published(self, where: Place | Path, lines: tuple[Diagnosis, ...]) -> _InRegistry:
+        try:
+            current = read_current(where, self.trust, self.now)
+        except FactoryError as error:
+            line = _broken("catalogue", error.message, error.hint)
+            return _InRegistry(lines=lines, published=(line, self._invitation(where)))
+        made = None
+        if current is None:
+            line = _missing("catalogue", f"none at {where}", "imagefactory catalogue")
+        elif current.catalogue is None:
+            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
+            said = f"{current.where} is signed by {whose}, so your readers reject it"
+            line = _broken("catalogue", said, "imagefactory catalogue")
+        else:
+            made, expires = current.catalogue.made, current.catalogue.expires
+            name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
+            said = f"{current.where}, signed by '{name}' on {made:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
+            if expires <= self.now:
+                line = _broken("catalogue", f"{said}: it expired", "imagefactory catalogue")
+            elif expires - self.now < CATALOGUE_SOON:
+                line = _soon("catalogue", f"{said}, which is soon", "imagefactory catalogue")
+            elif (own := self._own_key()) and own.keyid != current.keyid:  # of two facilitators one signs it
+                line = _ok("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
+            else:
+                line = _ok("catalogue", said)
+        return _InRegistry(lines=lines, published=(line, self._invitation(where)), made=made)
+
+    def _own_key(self) -> SigningKey | None:
+        try:
+            return signing_key(self.access, self.now)
+        except FactoryError:
+            return None  # said in its own line
+
+    def _invitation(self, where: Place | Path) -> Diagnosis:
+        """The one beside the catalogue; for a catalogue in a file the one that `invite` wrote here."""
+        push = "imagefactory invite --push"
+        try:
+            if isinstance(where, Place):
+                found = where.store.manifest(where.repository, TAG)
+                if found is None:
+                    return _missing("invitation", f"none at {where}:{TAG}", push)
+                name = f"{where}:{TAG}"
+                layer = parse_layer(found[1], name, INVITATION)
+                data = unpack(b"".join(where.store.read(where.repository, layer)), name)
+            else:
+                path, push = self.settings.root_path / "invitation.toml", "imagefactory invite"
+                name, data = str(path), _read(path).encode()
+                if not data:
+                    return _missing("invitation", f"there is no {path}", push)
+            invited = parse_invitation(data, name)
+        except FactoryError as error:
+            return _broken("invitation", error.message, push)
+        trusted = {key.keyid for key in self.trust.keys if key.since <= self.now < key.until}
+        named = {grant.key.keyid for grant in invited.keys}
+        if not trusted & named:
+            return _broken("invitation", f"{name} names no key that is trusted here now", push)
+        own = self._own_key()
+        if own and own.keyid not in named:
+            return _soon("invitation", f"{name} does not name '{own.name}', which signs now", push)
+        return _ok("invitation", f"{name}, for {invited.catalogue}")
+
+    def mirrors(self, made: datetime | None) -> Iterator[Diagnosis]:
+        mirrors = listed(self.settings.catalogue_mirrors.value)
+        if not mirrors:
+            said = "none: while the registry is down, readers have only the copies that they keep"
+            yield _soon("mirrors", said, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
+            return
+        with ThreadPoolExecutor(len(mirrors)) as threads:
+            yield from threads.map(lambda mirror: self._mirror(mirror, made), mirrors)
+
+    def _mirror(self, mirror: str, made: datetime | None) -> Diagnosis:
+        copy = "imagefactory copy REGISTRY/catalogue:current MIRROR/catalogue:current"
+        where: Place | Path = Path(mirror)
+        try:
+            if not mirror.startswith("/"):
+                reference = catalogue_place(mirror)
+                store = open_registry(self.access, reference.registry, patience=HURRY)
+                where = Place(store=store, repository=reference.repository)
+            current = read_current(where, self.trust, self.now)
+        except FactoryError as error:
+            return _broken("mirrors", f"{mirror}: {error.message}", error.hint)
+        if current is None or current.catalogue is None:
+            return _broken("mirrors", f"{mirror} has no catalogue that a trusted key signed", copy)
+        if made and current.catalogue.made < made:
+            said = f"{mirror} has an older catalogue, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
+            return _soon("mirrors", said, copy)
+        return _ok("mirrors", mirror)
+
+    # --- nights --------------------------------------------------------------------------------------
+
+    def nightly(self, made: datetime | None) -> Iterator[Diagnosis]:
+        found = tuple(self._callers())
+        if not found:
+            yield _missing("nightly run", "nothing starts one for this project", self._install())
+        for one in found:
+            if one.lacking:
+                yield _broken("nightly run", f"{one.where}: {one.lacking}", one.remedy)
+            else:
+                yield _ok("nightly run", one.where)
+        yield self._last_night(made, ci=any(one.ci for one in found))
+        if found and not any(one.ci for one in found):
+            yield self._messages(found)
+        if has_reserve(self.settings):
+            yield _ok("disk reserve", f"in {nights_folder(self.settings)}")
+        elif not any(one.ci for one in found):
+            said = "no room on the disk is kept for the end of a night: the first night takes it"
+            yield _soon("disk reserve", said, self._night())
+
+    def _last_night(self, made: datetime | None, *, ci: bool) -> Diagnosis:
+        night, folder = last_night(self.settings), nights_folder(self.settings)
+        if night is None and ci:
+            if made is None:
+                return _missing("last night", "it signed no catalogue yet", "start the workflow once")
+            said = f"the catalogue of {made:%Y-%m-%d %H:%M} UTC is the last trace of one"
+            if self.now - made > LATE:
+                return _soon("last night", said, "look at the workflow's runs")
+            return _ok("last night", said)
+        if night is None:
+            return _missing("last night", f"none came to its end in {folder}", self._night())
+        age = self.now - night.ended
+        hours = int(age.total_seconds() // 3600)
+        said = f"ended {f'{hours} hours' if age < LATE else f'{age.days} days'} ago"
+        if night.code:
+            first = next(row for row in night.broken if row.code == night.code)
+            said += f", with exit code {night.code}: {first.what}: {first.why}"
+            return _soon("last night", said, f"read the newest {LOG} in {folder}")
+        return _soon("last night", said, self._night()) if age > LATE else _ok("last night", said)
+
+    def _messages(self, found: tuple[Nightly, ...]) -> Diagnosis:
+        options = ("--mail", "--webhook", "--metrics", "--html")
+        used = [name for name in options if any(name in one.words for one in found)]
+        if {"--mail", "--webhook", "--metrics"} & set(used):
+            return _ok("messages", ", ".join(used))
+        said = "a night that fails tells nobody: no --mail, --webhook or --metrics"
+        return _soon("messages", said, self._install())
+
+    def _install(self) -> str:
+        return (
+            f"{self._night()} --mail 'mail -s night YOU' --install ~/.config/systemd/user; or in CI: "
+            "imagefactory init --github, or --gitlab"
+        )
+
+    def _night(self) -> str:
+        pool = pool_here(self.access.environ)
+        return f"imagefactory night --pool {pool}" if pool else "imagefactory night"
+
+    def _callers(self) -> Iterator[Nightly]:
+        yield from self._units()
+        yield from self._cron()
+        for service, files in NIGHTS.items():
+            path = self.settings.root_path / next(iter(files))
+            if "imagefactory" in _read(path):
+                yield Nightly(where=f"{service}: {path}", ci=True)
+
+    def _units(self) -> Iterator[Nightly]:
+        environ = self.access.environ
+        own = environ.get("XDG_CONFIG_HOME", "")
+        home = Path(own) if own.startswith("/") else Path("/", environ.get("HOME", "")) / ".config"
+        system = self.root / "etc/systemd"
+        for folder in (home / "systemd/user", system / "user", system / "system"):
+            lines = _read(folder / f"{NAME}.service").splitlines()
+            root = str(self.settings.root_path.absolute()).replace("%", "%%")
+            if f"WorkingDirectory={root}" not in lines or not (folder / f"{NAME}.timer").is_file():
+                continue
+            command = next((line for line in lines if line.startswith("ExecStart=")), "")
+            one = Nightly(where=str(folder / f"{NAME}.timer"), words=_words(command.partition("=")[2]))
+            enable, linger = enabling()
+            wants = folder / "timers.target.wants" / f"{NAME}.timer"
+            if not (wants.is_symlink() or wants.exists()):
+                yield _halted(one, "the timer is not enabled", enable)
+            elif folder == home / "systemd/user" and not self._lingers():
+                yield _halted(one, "it runs only while you are logged in", linger)
+            else:
+                yield one
+
+    def _lingers(self) -> bool:
+        try:
+            return (self.root / "var/lib/systemd/linger" / pwd.getpwuid(os.geteuid()).pw_name).exists()
+        except (KeyError, OSError):
+            return False
+
+    def _cron(self) -> Iterator[Nightly]:
+        """Lines for `imagefactory night` that name this project."""
+        texts = {"crontab -l": _crontab(self.access.environ)}
+        folder = self.root / "etc/cron.d"
+        texts |= {str(path): _read(path) for path in (sorted(folder.iterdir()) if folder.is_dir() else ())}
+        root = str(self.settings.root_path.absolute())
+        for where, text in texts.items():
+            for line in text.splitlines():
+                ours = re.search(r"\bimagefactory\b.*\bnight\b", line) and root in line
+                if ours and not line.lstrip().startswith("#"):
+                    yield Nightly(where=f"cron: {where}", words=_words(line))
+
+
+def _push(store: Registry, repository: str, *, login: bool) -> Diagnosis:
+    place = f"{store.host}/{repository}"
+    try:
+        store.check_push(repository)
+    except FactoryError as error:
+        return _broken("push", error.message, f"docker login {store.host}, with an account that may push")
+    if login:
+        return _ok("push", f"allowed to {place}")
+    return _soon("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
+
+
+def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
+    for name in ("catalogue", "invitation"):
+        yield say(name, f"not known: {why}", "see registry")
+
+
+def _halted(one: Nightly, lacking: str, remedy: str) -> Nightly:
+    return Nightly(where=one.where, words=one.words, lacking=lacking, remedy=remedy)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return tuple(text.split())
+
+
+def _read(path: Path) -> str:
+    """The text of a small file, empty where there is none that can be read. A clone may bring a pipe."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return ""
+            return file.read(1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _crontab(environ: Mapping[str, str]) -> str:
+    program = shutil.which("crontab", path=environ.get("PATH"))
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            (program, "-l"),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CRON_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def _ok(name: str, detail: str) -> Diagnosis:
+    return Diagnosis(name=name, state=Health.OK, detail=detail, needed_for="site")
+
+
+def _soon(name: str, detail: str, remedy: str) -> Diagnosis:
+    """What works without it, or still."""
+    return Diagnosis(name=name, state=Health.WARNING, detail=detail, remedy=remedy, needed_for="site")
+
+
+def _missing(name: str, detail: str, remedy: str) -> Diagnosis:
+    """What is not set up."""
+    return Diagnosis(name=name, state=Health.MISSING, detail=detail, remedy=remedy, needed_for="site")
+
+
+def _broken(name: str, detail: str, remedy: str) -> Diagnosis:
+    return Diagnosis(name=name, state=Health.DENIED, detail=detail, remedy=remedy, needed_for="site")

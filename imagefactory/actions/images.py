@@ -1,0 +1,203 @@
+"""What the tags of a target may point to, each with the verdicts about it, and what they point to now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from imagefactory.access import Access
+from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError
+from imagefactory.project import Factory
+from imagefactory.gpu.platforms import architecture
+from imagefactory.model import Target
+from imagefactory.oci.artifacts import WITHDRAWN
+from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
+from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import images_of
+from imagefactory.oci.transfer import WORKERS, was_sent
+from imagefactory.progress import Progress
+from imagefactory.settings.load import read_ledger_key
+from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.found import Found, find_verdicts
+from imagefactory.trust.judgement import Court
+from imagefactory.trust.verdict import Judged
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.tags import Stand, TagCandidate, newest_first, stand
+
+
+def capability_proven(judged: Sequence[Judged], capability: str) -> bool:
+    """Whether an image with these verdicts is verified for a capability (`8.0`)."""
+    return stand(judged, capability)[0] is Stand.PROVEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promoting:
+    """Whose tags follow the verdicts, where, and when. With `dry_run` none moves.
+
+    Without `approve` the key that signs here approves nothing, where the policy requires approvals.
+    """
+
+    target: Target
+    place: Place
+    now: datetime
+    dry_run: bool = False
+    approve: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Root:
+    """What a tag may point to. `built` is true where the store's own tag of the target points to it."""
+
+    digest: str
+    name: str
+    built: bool
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    candidate: TagCandidate
+    found: Found
+
+
+def read_candidates(
+    access: Access, promoting: Promoting, court: Court, progress: Progress
+) -> tuple[tuple[_Read, ...], dict[str, str]]:
+    """All that the target's tags may point to, and what they point to now."""
+    place, plain = promoting.place, plain_tag(promoting.target)
+    names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
+        manifests = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
+        digests = {
+            name: manifest[0].digest
+            for name, manifest in zip(names, manifests, strict=True)
+            if manifest and manifest[0].digest != WITHDRAWN.descriptor.digest
+        }
+        tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
+        named = _untagged(access, promoting.target, court) if isinstance(place.store, LayoutStore) else {}
+        for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
+            named[digests[name]] = name
+        roots = [
+            _Root(
+                digest=digest,
+                name=name,
+                built=tags.get(plain) == digest,
+                tags=tuple(tag for tag, there in digests.items() if there == digest),
+            )
+            for digest, name in named.items()
+        ]
+        read = list(pool.map(lambda root: _read_candidate(access, promoting, court, root), roots))
+    for note in (one for one in read if isinstance(one, str)):
+        progress.note(note)
+    return tuple(one for one in read if isinstance(one, _Read)), tags
+
+
+def belongs(tag: str, plain: str) -> bool:
+    """Whether a tag is the target's: its own, one of a capability, or a candidate's that is no .sif."""
+    if tag == plain:
+        return True
+    match = CAPABILITY.fullmatch(tag) or CANDIDATE.fullmatch(tag)
+    return bool(match and match["plain"] == plain and not tag.endswith(".sif"))
+
+
+def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _Root) -> _Read | str:
+    """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
+    place, target = promoting.place, promoting.target
+    try:
+        subject = read_subject(place, root.digest, target.platform)
+    except NoImageError as error:
+        return f"{root.name} in {place} is skipped: {error.message}"
+    except RegistryError:
+        children, _ = parse_parts(read_manifest(place, root.digest))
+        if all(place.store.manifest(place.repository, child.digest) for child in children):
+            raise
+        return f"{root.name} in {place} is skipped: it is not complete"
+    index = read_manifest(place, root.digest)
+    others = [one for one in platforms_in(index) if one[0] != target.platform]
+    parse_parts(index)  # well-formed from here on
+    images = images_of(json.loads(index.data).get("manifests") or ())
+    if len(images) > 1 + len(others):
+        return f"{root.name} in {place} is skipped: it has images for platforms without a target"
+    for platform, manifest in others:
+        tag = f"{plain_tag(target)}-{architecture(platform)}"
+        there = place.store.manifest(place.repository, tag)
+        parts = parse_parts(Manifest(descriptor=there[0], data=there[1]))[0] if there else ()
+        if manifest not in {part.digest for part in parts}:
+            return f"{root.name} in {place} is skipped: its image for {platform} is not the one of {tag}"
+    image = find_in(access, place, subject, court)
+    # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
+    judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
+    if isinstance(place.store, LayoutStore):
+        # The store tells no times: what was built last is the newest, others are as old as their last run.
+        times = [one.verdict.report.ended for one in judged if one.verdict]
+        pushed = promoting.now if root.built else max(times, default=None)
+    else:
+        pushed = read_pushed(read_records(place, root.digest, key=read_ledger_key(access.environ)))
+    candidate = TagCandidate(
+        name=root.name,
+        digest=root.digest,
+        pushed=pushed,
+        judged=judged,
+        platforms=1 + len(others),
+        own=is_own(access, place, root.digest),
+    )
+    return _Read(candidate=candidate, found=replace(image, tags=root.tags))
+
+
+def is_own(access: Access, place: Place, digest: str) -> bool:
+    """Whether this store pushed it, or a record with the MAC of IMAGEFACTORY_LEDGER_KEY says so."""
+    if isinstance(place.store, LayoutStore):
+        return True
+    if was_sent(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
+        return True
+    key = read_ledger_key(access.environ)
+    return bool(key and read_records(place, digest, key=key))
+
+
+def _target_of(judged: Judged) -> str:
+    return judged.verdict.report.subject.target if judged.verdict else ""
+
+
+def _untagged(access: Access, target: Target, court: Court) -> dict[str, str]:
+    """Images of the target that the store keeps for their verdicts, by digest; what a person calls them."""
+    layout, place, names = access.layout, local_place(access, ANY), {}
+    for digest in layout.subjects():
+        if layout.manifest(digest) is None:
+            continue
+        try:
+            found_here = find_verdicts(place, read_subject(place, digest), court)
+        except NoImageError:
+            continue
+        for one in found_here.judged:
+            subject = one.verdict.report.subject if one.verdict else None
+            if one.proves and subject and (subject.target, subject.manifest) == (target.name, digest):
+                root = digest if layout.manifest(subject.index) is None else subject.index
+                names[root] = f"{target.name}@{root[:19]}"
+    return names
+
+
+def target_at(factory: Factory, place: Place, digest: str) -> Target:
+    """The target whose candidate or tag is `digest` in that repository. Raises NothingSelectedError."""
+    family = place.repository.rpartition("/")[2]
+    for target in (one for one in factory.targets if one.family == family):
+        for tag in place.store.tags(place.repository):
+            if belongs(tag, plain_tag(target)):
+                there = place.store.manifest(place.repository, tag)
+                if there and there[0].digest == digest:
+                    return target
+    raise NothingSelectedError(
+        "image-not-tagged",
+        f"no tag of a target in {place} points to {digest}",
+        hint="name the target, and its registry with --registry",
+    )
+
+
+def list_verdicts(access: Access, wanted: Promoting, progress: Progress) -> tuple[Found, ...]:
+    """The verdicts about all images of a target in a place, the newest image first."""
+    read, _ = read_candidates(access, wanted, read_court(access, wanted.now), progress)
+    order = newest_first([one.candidate for one in read])
+    return tuple(sorted((one.found for one in read), key=lambda one: order.index(one.subject.index)))

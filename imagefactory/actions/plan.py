@@ -1,0 +1,280 @@
+"""What a plan must know of the world: the targets' locks and images, a list of GPUs, a file of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.access import open_answering, registry_place, repository_of
+from imagefactory.errors import (
+    Diagnostic,
+    LockError,
+    NothingSelectedError,
+    RecipeError,
+    RegistryError,
+    StaleError,
+    StoreError,
+    UsageError,
+    os_problem,
+)
+from imagefactory.project import Factory
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.knowledge import families
+from imagefactory.gpu.values import Contents
+from imagefactory.matrix.gpus import read_gpus
+from imagefactory.matrix.plan import PlanGpu, TargetStatus, avoided_machines
+from imagefactory.matrix.rows import SpaceRow, parse_rows
+from imagefactory.model import Target
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.model import Image
+from imagefactory.oci.store import Reference
+from imagefactory.schedulers.inventory import read_inventory
+from imagefactory.schedulers.pool import Inventory
+from imagefactory.scan.findings import format_contents
+from imagefactory.scan.layers import merge_layers
+from imagefactory.scan.records import recall_scan
+from imagefactory.settings.own_commands import is_chosen
+from imagefactory.actions.build import find_built
+from imagefactory.actions.locked import base_state, require_lock
+from imagefactory.actions.transfer import explain_no_candidate, find_candidate
+from imagefactory.actions.verdicts import Judge
+from imagefactory.trust.claims import to_renew
+from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.versions import natural
+
+MAX_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store.
+
+    `also` is a registry that is asked beside the store, empty for none. `renew`: verdicts that expire soon
+    count as expired.
+    """
+
+    now: datetime
+    registry: str = ""
+    also: str = ""
+    renew: bool = True
+
+    def counted(self, judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+        return to_renew(judged, self.now) if self.renew else judged
+
+
+def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[TargetStatus, ...]:
+    """How far each target is: its lock and its base's, and whether store or registry has what they give.
+
+    Raises UsageError for no registry, RegistryError for one that cannot be asked.
+    """
+    if asking.registry:
+        look = _look_in_registry(factory, asking)
+    else:
+        look = _look_in_both(factory, asking) if asking.also else _look_in_store(factory, asking)
+    bases = {base.name: base_state(factory, base) for base in factory.bases}
+    return tuple(
+        TargetStatus(
+            target=target,
+            block=f"the lock of base {target.base}: {bases[target.base]}",
+            hint=f"imagefactory lock base:{target.base}",
+        )
+        if bases[target.base] in ("none", "malformed")
+        else _read_stage(factory, target, look)
+        for target in targets
+    )
+
+
+Look = Callable[[TargetStatus], TargetStatus]
+"""Completes the stage of a target whose lock holds."""
+
+
+def _read_stage(factory: Factory, target: Target, look: Look) -> TargetStatus:
+    try:
+        stage = TargetStatus(target=target, lock=require_lock(factory, target))
+    except (LockError, StaleError) as error:
+        return TargetStatus(target=target, block=error.message, hint=error.hint)
+    try:
+        return look(stage)
+    except (LockError, StoreError) as error:
+        return replace(stage, block=error.message, hint=error.hint)
+
+
+def _look_in_store(factory: Factory, asking: Asking) -> Look:
+    tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
+
+    def look(stage: TargetStatus) -> TargetStatus:
+        name, engine = reference(stage.target), factory.settings.engine.value
+        if not tags & {name, f"{name}.sif"}:
+            return stage
+        try:
+            built = find_built(factory, stage.target)
+        except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
+            return replace(stage, missing=f"the image in the store cannot be compared without {error.name}")
+        if built is None:
+            return replace(stage, missing=f"the image in the store is not what {engine} makes of the lock")
+        scanned = recall_contents(factory.layout, built) if isinstance(built, Image) else None
+        return replace(
+            stage,
+            missing="",
+            image=built.digest,
+            evidence=CellEvidence(contents=scanned),
+            verdicts=asking.counted(judge.stored(built)),
+        )
+
+    return look
+
+
+def _look_in_both(factory: Factory, asking: Asking) -> Look:
+    """The registry's candidate, else the store's image. A registry that does not answer is reported."""
+    in_store = _look_in_store(factory, asking)
+    try:
+        in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
+    except RegistryError as error:
+        factory.tell(f"note: this plan uses only the local store: {error.message}")
+        return in_store
+
+    def look(stage: TargetStatus) -> TargetStatus:
+        found, there = in_store(stage), in_registry(stage)
+        if there.missing:
+            return found
+        if there.image != found.image:
+            return there
+        revoked_last = sorted(
+            (*found.verdicts, *there.verdicts), key=lambda one: one.standing is Standing.REVOKED
+        )
+        verdicts = {one.name: one for one in revoked_last}
+        return replace(there, evidence=found.evidence, verdicts=tuple(verdicts.values()))
+
+    return look
+
+
+def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False) -> Look:
+    host, path = registry_place(factory, asking.registry)
+    registry, judge = open_answering(factory, host, hurried=hurried), Judge(factory, asking.now)
+
+    def look(stage: TargetStatus) -> TargetStatus:
+        target = stage.target
+        place = Place(store=registry, repository=repository_of(path, target.family))
+        candidate = find_candidate(factory, target, place)
+        if candidate is None:
+            return replace(stage, missing=explain_no_candidate(factory, place))
+        where = Reference(registry=host, repository=place.repository, digest=candidate.digest)
+        return replace(
+            stage,
+            missing="",
+            image=candidate.digest,
+            reference=str(where),
+            verdicts=asking.counted(judge.there(place, candidate.digest)),
+        )
+
+    return look
+
+
+def recall_contents(layout: Layout, image: Image) -> Contents | None:
+    """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
+    scans = [recall_scan(layout, layer.descriptor.digest) for layer in image.layers]
+    known = [scan for scan in scans if scan is not None]
+    if not known or len(known) < len(scans):
+        return None
+    return format_contents(f"the image {image.name} in the store", merge_layers(known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The GPUs to plan for. `pool` is the file of a pool's inventory, empty for a person's list; `avoided`
+    are the reasons why no job gets some of them.
+    """
+
+    devices: tuple[PlanGpu, ...] = ()
+    pool: str = ""
+    avoided: Mapping[PlanGpu, str] = field(default_factory=dict)
+
+
+def read_listed(path: Path, patterns: Sequence[str] = ()) -> Listed:
+    """The GPUs of a person's list or of a pool's inventory, of which `patterns` choose machines.
+
+    Raises RecipeError and UsageError for faults of the file, NothingSelectedError where there is no GPU.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(200).lstrip().startswith(b"{"):
+                inventory = read_inventory(path)
+                devices, avoided = inventory_devices(inventory, patterns)
+                return Listed(devices=devices, pool=str(path), avoided=avoided)
+    return Listed(devices=read_devices(path))
+
+
+def read_devices(path: Path) -> tuple[PlanGpu, ...]:
+    """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
+    kinds = (
+        PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver, host=kind.host)
+        for kind in read_gpus(path)
+    )
+    return tuple(dict.fromkeys(kinds))
+
+
+def inventory_devices(
+    inventory: Inventory, patterns: Sequence[str] = ()
+) -> tuple[tuple[PlanGpu, ...], Mapping[PlanGpu, str]]:
+    """The kinds of GPU that a pool has, by capability, slice (MIG) and driver, each once; and of those that
+    no chosen machine has the reason.
+
+    A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
+    """
+    names: dict[PlanGpu, set[str]] = {}
+    machines: dict[PlanGpu, list[str]] = {}
+    for machine, gpu in ((one, gpu) for one in inventory.machines for gpu in one.gpus if gpu.capability):
+        cuda = "" if gpu.driver else gpu.cuda
+        kind = PlanGpu(
+            capability=parse_capability(gpu.capability),
+            driver=gpu.driver,
+            cuda=cuda,
+            host=gpu.host,
+            part=gpu.part,
+        )
+        names.setdefault(kind, set()).add(gpu.name)
+        machines.setdefault(kind, []).append(machine.name)
+    if not names:
+        raise NothingSelectedError(
+            "inventory-no-gpu",
+            "no GPU to plan for in the inventory",
+            hint="see what it has: imagefactory pool --inventory FILE",
+        )
+    kinds = sorted(
+        names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)
+    )
+    devices = {
+        kind: replace(kind, name=next(iter(names[kind])) if len(names[kind]) == 1 else "") for kind in kinds
+    }
+    avoided = {
+        devices[kind]: avoided_machines(machines[kind])
+        for kind in kinds
+        if not any(is_chosen(name, patterns) for name in machines[kind])
+    }
+    return tuple(devices.values()), avoided
+
+
+def read_rows(path: Path) -> tuple[SpaceRow, ...]:
+    """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint="pass a CSV file") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            "csv-too-large",
+            f"{path} is larger than {MAX_BYTES // 2**20} MB",
+            hint="split it into several files",
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8")
+        raise RecipeError([problem], hint="save the file as UTF-8") from error
+    return parse_rows(text, path.name, families())

@@ -1,0 +1,249 @@
+"""Where a catalogue is read: a file, the registry, or the factory itself, made there at once.
+
+How it lies in a registry is said in catalogue/package.py, what a reader keeps of it in kept_catalogue.py.
+What is kept is looked at as strictly as what comes: its digest, its signature, its time. One request asks
+which one is current. Whoever can move that tag cannot bring back an older one, without what was revoked
+since, for who saw the newer one.
+
+A place that cannot be read gives way to its mirrors, and these to the copy that is kept here. A catalog that
+comes and is refused gives way to nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from imagefactory.access import Access, open_registry, registry_place
+from imagefactory.trust.catalog import LARGEST, open_catalogue
+from imagefactory.catalogue.model import Catalogue, CatalogueSource
+from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
+from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError, os_problem
+from imagefactory.project import Factory, is_factory, read_factory
+from imagefactory.oci.graph import Place
+from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.store import Reference
+from imagefactory.progress import Quiet
+from imagefactory.recipes.expand import select_one
+from imagefactory.settings.choices import Setting, listed
+from imagefactory.settings.files import FILE_NAME
+from imagefactory.settings.load import Settings
+from imagefactory.actions.catalog import CatalogueMaking, MadeCatalogue, catalogue_of
+from imagefactory.stages.kept_catalogue import KeptCatalogue
+from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.http import HURRIED, Patience
+
+
+def read_catalogue(
+    settings: Settings, environ: Mapping[str, str], now: datetime, name: str = "", *, hurried: bool = False
+) -> Catalogue:
+    """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
+
+    In a factory only its own file and the environment name another: what a user or a site set is for those
+    who have none. A factory's own is made now, of the target `name` alone (empty: of all), and nobody signed
+    it. Any other must be signed by a key that is trusted here, and hold. Where the registry does not answer,
+    it comes from a mirror or is the copy that is kept here: `source` and `notes` say so. With `hurried` it is
+    not waited for long.
+
+    Raises UsageError where none is named, StatementError for one that is refused, RegistryError for one that
+    cannot be had.
+    """
+    place = settings.catalogue.value
+    trust = read_trust(settings.files, settings.limits)
+    reader = _Reader(settings=settings, environ=environ, trust=trust, now=now)
+    if hurried:
+        reader = replace(reader, patience=HURRIED)
+    if is_factory(settings) and not (place and _near(settings)):
+        factory, registry = read_factory(settings, environ), settings.registry.value
+        targets = (select_one(factory.targets, name),) if name else factory.targets
+        kept = reader.kept(registry) if registry else None
+        hurried = kept is not None and kept.path.exists()
+        making = CatalogueMaking(targets=targets, now=now, named=bool(name), hurried=hurried)
+        try:
+            return replace(catalogue_of(factory, making, Quiet()).catalogue, source=CatalogueSource.MADE)
+        except RegistryError as error:
+            if kept is None:
+                raise
+            return reader.read_kept(kept, error)
+    return reader.read(place or settings.registry.value)
+
+
+def place_name(place: str) -> str:
+    """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or a file's path."""
+    return place if place.startswith("/") else str(catalogue_place(place))
+
+
+def keep_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
+    """Keep what was just published, for this machine's own commands while the registry is down."""
+    KeptCatalogue(cache=settings.cache_path, where=place_name(registry)).write(pack(envelope), made)
+
+
+def kept_expiry(settings: Settings) -> datetime | None:
+    """Return when the newest signed catalog of the setting `registry` expires that this machine knows of."""
+    kept = KeptCatalogue(cache=settings.cache_path, where=place_name(settings.registry.value))
+    try:
+        made = datetime.fromisoformat(kept.seen())
+        data = unpack(kept.read(), kept.where)
+        return open_catalogue(data, read_trust(settings.files), made, kept.where).expires
+    except (ValueError, FactoryError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """By whose settings a catalog is read, by whose trust, and when."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    trust: Trust
+    now: datetime
+    patience: Patience | None = None
+
+    def kept(self, place: str) -> KeptCatalogue:
+        return KeptCatalogue(cache=self.settings.cache_path, where=place_name(place))
+
+    def read(self, place: str) -> Catalogue:
+        """The catalog of a place, else of its mirrors, else the copy that is kept."""
+        kept, mirrors = self.kept(place), _mirrors(self.settings)
+        try:
+            data = self._fetch(place, kept, HURRIED if mirrors or kept.path.exists() else self.patience)
+        except (RegistryError, UsageError) as error:
+            return self._read_elsewhere(kept, mirrors, error)
+        return self._noted(self._open(kept, data, kept.where))
+
+    def _read_elsewhere(
+        self, kept: KeptCatalogue, mirrors: tuple[str, ...], error: RegistryError | UsageError
+    ) -> Catalogue:
+        faults = [error.message]
+        for mirror in mirrors:
+            where = place_name(mirror)
+            try:
+                found = self._open(kept, self._fetch(mirror, kept, HURRIED), where)
+            except (RegistryError, UsageError, StatementError) as fault:
+                faults.append(f"its mirror {where}: {fault.message}")
+                continue
+            said = f"this is the catalog of its mirror {where}, {age_of(found, self.now)}"
+            return self._noted(replace(found, source=CatalogueSource.MIRROR), *faults, said)
+        return self.read_kept(kept, error, tuple(faults))
+
+    def read_kept(
+        self, kept: KeptCatalogue, error: RegistryError | UsageError, faults: tuple[str, ...] = ()
+    ) -> Catalogue:
+        """The kept copy in place of what cannot be read. Raises `error` where there is none that is valid."""
+        if not (data := kept.read()):
+            raise error
+        try:
+            found = open_catalogue(unpack(data, kept.where), self.trust, self.now, "the copy kept here")
+            kept.refuse_older(found.made)
+        except StatementError as fault:
+            raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
+        said = f"this is the catalog that is kept here, {age_of(found, self.now)}"
+        return self._noted(replace(found, source=CatalogueSource.KEPT), *(faults or (error.message,)), said)
+
+    def _open(self, kept: KeptCatalogue, data: bytes, where: str) -> Catalogue:
+        """The catalog in these bytes, kept from now on. Raises StatementError for one that is refused."""
+        found = open_catalogue(unpack(data, where), self.trust, self.now, where)
+        kept.refuse_older(found.made)
+        kept.write(data, found.made)
+        return found
+
+    def _noted(self, catalogue: Catalogue, *notes: str) -> Catalogue:
+        if catalogue.expires_soon(self.now):
+            days = (catalogue.expires - self.now).days
+            when = f"{catalogue.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
+            notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
+        return replace(catalogue, notes=notes)
+
+    def _fetch(self, place: str, kept: KeptCatalogue, patience: Patience | None) -> bytes:
+        if place.startswith("/"):
+            return _read_file(Path(place))
+        access = Access(settings=self.settings, environ=self.environ)
+        return _read_registry(access, catalogue_place(place), kept.read(), patience)
+
+
+def age_of(catalogue: Catalogue, now: datetime) -> str:
+    """`3 days old, valid until 2026-12-20`; hours within the first two days."""
+    age = max(now - catalogue.made, timedelta(0))
+    count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
+    return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalogue.expires:%Y-%m-%d %H:%M} UTC"
+
+
+def _mirrors(settings: Settings) -> tuple[str, ...]:
+    """The mirrors of the catalog: none where a nearer file, or the environment, names another catalog."""
+
+    def distance(setting: Setting) -> int:
+        known = [str(path) for path in settings.files]
+        if setting.origin.startswith("$"):
+            return -1
+        return known.index(setting.origin) if setting.origin in known else len(known)
+
+    named = settings.catalogue if settings.catalogue.value else settings.registry
+    mirrors = settings.catalogue_mirrors
+    return listed(mirrors.value) if distance(mirrors) <= distance(named) else ()
+
+
+def keep_former(factory: Factory, made: MadeCatalogue, registry: str, now: datetime) -> MadeCatalogue:
+    """With what the last catalogue of a registry has of families whose recipes have faults now.
+
+    People use these images, and their verdicts hold: a typing mistake takes nothing away.
+    """
+    host, path = registry_place(factory, registry)
+    reference = catalogue_place(f"{host}/{path}" if path else host)
+    try:
+        data = unpack(_read_registry(factory, reference), str(reference))
+        former = open_catalogue(data, read_trust(factory.settings.files), now, str(reference))
+    except (RegistryError, StatementError):  # there is none, or none that holds
+        return made
+    known = {target.family for target in factory.targets}
+    kept = tuple(image for image in former.images if image.family not in known)
+    catalogue = replace(made.catalogue, images=(*made.catalogue.images, *kept))
+    return replace(made, catalogue=catalogue, kept=tuple(image.target for image in kept))
+
+
+def _near(settings: Settings) -> bool:
+    """Whether the factory itself, or this call, names a catalogue."""
+    origin = settings.catalogue.origin
+    return origin.startswith("$") or origin == str(settings.root_path / FILE_NAME)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UsageError(
+            *os_problem("read", path, error),
+            hint="check the setting catalogue (imagefactory settings), or ask your center where the file is",
+        ) from error
+    if len(data) > LARGEST:
+        raise StatementError(
+            "catalog-too-large", f"{path} has more than {LARGEST} bytes", hint="check that it is a catalog"
+        )
+    return data
+
+
+# --- from a registry -----------------------------------------------------------------------------
+
+
+def _read_registry(
+    access: Access, reference: Reference, kept: bytes = b"", patience: Patience | None = None
+) -> bytes:
+    """The layer's bytes: those that are `kept`, where they are the same."""
+    asked = resolve(reference, access.settings.mirror_map)
+    store = open_registry(access, asked.registry, patience=patience)
+    place = Place(store=store, repository=asked.repository)
+    manifest = place.store.manifest(place.repository, asked.wanted)
+    if manifest is None:
+        raise RegistryError(
+            "catalog-not-found",
+            f"no catalog at {reference}",
+            hint="check the setting catalogue (imagefactory settings), or ask the project's owner to run "
+            "imagefactory catalogue",
+        )
+    layer = parse_layer(manifest[1], str(asked))
+    if f"sha256:{hashlib.sha256(kept).hexdigest()}" == layer.digest:
+        return kept
+    return b"".join(place.store.read(place.repository, layer))

@@ -1,0 +1,466 @@
+"""Sweeps: the GPU suite on a pool, one job for each image and capability; made, submitted, looked at, ended.
+
+    targets + inventory -> prepare_sweep -> make_sweep (images, nonces, files) -> submit -> status -> collect
+
+All that a sweep is lies in its folder, so any process may go on with it; stages/collect.py makes verdicts
+of what came back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from imagefactory.access import Access
+from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
+from imagefactory.project import Factory
+from imagefactory.model import Outcome, Target
+from imagefactory.schedulers.faults import REMEMBERED, FailedMachine, bad_by_row, blamed, format_excluded, format_faults, of_bad_machines, read_failed_machines, read_faults
+from imagefactory.schedulers.htcondor.node.post import FAULTS, Fault
+from imagefactory.schedulers.pool import TRANSFERS, TRIED_AGAIN, CapableMachines, ImageKind, Inventory, JobLimits, LeftOut, NodeFound, NodeResult, Pools, Sweep, SweepNode
+from imagefactory.schedulers.sites import GENERIC, check_needs, find_site, own_of
+from imagefactory.progress import Progress
+from imagefactory.settings.choices import HTCONDOR, POOLS
+from imagefactory.settings.load import Settings
+from imagefactory.settings.own_commands import names_of
+from imagefactory.actions.claim import ClaimedSweep, Claiming, claim_cells, read_claims, release_claim
+from imagefactory.stages.sign import ledger
+from imagefactory.actions.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
+from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes
+from imagefactory.schedulers.cells import BAD_MACHINE, CLAIMED, ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, choose_machines, driver_of, leave_out_bad, plan_sweep, within_budget
+from imagefactory.schedulers.claims import cell_of, leave_out_claimed, left_out_by
+from imagefactory.schedulers.sweep_file import ID, SWEEP, CollectedNode, read_collected, read_sweep, write_document, write_file, write_sweep_file
+from imagefactory.schedulers.underway import Images, Looking, is_left, leave_out_underway, read_underway
+from imagefactory.verify.gpu_run import timeout_of
+from imagefactory.verify.model import FULL
+from imagefactory.verify.nonces import LIFETIME
+from imagefactory.verify.suite_files import suite_digest
+
+JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a pool calls a job: `12.0`, `123456`."""
+SUBMITTED = "submitted.json"
+WRITTEN = frozenset({"request_memory", "request_disk"})
+"""What a sweep's jobs always say, of what sites refuse jobs without."""
+FAILED = "failed"
+"""The rule of a cell whose image could not be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
+
+    `folder` is where the sweep is written, None for the store's own place; `pool` is a row of POOLS, `site`
+    one of sites.toml. `at_once` is how many jobs may be in the queue, 0 for all.
+    """
+
+    asked: SweepAsk = field(default_factory=SweepAsk)
+    level: str = FULL
+    image: str = ""
+    registry: str = ""
+    pool: str = HTCONDOR
+    site: str = GENERIC
+    limits: JobLimits = field(default_factory=JobLimits)
+    folder: Path | None = None
+    at_once: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
+
+    `inventory` has the machines that may be used alone. `own` is what the settings add to its jobs, `faults`
+    those of the machines that get none.
+    """
+
+    plan: SweepPlan
+    inventory: Inventory
+    place: ImagePlace
+    id: str
+    options: SweepOptions
+    own: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A sweep in its folder, the failures of targets whose images could not be had, its plan's notes."""
+
+    sweep: Sweep
+    folder: Path
+    faults: tuple[tuple[str, FactoryError], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def prepare_sweep(
+    factory: Factory,
+    targets: Sequence[Target],
+    inventory: Inventory,
+    options: SweepOptions,
+    bench: SweepBench,
+) -> Prepared:
+    """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
+    check_limits(options.limits)
+    own = own_of(options.pool, factory.settings)
+    site = find_site(options.site)
+    if options.pool == HTCONDOR:
+        check_needs(site, WRITTEN | names_of(own))
+    now = bench.clock()
+    name = format_id(now, bench.random(2))
+    registry = options.registry or factory.settings.registry.value
+    kind = choose_kind(factory, options.image, registry)
+    folder = options.folder or sweeps_folder(factory.settings) / name
+    bench.pools(options.pool).check_folder(folder)
+    place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
+    plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
+    looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
+    images = _images(factory, plan, kind)
+    seen, notes = read_underway(sweeps_folder(factory.settings), images, looking)
+    plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
+    faults: tuple[Fault, ...] = ()
+    chosen = choose_machines(inventory, options.asked.machines)
+    if plan.cells and BAD_MACHINE not in options.asked.allow:
+        machines = capable_machines(chosen, plan.cells)
+        faults = of_bad_machines(_remembered_faults(factory.settings, options.pool, bench), machines)
+        plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
+        plan = replace(plan, notes=plan.notes + format_excluded(faults))
+    if plan.cells and CLAIMED not in options.asked.allow:
+        found = read_claims(factory, registry, now)
+        plan = leave_out_claimed(replace(plan, notes=plan.notes + found.notes), images, found.claims)
+    plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
+    return Prepared(
+        plan=plan, inventory=chosen, place=place, id=name, options=options, own=own, faults=faults
+    )
+
+
+def _remembered_faults(settings: Settings, pool: str, bench: SweepBench) -> tuple[Fault, ...]:
+    """The faults of machines in the sweeps of the last days. A sweep that cannot be read is skipped: what
+    reads the cells in progress reports it."""
+    now = bench.clock()
+    found: list[Fault] = []
+    for folder in find_sweeps(settings):
+        if not (faults := read_faults(folder)):
+            continue
+        with suppress(FactoryError):
+            sweep = read_sweep(folder)
+            if sweep.pool != pool or sweep.made + REMEMBERED + LIFETIME <= now:
+                continue
+            nodes, opened = {one.name: one for one in sweep.nodes}, bench.pools(pool)
+            names = {one.node for one in faults if one.node in nodes}
+            results = {name: opened.read_result(folder, nodes[name], sweep.limits) for name in names}
+            found += blamed(faults, sweep, results, now)
+    return tuple(found)
+
+
+def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
+    """What the jobs of a plan would run, as far as that is made already."""
+    stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
+    if kind is ImageKind.DOCKER:
+        images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
+    else:
+        sifs = {name: kept_sif(factory, stage.target) for name, stage in stages.items()}
+        images = {name: sif.file.digest for name, sif in sifs.items() if sif}
+    keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
+    return {key: images[key[0]] for key in keys if key[0] in images}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepBench:
+    """What a sweep takes from this process: the time and its passing, random bytes, and who opens pools.
+
+    `queue` says whether these may be asked for the sweeps at work, `user` who asks, None for anybody.
+    """
+
+    clock: Callable[[], datetime]
+    random: Callable[[int], bytes]
+    pools: Pools
+    queue: bool = True
+    user: int | None = None
+    pause: Callable[[float], None] = time.sleep
+
+
+def check_limits(limits: JobLimits) -> None:
+    """A sweep's nonces are good for LIFETIME: whatever comes back later cannot be signed."""
+    longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
+    if longest > LIFETIME:
+        raise UsageError(
+            "sweep-too-long",
+            f"a job could take {longest.days} days with its retries, but its result must be signed within "
+            f"{LIFETIME.days} days",
+            hint="lower --idle-limit, --run-limit or --retries",
+        )
+
+
+def format_id(now: datetime, random: bytes) -> str:
+    """`20261122-061500-1f3a`: sorts by time; two at once differ by their end."""
+    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{random.hex()}"
+
+
+def sweeps_folder(settings: Settings) -> Path:
+    """Where sweeps lie that were given no folder."""
+    return settings.store_path / "sweeps"
+
+
+def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress: Progress) -> Made:
+    """Images, nonces and files; nothing is submitted. What cannot be built leaves its siblings alone.
+
+    Raises NothingSelectedError where nothing is left to verify, UsageError for a folder that is in use.
+    """
+    folder = prepared.place.folder
+    if not prepared.plan.cells:
+        rules = Counter(one.rule for one in prepared.plan.left_out)
+        told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+        raise NothingSelectedError(
+            "nothing-to-verify",
+            f"nothing to verify on this pool{told and f': {told}'}",
+            hint="see the skipped cells above; --allow RULE includes them",
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            "directory-exists", f"{folder} already exists", hint="choose a new directory: --folder DIR"
+        )
+    factory.layout.make()
+    order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
+    kits: list[NodeKit] = []
+    faults: list[tuple[str, FactoryError]] = []
+    left_out = list(prepared.plan.left_out)
+    by_target: dict[str, list[QueuedCell]] = {}
+    for cell in prepared.plan.cells:
+        by_target.setdefault(cell.stage.target.name, []).append(cell)
+    for name, cells in by_target.items():
+        try:
+            image = ensure_image(factory, cells[0].stage, prepared.place, progress)
+            fitting, none = check_room(cells, image, prepared.inventory)
+            left_out += none
+            kits += make_nodes(factory, fitting, image, order, progress) if fitting else ()
+        except FactoryError as error:
+            faults.append((name, error))
+            left_out += [_failed(cell, error) for cell in cells]
+    if not kits:
+        raise (
+            faults[0][1]
+            if faults
+            else NothingSelectedError("machines-too-small", left_out[-1].reason, hint=ROOM)
+        )
+    claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
+    given_up = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
+    left_out += [left_out_by(other, kit.node) for kit in kits if (other := given_up[kit.node.name])]
+    kits = [kit for kit in kits if not given_up[kit.node.name]]
+    if not kits:
+        raise NothingSelectedError(
+            "cells-claimed", left_out[-1].reason, hint=f"--allow {CLAIMED} queues it anyway"
+        )
+    sweep = Sweep(
+        id=prepared.id,
+        made=prepared.place.now,
+        level=prepared.options.level,
+        site=prepared.options.site,
+        nodes=tuple(kit.node for kit in kits),
+        left_out=tuple(left_out),
+        limits=prepared.options.limits,
+        pool=prepared.options.pool,
+        own=prepared.own,
+        machines=capable_machines(prepared.inventory, [kit.node for kit in kits]),
+        patterns=prepared.options.asked.machines,
+        at_once=prepared.options.at_once,
+    )
+    runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
+    try:
+        ledger(factory).issue_all(runs, sweep.made)
+        write_sweep_file(folder, sweep)
+        if prepared.faults:
+            write_file(folder / FAULTS, format_faults(prepared.faults))
+        bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
+    except BaseException:
+        release_claim(factory, sweep.id, (), bench.clock(), progress)
+        raise
+    notes = dict.fromkeys((*prepared.plan.notes, *claimed.notes))
+    return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))
+
+
+def _claim(
+    factory: Factory, prepared: Prepared, nodes: Sequence[SweepNode], bench: SweepBench, progress: Progress
+) -> ClaimedSweep:
+    """Claims what is about to be queued; what went wrong, and what another store has, is told."""
+    claiming = Claiming(
+        sweep=prepared.id,
+        registry=prepared.place.registry,
+        cells=frozenset(map(cell_of, nodes)),
+        limits=prepared.options.limits,
+        clock=bench.clock,
+        random=bench.random,
+        pause=bench.pause,
+        ask=CLAIMED not in prepared.options.asked.allow,
+    )
+    claimed = claim_cells(factory, claiming, progress)
+    for note in claimed.notes:
+        if note not in prepared.plan.notes:
+            factory.tell(f"note: {note}")
+    for other in {one.order: one for one in claimed.lost.values()}.values():
+        factory.tell(f"note: skipping cells: {other.reason}")
+    return claimed
+
+
+def claim_again(access: Access, folder: Path, registry: str, bench: SweepBench, progress: Progress) -> None:
+    """Claims what a sweep that is gone on with still has to run, whoever else has it."""
+    sweep = read_sweep(folder)
+    pool = bench.pools(sweep.pool)
+    claiming = Claiming(
+        sweep=sweep.id,
+        registry=registry or access.settings.registry.value,
+        cells=frozenset(
+            cell_of(node) for node in sweep.nodes if _left(pool.read_node(folder, node, sweep.limits))
+        ),
+        limits=sweep.limits,
+        clock=bench.clock,
+        random=bench.random,
+        pause=bench.pause,
+        ask=False,
+    )
+    for note in claim_cells(access, claiming, progress).notes:
+        access.tell(f"note: {note}")
+
+
+def capable_machines(
+    inventory: Inventory, nodes: Sequence[SweepNode | QueuedCell]
+) -> tuple[CapableMachines, ...]:
+    """The machines of a pool by the rows of `nodes`, and of each row those with a driver that comes first.
+
+    Pure. Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
+    """
+
+    def names(row: str, driver: str) -> Iterator[str]:
+        for machine in inventory.machines:
+            if any(gpu.row == row and driver in ("", driver_of(gpu)) for gpu in machine.gpus):
+                yield machine.name.rpartition("@")[2]
+
+    rows = {(node.row, driver) for node in nodes for driver in ("", node.first)}
+    return tuple(
+        CapableMachines(capability=row, machines=tuple(dict.fromkeys(names(row, driver))), driver=driver)
+        for row, driver in sorted(rows)
+    )
+
+
+def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
+    reason = f"its image is not available: {error.message}"
+    target, capability = cell.stage.target.name, str(cell.capability)
+    return LeftOut(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
+
+
+def submit_sweep(folder: Path, pools: Pools) -> str:
+    """Submits a sweep, or goes on with it where its DAG ended early; gives the job that drives it.
+
+    Raises UsageError for a folder that is no whole sweep, or of which nothing is left to run; ToolError.
+    """
+    sweep, jobs = read_sweep(folder), read_submitted(folder)
+    pool = pools(sweep.pool)
+    if not any(_left(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
+        raise UsageError(
+            "sweep-finished",
+            f"every node of {folder} has an outcome, and submitting it again would run them all again",
+            hint=f"run imagefactory collect {folder}",
+        )
+    job = pool.submit(folder)
+    write_submitted(folder, (*jobs, job))
+    return job
+
+
+def _left(found: NodeFound) -> bool:
+    """Whether a DAG that is gone on with still runs this node."""
+    return found.run is None and is_left(found.result.outcome, settled=found.settled)
+
+
+def read_submitted(folder: Path) -> tuple[str, ...]:
+    """The jobs that have driven a sweep, the oldest first."""
+    try:
+        row = json.loads((folder / SUBMITTED).read_bytes())
+        return tuple(job for job in row["jobs"] if isinstance(job, str) and JOB.fullmatch(job))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            "sweep-file-invalid",
+            f"{folder / SUBMITTED} cannot be read",
+            hint="delete it: it only lists the jobs of the sweep",
+        ) from error
+
+
+def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
+    """Raises UsageError where the folder cannot be written."""
+    write_document(folder / SUBMITTED, {"format": 1, "jobs": list(jobs)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked.
+
+    `machines` are those that failed jobs.
+    """
+
+    folder: Path
+    sweep: Sweep
+    results: tuple[NodeResult, ...]
+    jobs: tuple[str, ...]
+    driven: bool | None
+    collected: tuple[CollectedNode, ...]
+    machines: tuple[FailedMachine, ...] = ()
+
+    @property
+    def ended(self) -> int:
+        return sum(one.outcome is not None for one in self.results)
+
+    @property
+    def done(self) -> bool:
+        return self.ended == len(self.results)
+
+    @property
+    def settled(self) -> bool:
+        """All are done, and what is still at work on the pool takes none of them up again."""
+        open_ones = (*TRIED_AGAIN, Outcome.NOT_TESTED)
+        return self.done and not (self.driven and any(one.outcome in open_ones for one in self.results))
+
+
+def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:
+    """From what the jobs left; with `queue` also whether it is still driven. Raises UsageError, ToolError."""
+    sweep = read_sweep(folder)
+    pool = pools(sweep.pool)
+    if queue:  # before the logs: what ends in between is seen there
+        pool.look(folder)
+    driven = pool.running(folder) if queue else None
+    return SweepStatus(
+        folder=folder,
+        sweep=sweep,
+        results=tuple(pool.read_result(folder, node, sweep.limits) for node in sweep.nodes),
+        jobs=read_submitted(folder),
+        driven=driven,
+        collected=read_collected(folder),
+        machines=read_failed_machines(folder, sweep),
+    )
+
+
+def find_sweeps(settings: Settings) -> tuple[Path, ...]:
+    """The sweeps of this store, the oldest first."""
+    return tuple(sorted(path.parent for path in sweeps_folder(settings).glob(f"*/{SWEEP}")))
+
+
+def find_sweep(settings: Settings, name: str) -> Path:
+    """The folder of a sweep: by its id, or a path to it. Raises NothingSelectedError."""
+    known = sweeps_folder(settings) / name
+    if ID.fullmatch(name) and (known / SWEEP).is_file():
+        return known
+    if (Path(name) / SWEEP).is_file():
+        return Path(name).absolute()
+    ids = [path.name for path in find_sweeps(settings)]
+    raise NothingSelectedError(
+        "sweep-unknown",
+        f"no sweep {name[:200]!r}",
+        hint=f"the latest are {', '.join(ids[-5:])}"
+        if ids
+        else f"start one: imagefactory verify TARGET --pool {'|'.join(POOLS)}",
+    )

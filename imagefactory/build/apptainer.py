@@ -1,0 +1,169 @@
+"""The engine that builds the rendered definition with apptainer.
+
+The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`): no
+registry. The settings of this machine (index, channels, certificates) lie in a folder that is bound at
+/mnt while %post runs and is in no file of the .sif.
+
+Apptainer's output differs from run to run, so what it made is kept under the hash of what it was made
+of, and its own sha256 is what names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from imagefactory.access import Access
+from imagefactory.build.base.image import BaseImage
+from imagefactory.build.secrets import AskSecrets, linker_failure, secrets_of
+from imagefactory.build.protocol import Supplies, insist_on_image_room
+from imagefactory.errors import BuildError, StoreError
+from imagefactory.fs import explain_full_disk, folder_for_a_while
+from imagefactory.model import Definition
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.model import Descriptor, Image, Sif
+from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
+from imagefactory.progress import Progress
+from imagefactory.render.apptainer import render_apptainer
+from imagefactory.build.folders import copied_files, render, write_definitions
+from imagefactory.build.steps import SITE
+from imagefactory.runtime.apptainer_command import SQUASHFS, ApptainerCommand, SifOrder
+
+DEFINITION = "apptainer.def"
+LENT = "image"
+"""The name of a lent layout's folder. A .sif keeps it (`from: image`), so it says nothing of this machine."""
+
+
+def make_engine(access: Access) -> ApptainerEngine:
+    command = ApptainerCommand(access.environ)
+    return ApptainerEngine(access.layout, command, secrets=partial(secrets_of, access))
+
+
+class ApptainerEngine:
+    """Builds .sif files into `layout`. `secrets` is asked only when something is built."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        command: ApptainerCommand,
+        secrets: AskSecrets,
+    ) -> None:
+        self.layout, self.command, self.secrets = layout, command, secrets
+
+    def require(self) -> str:
+        """apptainer's version. Raises ToolError, with what mends it, when it cannot build here."""
+        return self.command.require(building=True)
+
+    def find(self, definition: Definition, base: BaseImage) -> Sif | None:
+        """The .sif of exactly this definition on this base, if the store holds it whole."""
+        return recall_sif(self.layout, self._key(definition, base))
+
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Sif:
+        """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
+
+        Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
+        """
+        target, base = definition.target, supplies.base().get()
+        insist_on_image_room(self.layout.path, definition)
+        secrets = self.secrets(definition.lock)
+        with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
+            write_definitions(folder, render(definition), copied_files(definition))
+            lent = render_apptainer(definition, bootstrap="oci", place=LENT)
+            (folder / DEFINITION).write_text(lent, encoding="utf-8")
+            lend_layout(self.layout, base.image.manifest, folder / LENT)
+            site = folder / "site"
+            site.mkdir(mode=0o700)
+            secrets.write(site)
+            order = SifOrder(
+                folder=folder,
+                spec=DEFINITION,
+                output=folder / f"{target.name}.sif",
+                binds=((site, SITE),),
+                hide=secrets.hide,
+            )
+            try:
+                self.command.build(order, _teller(progress))
+            except BuildError as error:
+                if told := linker_failure(error.message):
+                    raise BuildError(
+                        "apptainer-build-failed",
+                        f"{target.name}: apptainer build failed: {told[0]}",
+                        hint=told[1],
+                    ) from error
+                raise
+            origin = SifOrigin(target=target.name, compression="fast")
+            sif = keep_sif(self.layout, order.output, origin, tag=sif_reference(target))
+        record_sif(self.layout, self._key(definition, base), sif)
+        return sif
+
+    def made_with(self, definition: Definition) -> str:  # noqa: ARG002
+        return ""
+
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        """Points `<family>:<tag>.sif` at `made`."""
+        size = self.layout.blob_path(made.digest).stat().st_size
+        descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=made.digest, size=size)
+        self.layout.tag(sif_reference(definition.target), descriptor)
+
+    def _key(self, definition: Definition, base: BaseImage) -> str:
+        texts = [text for name, text in render(definition).items() if name != "Dockerfile"]
+        return sif_key("build", SQUASHFS, base.image.manifest, *texts)
+
+
+def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
+    """Makes `folder` an image layout of one image, without copying: its blobs are the store's own.
+
+    apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is refused). Gives the
+    descriptor of the platform manifest.
+    """
+    blob = layout.manifest(manifest)
+    if blob is None:
+        raise StoreError(
+            "manifest-missing",
+            f"{manifest} is not in {layout.path}",
+            hint="build it again: `imagefactory build TARGET`",
+        )
+    with explain_full_disk(layout.path):
+        folder.mkdir()
+        (folder / "blobs").symlink_to((layout.path / "blobs").absolute())
+        (folder / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(blob[0])]}
+        (folder / "index.json").write_bytes(canonical_json(index))
+    return blob[0]
+
+
+@contextmanager
+def scratch(layout: Layout) -> Iterator[Path]:
+    """A folder in the store's tmp/ for one build: on the store's disk, and collected if we are killed."""
+    with explain_full_disk(layout.path):
+        layout.tmp.mkdir(parents=True, exist_ok=True)
+        with folder_for_a_while("sif-", layout.tmp) as folder:
+            yield folder
+
+
+def _teller(progress: Progress) -> Callable[[str], None]:
+    def tell(line: str) -> None:
+        if not line.startswith("+ ") and "━" not in line:  # the shell's trace of %post, pip's bars
+            progress.note(f"  {line.removeprefix('INFO:').strip()}")
+
+    return tell
+
+
+def sif_key(*parts: str) -> str:
+    return hashlib.sha256(canonical_json(["sif", *parts])).hexdigest()
+
+
+def record_sif(layout: Layout, key: str, sif: Sif) -> None:
+    layout.record("images", key, {"digest": sif.digest})
+
+
+def recall_sif(layout: Layout, key: str) -> Sif | None:
+    record = layout.recall("images", key)
+    try:
+        return load_sif(layout, str(record["digest"])) if record else None
+    except (KeyError, StoreError):
+        return None  # what is missing or damaged is made again

@@ -1,0 +1,352 @@
+"""The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
+
+The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
+which packages share a layer; each layer is made as soon as its packages are there, while others are fetched
+and the base is installed; layers are kept by what went into them, so another image with the same package
+writes nothing. Wheels become layers directly; conda's packages are linked into a staging prefix first
+(conda/prefix.py), and each is read from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from imagefactory import __version__
+from imagefactory.access import Access
+from imagefactory.build.base.image import BaseImage, ComingBase
+from imagefactory.engines.claims import (
+    HISTORY,
+    SettledClaims,
+    describe_claims,
+    describe_lost,
+    own_files,
+    settle_claims,
+)
+from imagefactory.engines.conda.layer import lay_changes
+from imagefactory.build.conda.prefix import LinkedPrefix, Staging, extracted_folder, forget_extracted, record_name, run_scripts, staged
+from imagefactory.engines.image_config import inherited, write_image
+from imagefactory.build.layer_plan import LayerInputs, LayerPlan, Part, conda_part, conda_python, linker, made_with, plan_layers, wheel_part
+from imagefactory.build.layers import MadeLayer, Supply, format_laid, laid_path, make_layers, new_compiler, read_laid, read_laid_of
+from imagefactory.engines.own_layer import lay_own_files, own_title
+from imagefactory.build.protocol import Supplies
+from imagefactory.build.wheel_layer import AlteredError, Prefix
+from imagefactory.errors import StoreError
+from imagefactory.fs import explain_full_disk, remove_inside, unseal
+from imagefactory.gpu.platforms import architecture
+from imagefactory.lock.arrivals import Arrivals
+from imagefactory.model import (
+    PLAIN_START,
+    Definition,
+    LockedConda,
+    LockedPackage,
+    LockedWheel,
+    Mount,
+    RunSpec,
+)
+from imagefactory.oci.blob_writer import BlobWriter
+from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.manifests import INDEX_TYPE, canonical_json, hash_key
+from imagefactory.oci.model import Descriptor, Image, Layer, Sif
+from imagefactory.progress import Progress
+from imagefactory.recipes.values import named_packages
+from imagefactory.build.definition import HOME, entrypoint, group_packages, pyvenv_cfg, rank_wheels, venv_links
+from imagefactory.runtime.unshare import UnshareRunner
+
+
+def make_engine(access: Access) -> AssembleEngine:
+    settings = access.settings
+    return AssembleEngine(
+        access.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
+    )
+
+
+class AssembleEngine:
+    """Builds images into `layout` with `workers` threads; small segments are kept below `cache`."""
+
+    def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
+        self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
+
+    def find(self, definition: Definition, base: BaseImage) -> Image | None:
+        """The image of exactly this definition on this base, if the store holds it whole."""
+        record = self.layout.recall("images", self._image_key(definition, base))
+        try:
+            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
+            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
+            return self.layout.load(reference(definition.target), descriptor)
+        except (KeyError, TypeError, ValueError, StoreError):
+            return None  # what is missing or damaged is made again
+
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+        """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
+
+        The caller holds the layout's `in_use`.
+        """
+        with progress.stage(f"{definition.target.name}: assemble"):
+            try:
+                image = self._assemble(definition, supplies, progress)
+            except AlteredError as error:  # what an earlier build left in the cache has changed since
+                progress.note(f"  {error.message}; it is fetched or unpacked again")
+                image = self._assemble(definition, supplies, progress)
+        self.tag(definition, image)
+        return image
+
+    def _forget(self, name: str, files: Mapping[LockedPackage, Path]) -> None:
+        """Drops what the cache holds by the name of an AlteredError: a wheel, or an archive unpacked."""
+        for package, path in files.items():
+            if isinstance(package, LockedWheel):
+                if path.name == name and path.is_relative_to(self.cache):  # none of the project's own
+                    remove_inside(self.cache, path)
+            elif record_name(package) == name:
+                forget_extracted(self.cache, package)
+
+    def _assemble(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+        with supplies.packages() as arrivals:
+            try:
+                return self._lay(definition, supplies, arrivals, progress)
+            except AlteredError as error:
+                self._forget(error.name, arrivals.paths)
+                raise
+
+    def _lay(
+        self, definition: Definition, supplies: Supplies, arrivals: Arrivals, progress: Progress
+    ) -> Image:
+        groups = group_packages(definition)
+        with self._linked(definition, groups, supplies, arrivals, progress) as prefix:
+            coming = supplies.base()
+            bench = self._bench(definition, coming, prefix)
+
+            def part(package: LockedPackage) -> Part:
+                if isinstance(package, LockedWheel):
+                    return wheel_part(package, arrivals.paths[package], bench)
+                assert prefix is not None
+                return conda_part(package, prefix, bench)
+
+            parts = [{package: part(package) for package in group} for group in groups]
+            supply = Supply(
+                package=arrivals.wait,
+                base=lambda: coming.get().folders,
+                stop=arrivals.stop,
+                unpacked=supplies.unpacked,
+            )
+            plans = plan_layers(parts)
+            made = make_layers(plans, bench, supply, progress, workers=self.workers)
+            arrivals.wait_for_all()
+            base = coming.get()
+            ranks = rank_wheels(definition)
+            laid = chain(own_files(definition), read_laid(self.layout, plans))
+            if (settled := settle_claims(laid, ranks)).lost:
+                for line in describe_lost(settled, ranks):
+                    progress.note(f"  {line}")
+                parts = [
+                    {package: one.without(settled.left_out(one.name)) for package, one in group.items()}
+                    for group in parts
+                ]
+                plans = plan_layers(parts)
+                made = make_layers(plans, bench, supply, progress, workers=self.workers)
+            if prefix and prefix.scripts:
+                made.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
+            if title := own_title(definition):
+                layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
+                made.append(MadeLayer(layer=layer, made=True))
+        written = sum(layer.layer.descriptor.size for layer in made if layer.made)
+        progress.note(f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes")
+        return self._write(definition, base, [layer.layer for layer in made])
+
+    @contextmanager
+    def _linked(
+        self,
+        definition: Definition,
+        groups: Sequence[Sequence[LockedPackage]],
+        supplies: Supplies,
+        arrivals: Arrivals,
+        progress: Progress,
+    ) -> Iterator[LinkedPrefix | None]:
+        """The target's conda packages, linked; None for a target without any."""
+        if not definition.lock.conda:
+            yield None
+            return
+        supplies.base().get()
+        files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
+        staging = Staging(
+            archives={package: files[package] for package in definition.lock.conda},
+            groups=[[one for one in group if isinstance(one, LockedConda)] for group in groups],
+            shown=definition.prefix,
+            scratch=self.layout.tmp,
+            cache=extracted_folder(self.cache),
+        )
+        with staged(staging, progress) as prefix:
+            for line in describe_claims(prefix.claims):
+                progress.note(f"  {line}")
+            yield prefix
+
+    def _run_scripts(
+        self,
+        prefix: LinkedPrefix,
+        plans: Sequence[LayerPlan],
+        settled: SettledClaims,
+        bench: LayerInputs,
+        base: BaseImage,
+        progress: Progress,
+    ) -> MadeLayer:
+        """The layer of what post-link scripts change, run in the base: found, or made.
+
+        It is the last one. What wheels brought they may not change: other engines run them before.
+        """
+        names = ", ".join(script.name for script in prefix.scripts)
+        linked = [part.key for plan in plans for part in plan.parts if part.linked]
+        given = (codec(bench.codec).identity, base.image.manifest, bench.compiler)
+        key = hash_key("scripts", *given, str(bench.environment), *linked)
+        of_wheels = {part.name for plan in plans for part in plan.parts if not part.linked}
+        taken = [row for row in settled.kept() if row[0] in of_wheels]
+        known = self.layout.recall_layer(key)
+        if known is not None and unseal(laid_path(self.layout, key)) is not None:
+            settle_claims(chain(taken, read_laid_of(self.layout, key)), {})
+            return MadeLayer(layer=known, made=False)
+        progress.note(f"  running the post-link scripts of {names} in the base")
+        runner = UnshareRunner(self.layout)
+
+        def start(argv: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            mount = Mount(source=prefix.folder, target=prefix.shown, writable=True, scratch=True)
+            variables = {**dict(bench.environment), **environment}
+            spec = RunSpec(
+                argv=argv,
+                environment=tuple(variables.items()),
+                workdir=prefix.shown,
+                read_only=True,
+                mounts=(mount,),
+            )
+            return runner.start(
+                base.folders,
+                spec,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                processor=bench.processor,
+            )
+
+        with explain_full_disk(self.layout.path):
+            changes = run_scripts(prefix, start)
+        packer, plain = codec(bench.codec), hashlib.sha256()
+        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
+            segment = Segment(packer, blob, plain, epoch=bench.epoch)
+            compiler = new_compiler(bench, base.folders)
+            try:
+                with compiler.wheel():
+                    laid = lay_changes(prefix.folder, changes, bench.place, segment, compiler)
+            finally:
+                compiler.close()
+            segment.raw(END_OF_ARCHIVE)
+            segment.close()
+            descriptor = blob.commit(packer.media_type)
+        title = f"post-link scripts: {names}"
+        self.layout.keep(laid_path(self.layout, key), format_laid(title, laid))
+        settle_claims(chain(taken, read_laid_of(self.layout, key)), {})
+        layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+        self.layout.record_layer(key, layer)
+        return MadeLayer(layer=layer, made=True)
+
+    def made_with(self, definition: Definition) -> str:
+        return made_with(definition.lock, self.codec)
+
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        """Points the target's tag at `made`."""
+        size = self.layout.blob_path(made.digest).stat().st_size
+        descriptor = Descriptor(media_type=INDEX_TYPE, digest=made.digest, size=size)
+        self.layout.tag(reference(definition.target), descriptor)
+
+    def require(self) -> str:
+        """The engine's version. Raises ToolError when this machine cannot run commands in a base."""
+        UnshareRunner(self.layout).require()
+        return __version__
+
+    def _bench(self, definition: Definition, base: ComingBase, prefix: LinkedPrefix | None) -> LayerInputs:
+        conda = prefix is not None
+        return LayerInputs(
+            store=self.layout.path,
+            segments=self.cache / "segments",
+            codec=self.codec,
+            place=Prefix(prefix=definition.prefix, python=definition.target.python, venv=not conda),
+            epoch=base.epoch,
+            compiler=conda_python(definition.lock) if conda else base.identity,
+            interpreter=definition.python_path,
+            environment=inherited(base.environment),
+            linked=prefix.folder if prefix else None,
+            linker=linker() if conda else "",
+            processor=architecture(definition.target.platform),
+        )
+
+    def _write(self, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Image:
+        skeleton = self._skeleton(definition, base)
+        every = (*base.image.layers, skeleton, *layers)
+        descriptor = write_image(self.layout, definition, base, every)
+        key = self._image_key(definition, base)
+        self.layout.record("images", key, {"digest": descriptor.digest, "size": descriptor.size})
+        return self.layout.load(reference(definition.target), descriptor)
+
+    def _skeleton(self, definition: Definition, base: BaseImage) -> Layer:
+        """The environment's own few files: the layer below the packages."""
+
+        def lay(segment: Segment) -> None:
+            segment.folder(definition.site_packages.lstrip("/"))
+            segment.folder(f"{definition.prefix}/bin".lstrip("/"))
+            segment.folder(HOME.lstrip("/"), 0o1777)
+            if definition.lock.conda:
+                # What tells conda's tools that this is an environment.
+                segment.file(f"{definition.prefix}/{HISTORY}".lstrip("/"), [], size=0, executable=False)
+            else:
+                text = pyvenv_cfg(definition).encode()
+                segment.file(
+                    f"{definition.prefix}/pyvenv.cfg".lstrip("/"), [text], size=len(text), executable=False
+                )
+                for path, target in venv_links(definition):
+                    segment.link(path.lstrip("/"), target)
+
+        return self._layer("environment", base.epoch, lay)
+
+    def _layer(self, title: str, epoch: int, lay: Callable[[Segment], object]) -> Layer:
+        packer, plain = codec(self.codec), hashlib.sha256()
+        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
+            segment = Segment(packer, blob, plain, epoch=epoch)
+            lay(segment)
+            segment.raw(END_OF_ARCHIVE)
+            segment.close()
+            descriptor = blob.commit(packer.media_type)
+        return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+
+    def _image_key(self, definition: Definition, base: BaseImage) -> str:
+        return hash_key(
+            "image",
+            codec(self.codec).identity,
+            *(layer.descriptor.digest for layer in base.image.layers),
+            base.image.manifest,
+            base.identity,
+            str(base.epoch),
+            definition.target.platform,
+            definition.prefix,
+            definition.target.python,
+            canonical_json(_of_config(definition)).decode(),
+            *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
+            # Which wheel's file is kept where two bring one.
+            *(
+                " ".join(sorted(names))
+                for names in (*definition.named_below, named_packages(definition.target))
+            ),
+            *((linker(),) if definition.lock.conda else ()),
+            *(f"{p.url} {p.sha256}" for p in definition.lock.conda),
+            # Which of them are planned together.
+            *(f"below: {' '.join(sorted(p.sha256 for p in lock.packages))}" for lock in definition.under),
+        )
+
+
+def _of_config(definition: Definition) -> list[object]:
+    """What decides an image's config alone; `start` where it is not every image's. Labels tell own files."""
+    start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
+    own = [start.command, start.workdir, start.user]
+    return [*decided, *(own if start != PLAIN_START else [])]

@@ -1,0 +1,317 @@
+"""The locked .debs of a base, in the cache: what is missing is fetched, each file checked against its hash.
+
+The hash in a lock says which file is meant, not who made it: a lock comes with a project, and so may a file.
+So a .deb counts only if an index that Debian's keyring has signed offers it. The cache keeps a record of that
+beside the file, which stays valid when the archive has moved on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from imagefactory.errors import BuildError, DownloadError, os_problem
+from imagefactory.lock.debian.archive import Archive, StaleIndexError, open_archive
+from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
+from imagefactory.lock.debian.solve import solve_base
+from imagefactory.lock.debian.sources import DebianMirror
+from imagefactory.model import Base, BaseLock, DebianPackage
+from imagefactory.progress import Progress
+from imagefactory.trees import remove_tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A locked package the archive no longer has. `old` or `new` is empty where there is none."""
+
+    name: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old or '(not there)'} -> {self.new or '(gone)'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedBase:
+    """All the .debs of a base, each with its locked hash, in the order of `lock.packages`.
+
+    `lock` is what they are: the lock that was asked for, or a newer one when `moved` is not empty.
+    """
+
+    base: Base
+    lock: BaseLock
+    debs: tuple[Path, ...]
+    moved: tuple[Moved, ...]
+
+    @property
+    def published(self) -> bool:
+        """Whether this is the base of the committed lock, whose digest is the published one."""
+        return not self.moved
+
+
+def fetch_base(
+    base: Base, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
+) -> FetchedBase:
+    """Bring the locked .debs into the cache; only what is missing is fetched.
+
+    When the archive no longer has some of them, the suite's newer packages are solved and fetched
+    instead, and `moved` says which; with `locked` a BuildError lists them. Raises DownloadError for a
+    .deb that is not the locked one, LockError when the archive's indexes cannot be read.
+    """
+    with _exclusive(mirror.debs, progress):
+        moved: tuple[Moved, ...] = ()
+        if _missing(lock, mirror.debs):
+            try:
+                lock, moved = _bring(base, lock, mirror, progress, locked=locked)
+            except StaleIndexError:
+                progress.note(f"{base.name}: the archive has moved on; reading its indexes again")
+                lock, moved = _bring(base, lock, mirror, progress, locked=locked, fresh=True)
+        for line in describe_moved(base, moved):
+            progress.note(line)
+    debs = tuple(deb_path(mirror.debs, package) for package in lock.packages)
+    return FetchedBase(base=base, lock=lock, debs=debs, moved=moved)
+
+
+def _bring(
+    base: Base,
+    lock: BaseLock,
+    mirror: DebianMirror,
+    progress: Progress,
+    *,
+    locked: bool,
+    fresh: bool = False,
+) -> tuple[BaseLock, tuple[Moved, ...]]:
+    """Fetch what the cache lacks; a newer lock, and what moved, where the archive has moved on.
+
+    `fresh` indexes come from the archive itself, past any cache between. Raises StaleIndexError where an
+    index names a file that the archive does not have.
+    """
+    missing = _missing(lock, mirror.debs)
+    moved: tuple[Moved, ...] = ()
+    if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
+        progress.note(
+            f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
+            "checking the archive's indexes"
+        )
+    with open_archive(mirror, lock.suite, lock_architecture(lock), progress, fresh=fresh) as archive:
+        gone = _gone(missing, archive)
+        if gone and locked:
+            raise BuildError(
+                "packages-withdrawn",
+                f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
+                + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
+                hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
+                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}" gives the locked ones, where ADDRESS is '
+                "that of Debian's snapshots",
+            )
+        if gone:
+            newer = solve_base(base, archive, lock.content_hash)
+            moved = compare_locks(lock, newer)
+            lock, missing = newer, _missing(newer, mirror.debs)
+        _download(missing, archive, mirror.debs, progress)
+    return lock, moved
+
+
+def _snapshot_of(lock: BaseLock) -> str:
+    """The path of a snapshot that has what a lock names: of the hours after the date of its indexes.
+
+    One is taken every six hours, and a time between two gives the older.
+    """
+    then = datetime.fromtimestamp(lock.source_date_epoch, UTC) + timedelta(hours=6)
+    return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
+
+
+def compare_locks(old: BaseLock, new: BaseLock) -> tuple[Moved, ...]:
+    """Packages whose version or content differs, sorted by name."""
+    before = {package.name: package for package in old.packages}
+    after = {package.name: package for package in new.packages}
+    return tuple(
+        Moved(
+            name=name,
+            old=before[name].version if name in before else "",
+            new=after[name].version if name in after else "",
+        )
+        for name in sorted(before | after)
+        if before.get(name) != after.get(name)
+    )
+
+
+def describe_moved(base: Base, moved: Sequence[Moved]) -> list[str]:
+    """Lines that say what is not as locked; none when all is."""
+    if not moved:
+        return []
+    return [
+        f"{base.name}: Debian's archive has moved on; {len(moved)} packages are newer than locked, "
+        "so the digest of this base and of images on it is not the published one:",
+        *(f"  {one}" for one in moved),
+    ]
+
+
+def deb_path(debs: Path, package: DebianPackage) -> Path:
+    """Where the cache keeps a package's file."""
+    return debs / package.sha256[:2] / package.sha256 / deb_filename(package)
+
+
+def verify_deb(path: Path, package: DebianPackage) -> None:
+    """Raises DownloadError unless the file at `path` is the locked one, to the byte."""
+    size = path.stat().st_size
+    if size != package.size:
+        raise DownloadError(
+            "size-mismatch",
+            f"{package.name} {package.version}: {path.name} has {size} bytes, expected {package.size}",
+            hint="run the command again; if it fails again, use another mirror",
+        )
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != package.sha256:
+        raise DownloadError(
+            "hash-mismatch",
+            f"{package.name} {package.version}: {path.name} has sha256 {found}, expected {package.sha256}",
+            hint="run the command again; if it fails again, use another mirror",
+        )
+
+
+def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
+    """What the cache lacks, as a file or as its record. A damaged file counts as missing and is removed."""
+    return [
+        package for package in lock.packages if not (_is_whole(package, debs) and is_recorded(package, debs))
+    ]
+
+
+def _is_whole(package: DebianPackage, debs: Path) -> bool:
+    path = deb_path(debs, package)
+    try:
+        verify_deb(path, package)
+    except FileNotFoundError:
+        return False
+    except DownloadError:
+        path.unlink()
+        return False
+    return True
+
+
+def record_path(debs: Path, package: DebianPackage) -> Path:
+    """Where the cache keeps the record that Debian's signed index offered a package: its line of a lock."""
+    return deb_path(debs, package).with_name("signed")
+
+
+def is_recorded(package: DebianPackage, debs: Path) -> bool:
+    """Whether this user, or root, has recorded that a signed index offers exactly this package.
+
+    In a cache where others may write, their records do not count.
+    """
+    try:
+        fd = os.open(record_path(debs, package), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        own = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+        text = format_package(package).encode()
+        return own and stat.S_ISREG(found.st_mode) and file.read(len(text) + 1) == text
+
+
+def _record(package: DebianPackage, debs: Path) -> None:
+    """Not synced to the disk, as the package is not: half a record does not count."""
+    path = record_path(debs, package)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
+        file.write(format_package(package))
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
+
+
+def _describe_gone(package: DebianPackage, debs: Path) -> str:
+    there = " (in the cache, but without a record of Debian's signature)"
+    return f"  {package.name} {package.version}{there if deb_path(debs, package).exists() else ''}"
+
+
+def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPackage]:
+    offers = archive.offered([package.name for package in missing])
+    gone = []
+    for package in missing:
+        offer = offers.get((package.name, package.version))
+        if offer is None:
+            gone.append(package)
+        elif offer != package:
+            raise DownloadError(
+                "hash-mismatch",
+                f"{package.name} {package.version}: the archive has sha256 {offer.sha256}, "
+                f"expected {package.sha256}",
+                hint="a version never changes: use another mirror, or restore the lock from git",
+            )
+    return gone
+
+
+def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, progress: Progress) -> None:
+    """Through a folder that survives a killed process, so that nothing is fetched twice.
+
+    The caller has found all of `packages` in the signed indexes.
+    """
+    partial = debs / "partial"
+    partial.mkdir(exist_ok=True)
+    remaining = [package for package in packages if not _adopt(package, partial, debs)]
+    if remaining:
+        try:
+            archive.download(remaining, partial, progress)
+        except DownloadError:
+            for package in remaining:  # what did arrive whole need not be fetched again
+                _adopt(package, partial, debs)
+            raise
+    for package in remaining:
+        path = partial / downloaded_filename(package)
+        try:
+            verify_deb(path, package)
+        except DownloadError:
+            path.unlink()
+            raise
+        _keep(path, package, debs)
+    remove_tree(partial)
+
+
+def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
+    """Take a file that is in the cache, or that an earlier, interrupted download has left whole."""
+    if _is_whole(package, debs):
+        _record(package, debs)
+        return True
+    path = partial / downloaded_filename(package)
+    try:
+        verify_deb(path, package)
+    except (FileNotFoundError, DownloadError):
+        return False
+    _keep(path, package, debs)
+    return True
+
+
+def _keep(path: Path, package: DebianPackage, debs: Path) -> None:
+    final = deb_path(debs, package)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o644)
+    path.replace(final)
+    _record(package, debs)
+
+
+@contextmanager
+def _exclusive(debs: Path, progress: Progress) -> Iterator[None]:
+    """One process at a time fetches into a cache; the others wait. A killed one's lock is freed."""
+    try:
+        debs.mkdir(parents=True, exist_ok=True)
+        with (debs / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.note("another process fetches Debian packages; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise BuildError(
+            *os_problem("write", debs, error), hint="check its free space and permissions"
+        ) from error

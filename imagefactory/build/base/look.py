@@ -1,0 +1,126 @@
+"""What a base looks like: everything here decides its bytes. Pure.
+
+What a build leaves behind (logs, caches, locks, device nodes) is dropped, what a host would leak (hostname,
+resolv.conf, apt sources) is replaced by fixed bytes.
+
+A finished base holds no apt source: it is complete as it is, and the address of an archive belongs to a
+machine. Its sources.list says how to add one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+
+from imagefactory.lock.debian.lock import format_base_lock
+from imagefactory.model import Base, BaseLock
+
+# Part of every base's key: count it up when the code below gives other bytes for the same lock.
+LAYOUT = "imagefactory-base-layout 2"
+
+# Documentation and translations nobody reads in a container, the Python library for static linking and
+# gcc's dumper of link-time objects (together 150 MB). Copyright files stay: licences ask for them.
+DPKG_EXCLUDES = """\
+# Written by imagefactory: what its bases leave out of Debian's packages.
+path-exclude=/usr/share/man/*
+path-exclude=/usr/share/info/*
+path-exclude=/usr/share/lintian/*
+path-exclude=/usr/share/doc/*
+path-include=/usr/share/doc/*/copyright
+path-exclude=/usr/share/locale/*
+path-include=/usr/share/locale/locale.alias
+path-exclude=/usr/lib/*/libpython3*.a
+path-exclude=/usr/bin/*lto-dump*
+"""
+
+SOURCES_LIST = """\
+# This base is complete: no package archive is set, because its address belongs to a machine.
+# To install more, write the address of a Debian mirror you can reach into a line like
+#   deb ADDRESS {suite} main
+# (and the same for {suite}-updates, and {suite}-security of the security archive), then apt-get update.
+# The keys that verify it are in /etc/apt/trusted.gpg.d or /usr/share/keyrings.
+"""
+
+HOSTS = """\
+127.0.0.1 localhost
+::1 localhost ip6-localhost ip6-loopback
+"""
+
+# Left behind by a build: empty in a base, but there, because tools expect the folder.
+EMPTIED = (
+    "boot",
+    "dev",
+    "proc",
+    "run/lock",
+    "sys",
+    "tmp",
+    "var/backups",
+    "var/cache/apt",
+    "var/cache/ldconfig",
+    "var/lib/apt/lists",
+    "var/log",
+    "var/tmp",
+)
+LEFTOVERS = re.compile(
+    r"etc/\.pwd\.lock|etc/(?:passwd|group|shadow|gshadow|subuid|subgid)-"
+    r"|etc/apt/apt\.conf\.d/99mmdebstrap|etc/dpkg/dpkg\.cfg\.d/99mmdebstrap"
+    r"|var/cache/debconf/tmp\.ci|var/lib/dpkg/(?:lock|lock-frontend|triggers/Lock|[a-z]+-old)|var/cache/debconf/[a-z]+\.dat-old"
+)
+
+
+_ZONE = b"TZif2" + bytes(15) + struct.pack(">6L", 0, 0, 0, 0, 1, 4) + struct.pack(">l2B", 0, 0, 0) + b"UTC\0"
+UTC_ZONE = _ZONE * 2 + b"\nUTC0\n"
+"""UTC as zoneinfo writes it (RFC 9636). Apptainer mounts the host's zone there, and only over a file."""
+
+
+def fixed_files(base: Base) -> dict[str, bytes]:
+    """Files that are the same whatever the machine: path without a leading slash -> content (mode 0644)."""
+    return {
+        "etc/apt/sources.list": SOURCES_LIST.format(suite=base.suite).encode(),
+        "etc/dpkg/dpkg.cfg.d/imagefactory": DPKG_EXCLUDES.encode(),
+        "etc/hostname": b"localhost\n",
+        "etc/hosts": HOSTS.encode(),
+        "etc/localtime": UTC_ZONE,
+        "etc/machine-id": b"",
+        "etc/resolv.conf": b"",
+    }
+
+
+def is_kept(path: str, *, is_folder: bool) -> bool:
+    """Whether a path (no leading slash) of mmdebstrap's tree belongs into the base."""
+    for folder in EMPTIED:
+        if path.startswith(folder + "/"):
+            return False
+    if LEFTOVERS.fullmatch(path):
+        return False
+    return not is_excluded(path, is_folder=is_folder)
+
+
+def is_excluded(path: str, *, is_folder: bool) -> bool:
+    """The rules of DPKG_EXCLUDES. A package's folder or link under doc stays, for its copyright file."""
+    parts = path.split("/")
+    top = "/".join(parts[:3])
+    if top in ("usr/share/man", "usr/share/info", "usr/share/lintian"):
+        return len(parts) > 3
+    if top == "usr/share/doc":
+        return len(parts) > 4 and (is_folder or len(parts) > 5 or parts[-1] != "copyright")
+    if top == "usr/share/locale":
+        return len(parts) > 3 and path != "usr/share/locale/locale.alias"
+    if path.startswith("usr/bin/"):
+        return "lto-dump" in parts[-1]
+    return path.startswith("usr/lib/") and re.fullmatch(r"libpython3.*\.a", parts[-1]) is not None
+
+
+def base_key(lock: BaseLock) -> str:
+    """What names a base's layer before it is made: `sha256:...` over the lock and the rules of this room.
+
+    Equal keys mean equal bytes, so a layer kept under its key need not be built again.
+    """
+    rules = (LAYOUT, DPKG_EXCLUDES, SOURCES_LIST, HOSTS, SETUP_HOOK, *EMPTIED, LEFTOVERS.pattern)
+    text = format_base_lock(lock) + "\0".join(rules)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+# A merged /usr from the start; mmdebstrap gives the tree's path as the first argument.
+SETUP_HOOK = 'for d in bin lib lib64 sbin; do mkdir -p "$1/usr/$d" && ln -s "usr/$d" "$1/$d"; done'

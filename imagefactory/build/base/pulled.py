@@ -1,0 +1,310 @@
+"""A base from a registry, by digest: pulled into the store once, tried inside, and kept.
+
+The recipe says what the image carries (its Python, its C library), because nothing is pulled to lock. Here
+that is held against the image itself, before anything is built on it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from imagefactory.build.base.image import BaseImage
+from imagefactory.errors import BuildError, RegistryError, StoreError
+from imagefactory.fs import explain_full_disk
+from imagefactory.gpu.platforms import architecture
+from imagefactory.model import Base, Completed, RunSpec
+from imagefactory.oci.graph import Manifest, Place, choose_platform, read_graph, read_manifest
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    CONFIG_TYPES,
+    INDEX_TYPE,
+    INDEX_TYPES,
+    MANIFEST_TYPES,
+    canonical_json,
+    format_descriptor,
+    images_of,
+)
+from imagefactory.oci.mirrors import Mirrors, resolve
+from imagefactory.oci.model import Descriptor, Image
+from imagefactory.oci.store import Reference, Store, parse_reference
+from imagefactory.oci.transfer import Sending, send
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import Progress
+from imagefactory.runtime.unshare import UnshareRunner
+
+REPOSITORY = "base"
+# The same bytes under the image specification's names: what is built on a base is an OCI image.
+LAYER_TYPES = {
+    "application/vnd.docker.image.rootfs.diff.tar": "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.oci.image.layer.v1.tar": "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.v1.tar+gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
+}
+# 1980, the first year that wheels can write, to 2100: for images without a date or with a nonsensical one.
+OLDEST, NEWEST = 315_532_800, 4_102_444_800
+# Run by the image's own Python: its version, and the C library it runs on (confstr(3), glibc alone).
+PROBE = """\
+import os, sys
+try:
+    libc = os.confstr("CS_GNU_LIBC_VERSION")
+except (ValueError, OSError):
+    libc = None
+print("%d.%d" % sys.version_info[:2], libc or "another C library than glibc", sep="\\n")
+"""
+# The same of an image of which no Python is said; the tool comes with the C library.
+PROBE_LIBC = ("getconf", "GNU_LIBC_VERSION")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullWanted:
+    """A base to find or pull. `open_registry` opens a host's registry, only when something is missing."""
+
+    base: Base
+    mirrors: Mirrors
+    open_registry: Callable[[str], Store]
+
+
+def ensure_pulled_base(layout: Layout, order: PullWanted, progress: Progress) -> BaseImage:
+    """The base in the store, unpacked and tagged `base:<name>`. The caller holds `in_use`.
+
+    Raises RegistryError when it cannot be had, BuildError naming the recipe's place when it is no
+    image for this platform or does not carry what the recipe says.
+    """
+    base = order.base
+    key = _key(base)
+    with layout.locked(f"base-{base.name}"), explain_full_disk(layout.path):
+        recalled = _recall(layout, key, base)
+        if recalled is None:
+            with progress.stage(f"{base.name}: base from {base.image.partition('/')[0]}"):
+                index = _pull(layout, order, progress)
+                image = _load(layout, base, index)
+                Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
+                _try(layout, base, image)
+            layout.record("images", key, {"digest": index.digest, "size": index.size})
+        else:
+            index, image = recalled
+        folders = Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
+        tag = f"base:{base.name}"
+        known = layout.tags().get(tag)
+        if known is None or known.digest != index.digest:
+            layout.tag(tag, index)
+    return replace(_as_base(layout, base, image), folders=folders)
+
+
+def recall_pulled_base(layout: Layout, base: Base) -> BaseImage | None:
+    """The base as `ensure_pulled_base` left it in the store, None where that would pull it."""
+    recalled = _recall(layout, _key(base), base)
+    return _as_base(layout, base, recalled[1]) if recalled else None
+
+
+def _as_base(layout: Layout, base: Base, image: Image) -> BaseImage:
+    config = _config(layout, image)
+    return BaseImage(
+        image=image,
+        folders=(),
+        identity=f"{image.manifest} {base.python_path}",
+        epoch=parse_created(config.get("created")),
+        published=True,
+    )
+
+
+def parse_created(value: object) -> int:
+    """Seconds since 1970 of an image config's `created` (RFC 3339), between 1980 and 2100.
+
+    Reproducible builders write no date, 1970 or the year 1: all of these read as 1980.
+    """
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.\d+)?([Zz]|[+-]\d\d:\d\d)", str(value))
+    if not match:
+        return OLDEST
+    try:
+        zone = "+00:00" if match[2] in "Zz" else match[2]
+        moment = datetime.datetime.fromisoformat(match[1].upper() + zone)
+        return int(min(max(moment.timestamp(), OLDEST), NEWEST))
+    except (ValueError, OverflowError):
+        return OLDEST
+
+
+def _key(base: Base) -> str:
+    """What the record of a base that was tried is kept under: all that was asked of it."""
+    asked = [
+        "pulled",
+        1,
+        base.image.partition("@")[2],
+        base.platform,
+        base.python,
+        base.glibc,
+        base.python_path,
+    ]
+    return hashlib.sha256(canonical_json(asked)).hexdigest()
+
+
+def _recall(layout: Layout, key: str, base: Base) -> tuple[Descriptor, Image] | None:
+    record = layout.recall("images", key)
+    try:
+        descriptor = Descriptor(
+            media_type=INDEX_TYPE, digest=str(record["digest"]), size=int(record["size"])  # type: ignore[index]
+        )  # fmt: skip
+        return descriptor, _load(layout, base, descriptor)
+    except (KeyError, TypeError, ValueError, StoreError):
+        return None  # what is missing or damaged is pulled again
+
+
+# --- pulling -------------------------------------------------------------------------------------
+
+
+def _pull(layout: Layout, order: PullWanted, progress: Progress) -> Descriptor:
+    """Brings the platform's manifest and its blobs; gives an index of it alone, as the store keeps images."""
+    base = order.base
+    asked = parse_reference(base.image)
+    source = resolve(asked, order.mirrors)
+    try:
+        store = order.open_registry(source.registry)
+        place = Place(store=store, repository=source.repository)
+        root = read_manifest(place, asked.digest)
+        chosen = platform_manifest(root, base.platform)
+        _check_types(base, read_manifest(place, chosen))
+        graph = read_graph(place, chosen)
+        send(place, LayoutStore(layout), Sending(graph=graph, repository=REPOSITORY), progress)
+    except RegistryError as error:
+        raise _unpullable(base, (asked, source), error) from error
+    system, _, architecture = base.platform.partition("/")
+    entry = {
+        **format_descriptor(replace(graph.root.descriptor, annotations=())),
+        "platform": {"architecture": architecture, "os": system},
+    }
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
+    return layout.add(canonical_json(index), INDEX_TYPE)
+
+
+def platform_manifest(root: Manifest, platform: str) -> str:
+    """The digest of the manifest for `platform` that a manifest or index leads to. Raises RegistryError."""
+    choice = choose_platform(root, platform)
+    if not choice.whole or root.descriptor.media_type not in INDEX_TYPES:
+        return choice.digest
+    entries = json.loads(root.data)["manifests"]
+    return str(images_of(entries)[0]["digest"])
+
+
+def _check_types(base: Base, manifest: Manifest) -> None:
+    """Refuses what is no container image before its blobs are fetched."""
+    kind = manifest.descriptor.media_type
+    value: dict[str, Any] = json.loads(manifest.data)
+    try:
+        types = [layer["mediaType"] for layer in value["layers"]] if kind in MANIFEST_TYPES else [kind]
+        config = value["config"]["mediaType"] if kind in MANIFEST_TYPES else ""
+    except (KeyError, TypeError) as error:
+        raise BuildError(
+            "base-image-malformed", f"{base.where}: {base.image} has a malformed manifest: {error!r}"
+        ) from error
+    strange = [name for name in types if name not in LAYER_TYPES]
+    if strange or config not in CONFIG_TYPES:
+        raise BuildError(
+            "base-image-unsupported",
+            f"{base.where}: {base.image} is not a supported container image "
+            f"(it has {(strange or [config])[0]!r})",
+            hint="use an image that `docker pull` accepts",
+        )
+
+
+def _unpullable(base: Base, places: tuple[Reference, Reference], error: RegistryError) -> RegistryError:
+    asked, source = places
+    if source == asked:
+        return RegistryError(error.code, f"{base.where}: {base.image}: {error.message}", hint=error.hint)
+    mirror = f"{source.registry}/{source.repository}"
+    return RegistryError(
+        "mirror-failed",
+        f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
+        hint=f"check the mirror, or `mirrors` in imagefactory.toml: {asked.registry} itself is never used"
+        + (f"; {error.hint}" if error.hint else ""),
+    )
+
+
+# --- what it carries -----------------------------------------------------------------------------
+
+
+def _load(layout: Layout, base: Base, index: Descriptor) -> Image:
+    """The image with its layers under the OCI names of their types, each titled with the base's name."""
+    image = layout.load(f"base:{base.name}", index)
+    layers = tuple(
+        replace(
+            layer,
+            title=f"{base.name} {number}",
+            descriptor=replace(
+                layer.descriptor, media_type=LAYER_TYPES[layer.descriptor.media_type], annotations=()
+            ),
+        )
+        for number, layer in enumerate(image.layers, 1)
+    )
+    return replace(image, layers=layers)
+
+
+def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=image.config, size=0)
+    value = json.loads(layout.read(descriptor))
+    return value if isinstance(value, dict) else {}
+
+
+def _try(layout: Layout, base: Base, image: Image) -> None:
+    """Starts the image's Python. Raises BuildError for what is not as the recipe says."""
+    config = _config(layout, image)
+    platform = f"{config.get('os')}/{config.get('architecture')}"
+    if platform != base.platform:
+        raise BuildError(
+            "base-platform-mismatch",
+            f"{base.where}: {base.image} is an image for {platform}, not for {base.platform}",
+            hint=f"write the digest of the image's index, or of its {architecture(base.platform)} manifest",
+        )
+    python = (base.python_path, "-I", "-S", "-c", PROBE)
+    spec = RunSpec(argv=python if base.python else PROBE_LIBC, read_only=True, timeout=60)
+    check_carried(base, UnshareRunner(layout).run(image, spec))
+
+
+def check_carried(base: Base, probed: Completed) -> None:
+    """Holds what the probe printed against what the recipe says. Raises BuildError."""
+    lines = probed.stdout.splitlines()
+    if not base.python and not probed.returncode and len(lines) == 1:
+        lines = ["", *lines]
+    elif not base.python:
+        raise BuildError(
+            "base-without-glibc",
+            f"{base.where}: {base.image} does not report its C library: getconf does not start",
+            hint="use an image with glibc, or write its python: and interpreter:",
+        )
+    if probed.returncode or len(lines) != 2:
+        said = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
+        raise BuildError(
+            "base-python-missing",
+            f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {said}",
+            hint="write interpreter: with the path of its Python, or use another image",
+        )
+    python, libc = lines
+    if python != base.python:
+        raise BuildError(
+            "base-python-mismatch",
+            f"{base.where}: {base.image} has Python {python} at {base.python_path}, not {base.python}",
+            hint=f'write python: "{python}", or interpreter: with the path of its Python {base.python}',
+        )
+    match = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
+    if not match:
+        raise BuildError(
+            "base-without-glibc",
+            f"{base.where}: {base.image} has {libc}",
+            hint="use an image with glibc: CUDA wheels require it",
+        )
+    if (int(match[1]), int(match[2])) < tuple(map(int, base.glibc.split("."))):
+        carried = f"{match[1]}.{match[2]}"
+        raise BuildError(
+            "base-glibc-mismatch",
+            f"{base.where}: {base.image} has glibc {carried}, older than the {base.glibc} of its recipe, "
+            "so locked packages may not load",
+            hint=f'write glibc: "{carried}" and lock the targets on it again',
+        )

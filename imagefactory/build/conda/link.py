@@ -1,0 +1,225 @@
+"""Links conda packages that are at hand, for the assemble engine. A program by itself:
+
+    python -m imagefactory.build.conda.link --explicit FILE.. --prefix DIR --as /opt/env
+        --packages FOLDER --cache FOLDER
+
+It is `render/conda_install.py`'s linking behind a guard. That one runs in a build stage of a container; here
+packages are linked on this machine, and a hostile one must neither read nor write a file of it. A line "+" is
+printed for each package unpacked and each one linked, and at the end what conda_install.py prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from imagefactory.build.conda_install import Failure, Wanted, check_hash, end, install, parse_lists, run_program, unsound
+from imagefactory.trees import read_file, remove_tree
+
+# --- what a package may hold ---------------------------------------------------------------------
+
+
+class Package:
+    """What a package says of itself: `info` its files of metadata by name, `commands` what programs its entry
+    points make, and of what."""
+
+    def __init__(self, archive: Path, info: dict[str, bytes], paths: list[str]) -> None:
+        self.archive, self.info, self.index = archive, info, info["info/index.json"]
+        told = json.loads(self.index)
+        self.name = str(told["name"])
+        self.stem = "-".join((self.name, str(told["version"]), str(told["build"])))
+        self.python = told.get("noarch") == "python"
+        self.paths = paths
+        self.commands: list[tuple[str, str]] = []
+
+
+async def read_package(archive: Path, item: Wanted) -> Package:
+    """The package of `archive`. Refuses paths that lead out of the prefix.
+
+    py-rattler joins the paths of info/paths.json to the prefix as they are. What its own extraction and
+    its rule for claimed paths guard against (files below links that lead out) is left to it; what it
+    unpacked is looked at by `check_unpacked`.
+    """
+    from rattler.package_streaming import PackageArchive
+
+    try:
+        opened = await PackageArchive.from_path(archive)
+        read = dict(await opened.read_files(["info/index.json", "info/paths.json"]))
+        if read["info/paths.json"] is not None:
+            paths = [str(row["_path"]) for row in json.loads(read["info/paths.json"])["paths"]]
+        else:
+            read.update(await opened.read_files(["info/files", "info/has_prefix"]))
+            paths = (read["info/files"] or b"").decode().splitlines()
+        info = {name: data or b"" for name, data in read.items()}
+        package = Package(archive, info, paths)
+        site_packages = str(json.loads(package.index).get("python_site_packages_path") or "lib")
+        if package.python:
+            info["info/link.json"] = await opened.read_file("info/link.json") or b""
+            link = json.loads(info["info/link.json"] or b"{}").get("noarch") or {}
+            points = [str(text).partition("=") for text in link.get("entry_points") or ()]
+            package.commands = [(command.strip(), of.strip()) for command, _, of in points]
+    except Exception as error:
+        raise unsound(item, error) from None
+    if re.sub(r"\.conda$|\.tar\.bz2$", "", item.filename) != package.stem:
+        raise Failure("package", f"{item.filename} holds {package.stem}", [item.filename])
+    for path in (*paths, site_packages):
+        if _leads_out(path):
+            words = f"{item.filename} holds {path!r}, which is no path of a prefix"
+            raise Failure("path", words, [item.filename])
+    for command, _ in package.commands:
+        if not re.fullmatch(r"[^/\x00-\x1f\x7f]+", command) or command in (".", ".."):
+            words = f"{item.filename} has an entry point called {command!r}"
+            raise Failure("path", words, [item.filename])
+    return package
+
+
+def _leads_out(path: str) -> bool:
+    parts = path.split("/")
+    # A name that begins with .wh. would take another's file away: it is how layers say "removed".
+    odd = re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)
+    return bool({"", ".", ".."} & set(parts)) or parts[0] in ("conda-meta", "__clobbers__") or odd is not None
+
+
+def check_commands(packages: list[Package]) -> None:
+    """Refuses a program that an entry point makes where another package has something.
+
+    py-rattler knows no claim of that kind: it writes the program through a link that lies there, be it to
+    a file of this machine or to one in the cache.
+    """
+    taken: dict[str, str] = {}
+    for package in packages:
+        for path in package.paths:
+            if package.python and path.startswith("python-scripts/"):
+                path = "bin" + path[len("python-scripts") :]
+            taken["/".join(path.split("/")[:2])] = package.name
+    made: dict[str, tuple[str, str]] = {}
+    for package in packages:
+        for command, of in package.commands:
+            path = f"bin/{command}"
+            other = taken.get("bin") or taken.get(path)
+            first = made.setdefault(path, (package.name, of))
+            if not other and first[1] != of:
+                other = first[0]
+            if other:
+                words = f"{path} is an entry point of {package.name}, and {other} has something else there"
+                raise Failure("path", words, [package.name, other])
+
+
+def check_unpacked(package: Package, folder: Path) -> None:
+    """Refuses an unpacked package that is not what `read_package` saw, or that links would mislead about.
+
+    An archive may hold a name twice, and a list may call a link a file: py-rattler then reads what the
+    link leads to, a file of this machine.
+    """
+    filename = package.archive.name
+    for name, data in package.info.items():
+        try:
+            found = read_file(folder, name, len(data))
+        except FileNotFoundError:
+            found = b""
+        except OSError:
+            found = None
+        if found != data:
+            words = f"{filename} holds {name} twice, or what was unpacked of it has changed since"
+            raise Failure("path", words, [filename])
+    rows = json.loads(package.info.get("info/paths.json") or b"{}").get("paths") or ()
+    links = {str(row["_path"]) for row in rows if row.get("path_type") == "softlink"}
+    changed = {str(row["_path"]) for row in rows if "prefix_placeholder" in row}
+    # Before there was info/paths.json: paths, each behind its placeholder and mode, perhaps in quotes.
+    told = package.info.get("info/has_prefix", b"").decode(errors="replace").splitlines()
+    top = folder.resolve()
+    sound = {""}
+    for path in package.paths:
+        above = path.rpartition("/")[0]
+        if above not in sound:
+            if (folder / above).resolve() != top / above:
+                raise Failure("path", f"{filename} holds {path!r} below a link", [filename])
+            sound.add(above)
+        if not (folder / path).is_symlink():
+            continue
+        old = "info/has_prefix" in package.info
+        written = path in changed or any(row.strip(" \"'").endswith(path) for row in told)
+        if written or not (old or path in links):
+            raise Failure("path", f"{filename} holds the link {path!r} as if it were a file", [filename])
+
+
+# --- the program ---------------------------------------------------------------------------------
+
+
+def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Checks and links all packages; gives what `install` does."""
+    from rattler.install import InstallerReporter
+
+    archives = [(options.packages / item.filename).resolve() for item in items]
+    for item, archive in zip(items, archives, strict=True):
+        check_hash(item, archive)
+
+    async def read() -> list[Package]:
+        return [await read_package(archive, item) for archive, item in zip(archives, items, strict=True)]
+
+    packages = asyncio.run(read())
+    check_commands(packages)
+    by_name = {package.name.lower(): package for package in packages}
+
+    class Watcher(InstallerReporter):
+        def on_populate_cache_complete(self, cache_entry: int) -> None:  # noqa: ARG002
+            print("+", flush=True)
+
+        def on_link_start(self, operation: int, package_name: str) -> int:
+            # Here a package is unpacked, and nothing of it linked. Errors of this method would be lost.
+            try:
+                package = by_name[package_name]
+                check_unpacked(package, options.cache / package.stem)
+            except Failure as failure:
+                # Sound next time if the disk or somebody changed it.
+                remove_tree(options.cache / package.stem)
+                give_up(failure, scratch)
+            except Exception as error:
+                give_up(Failure("link", f"{package_name}: {error!r}", [package_name]), scratch)
+            return operation
+
+        def on_link_complete(self, index: int) -> None:  # noqa: ARG002
+            print("+", flush=True)
+
+    reporter = Watcher()  # type: ignore[abstract]
+    prefix = scratch / "prefix"
+    return install(
+        items, archives, prefix, scratch, shown=options.shown, cache=options.cache, reporter=reporter
+    )
+
+
+def give_up(failure: Failure, scratch: Path) -> None:
+    """Ends the process at once, so that nothing more is linked."""
+    with contextlib.suppress(OSError):
+        remove_tree(scratch)
+    print(failure, file=sys.stderr)
+    end(1)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="link", description="Links conda packages that are at hand.")
+    parser.add_argument("--explicit", type=Path, nargs="+", required=True)
+    parser.add_argument("--prefix", type=Path, required=True)
+    parser.add_argument("--as", dest="shown", required=True)
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    os.umask(0o022)
+    items = parse_lists(options.explicit)
+    with tempfile.TemporaryDirectory(prefix=".conda-", dir=options.prefix.parent) as folder:
+        result = link(items, options, Path(folder))
+        Path(folder, "prefix").rename(options.prefix)
+    print(json.dumps(result, sort_keys=True))
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,271 @@
+"""Target, base and lock become a Definition: all that an engine needs, nothing that it could choose.
+
+Pure. What every engine writes alike (the environment's own few files) is said here once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from imagefactory.errors import Diagnostic, LockError, RecipeError
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.drivers import driver_floor
+from imagefactory.gpu.platforms import MACHINES
+from imagefactory.lock.files import lock_digest
+from imagefactory.model import (
+    PLAIN_START,
+    Base,
+    Definition,
+    Lock,
+    LockedPackage,
+    LockedWheel,
+    OwnFile,
+    Target,
+)
+from imagefactory.recipes.values import named_packages
+
+PREFIX = "/opt/env"
+HOME = "/home/user"
+"""The home of whoever has none of their own in the image: everybody may write there."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DRIVER = "/usr/local/nvidia"
+"""Where Kubernetes and the first NVIDIA container tools put the driver's programs and libraries."""
+_LOCAL = "bin|etc|games|include|lib|sbin|share|src"
+SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/src|usr/local(/({_LOCAL}))?)")
+"""Folders that every image has, where own files may lie beside others."""
+INIT = ("/usr/bin/tini", "-s", "--")
+"""What starts an image's command and reaps what it leaves: `-s` does so too where it is not process 1."""
+
+
+def define(
+    target: Target,
+    base: Base,
+    lock: Lock,
+    under: tuple[Lock, ...] = (),
+    files: tuple[OwnFile, ...] = (),
+) -> Definition:
+    """What `target`'s image is made of; `under` are the locks of the targets it is built on, lowest first.
+
+    Raises LockError when `lock` is another target's, lacks the framework or a package of `under`,
+    RecipeError when the target does not fit the base or sets a variable that stands in every image.
+    """
+    _check_fit(target, base, lock)
+    _check_under(target, lock, under)
+    cuda = target.gpu and not rocm_of(target.cuda)
+    environment = {
+        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if cuda else ""),
+        # What tells tools of an environment; conda's own looks at no VIRTUAL_ENV.
+        "CONDA_PREFIX" if lock.conda else "VIRTUAL_ENV": PREFIX,
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+    }
+    if cuda:
+        environment |= {
+            "NVIDIA_VISIBLE_DEVICES": "all",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "NVIDIA_REQUIRE_CUDA": f"cuda>={driver_floor(target.cuda)}",
+        }
+    for name, _ in target.environment:
+        if name in environment:
+            what = f"environment sets {name}, which imagefactory sets in every image"
+            raise RecipeError([Diagnostic("name-reserved", str(target.where), what)])
+    environment |= _defaults(target, lock) | dict(target.environment)
+    if cuda and not base.image:  # such an image knows its own folders
+        own = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = f"{f'{own}:' if own else ''}{DRIVER}/lib:{DRIVER}/lib64"
+    labels = {
+        "org.opencontainers.image.title": target.name,
+        "org.opencontainers.image.description": target.description,
+        "org.opencontainers.image.version": framework_package(target, lock).version,
+        "org.opencontainers.image.base.name": base.image or base.name,
+        "imagefactory.target": target.name,
+        "imagefactory.framework": target.framework,
+        "imagefactory.cuda": target.cuda,
+        "imagefactory.python": target.python,
+        "imagefactory.lock": lock_digest(lock),
+        **dict(target.labels),
+    }
+    if lock.conda:
+        labels["imagefactory.channels"] = " ".join(lock.channels)
+    if under:
+        labels["imagefactory.on"] = target.on
+    if files:
+        labels["imagefactory.fs"] = files_digest(files)
+    start = target.start
+    command = start.command or (() if start.entrypoint else PLAIN_START.command)
+    return Definition(
+        target=target,
+        base=base,
+        lock=lock,
+        prefix=PREFIX,
+        environment=tuple(environment.items()),
+        labels=tuple(labels.items()),
+        under=under,
+        files=files,
+        start=replace(start, command=command, workdir=start.workdir or PLAIN_START.workdir),
+    )
+
+
+def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], ...]:
+    """The packages of each target that this one is built on, the lowest first, then what it adds itself.
+
+    Each package once, where it came in. Without a target below there is one group, of all.
+    """
+    seen: set[LockedPackage] = set()
+    groups = []
+    for lock in (*definition.under, definition.lock):
+        groups.append(tuple(package for package in lock.packages if package not in seen))
+        seen.update(lock.packages)
+    return tuple(groups)
+
+
+Rank = tuple[int, bool, str]
+"""A wheel's place among those that claim one path, the least is kept: the target it came in with, the
+lowest first, so that what is built upon stays as it is; whether the recipe does not name it; its name."""
+
+
+def rank_wheels(definition: Definition) -> dict[str, Rank]:
+    """Return the rank of each wheel, by its file name."""
+    below = definition.named_below or (frozenset[str](),) * len(definition.under)
+    named = (*below, named_packages(definition.target))
+    return {
+        package.filename: (number, package.name not in names, package.name)
+        for number, (group, names) in enumerate(zip(group_packages(definition), named, strict=True))
+        for package in group
+        if isinstance(package, LockedWheel)
+    }
+
+
+def entrypoint(definition: Definition) -> tuple[str, ...]:
+    """What an image's command is started by: the init of a base that has one (no pulled one), and the own."""
+    return (*(INIT if "tini" in definition.base.packages else ()), *definition.start.entrypoint)
+
+
+def files_digest(files: Iterable[OwnFile]) -> str:
+    """`sha256:...` of what own files are inside: paths, content, and which may be executed."""
+    text = json.dumps([[one.path, one.sha256, one.executable] for one in files], separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def new_places(definition: Definition) -> tuple[str, ...]:
+    """The topmost paths that own files bring: files, or folders that no image has without them. Sorted."""
+    places = set()
+    for file in definition.files:
+        parts = file.path.strip("/").split("/")
+        paths = ("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts)))
+        places.add(next(path for path in paths if not SHARED.fullmatch(path)))
+    return tuple(sorted(places))
+
+
+def _defaults(target: Target, lock: Lock) -> dict[str, str]:
+    """Variables that a recipe may set otherwise."""
+    made = {"PYTHONUNBUFFERED": "1"}
+    if target.gpu and {"torch", "pytorch"} & {package.name for package in lock.packages}:
+        # For extensions compiled in the image, where no GPU need be at hand to ask.
+        made["PYTORCH_ROCM_ARCH" if rocm_of(target.cuda) else "TORCH_CUDA_ARCH_LIST"] = ";".join(
+            target.capabilities
+        )
+    return made
+
+
+def framework_package(target: Target, lock: Lock) -> LockedPackage:
+    """The package of the target's framework. Raises LockError when the lock has none."""
+    name = target.framework.lower()
+    names = {name, re.sub(r"[-_.]+", "-", name)}  # PyPI's are normalised (PEP 503), conda's are not
+    for package in lock.packages:
+        if package.name in names:
+            return package
+    raise LockError(
+        "lock-mismatch",
+        f"the lock of {target.name} has no {target.framework}",
+        hint=f"run imagefactory lock {target.name}",
+    )
+
+
+def pyvenv_cfg(definition: Definition) -> str:
+    """The text of `<prefix>/pyvenv.cfg`: what makes the prefix a virtual environment (PEP 405).
+
+    Without the patch version that `python -m venv` adds: the base may get a newer one. A conda
+    environment has its own Python and neither this file nor `venv_links`.
+    """
+    return (
+        f"home = {interpreter(definition).rpartition('/')[0]}\n"
+        "include-system-site-packages = false\n"
+        f"version = {definition.target.python}\n"
+        f"executable = {interpreter(definition)}\n"
+    )
+
+
+def venv_links(definition: Definition) -> tuple[tuple[str, str], ...]:
+    """(absolute path inside the image, link target) of a virtual environment's symbolic links."""
+    prefix = definition.prefix
+    return (
+        (f"{prefix}/bin/python", interpreter(definition)),
+        (f"{prefix}/bin/python3", "python"),
+        (f"{prefix}/bin/python{definition.target.python}", "python"),
+        (f"{prefix}/lib64", "lib"),
+    )
+
+
+def interpreter(definition: Definition) -> str:
+    """The base's own Python, which a virtual environment's links lead to."""
+    return definition.base.python_path
+
+
+def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
+    if target.on != (under[-1].target if under else ""):
+        given = under[-1].target if under else "no target's"
+        raise LockError(
+            "lock-mismatch",
+            f"{target.name} is built on {target.on or 'no target'}, but got {given} lock",
+        )
+    packages = {package.name: package for package in lock.packages}
+    for below in under:
+        gone = [package.name for package in below.packages if packages.get(package.name) != package]
+        if gone:
+            raise LockError(
+                "lock-mismatch",
+                f"the lock of {target.name} has a different {gone[0]} than the lock of {below.target}, "
+                "which it is built on",
+                hint=f"run imagefactory lock {target.name}",
+            )
+
+
+def _check_fit(target: Target, base: Base, lock: Lock) -> None:
+    if target.base != base.name or not (lock.conda or target.python == base.python):
+        what = (
+            f"{target.name} requires Python {target.python} on {target.base}, "
+            f"but {base.name} has Python {base.python}"
+        )
+        raise RecipeError(
+            [Diagnostic("python-mismatch", str(target.where), what)],
+            hint=f'write python: "{base.python}", or another base',
+        )
+    if f"{base.python_path}/".startswith(f"{PREFIX}/") or base.python_path.count("/") < 2:
+        what = f"the interpreter {base.python_path} is in {PREFIX}, which imagefactory replaces"
+        raise RecipeError(
+            [Diagnostic("interpreter-not-allowed", str(base.where), what)],
+            hint="write the path of the base's own Python, such as /usr/local/bin/python3.11",
+        )
+    machine = MACHINES.get(target.platform)
+    if machine is None:
+        what = f"platform '{target.platform}' is not one of {', '.join(MACHINES)}"
+        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what)])
+    if (lock.target, lock.python) != (target.name, target.python) or not lock.platform.endswith(machine):
+        raise LockError(
+            "lock-mismatch",
+            f"the lock is for {lock.target}, Python {lock.python} and {lock.platform}; "
+            f"the target is {target.name}, Python {target.python} and {target.platform}",
+            hint=f"run imagefactory lock {target.name}",
+        )
+    if bool(lock.conda) != target.conda:
+        raise LockError(
+            "lock-mismatch",
+            f"the lock of {target.name} has {'' if lock.conda else 'no '}conda packages, "
+            f"its recipe requires {'some' if target.conda else 'none'}",
+            hint=f"run imagefactory lock {target.name}",
+        )

@@ -1,0 +1,397 @@
+"""The docker engine: the rendered Dockerfile, built by BuildKit, brought back into the store.
+
+`docker buildx build` is the one command that is run; everything else goes through the SDK
+(docker_daemon.py). The base is the store's own, loaded into the daemon. What was built comes back as
+`docker save` streams it: layers the store has stay as they are, new ones go through the codec. The image
+also keeps its name in the daemon, so that `docker run pytorch:2.3-cu121` works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from imagefactory.access import Access
+from imagefactory.build.base.image import BaseImage, write_index
+from imagefactory.build.secrets import AskSecrets, BuildSecrets, linker_failure, secrets_of
+from imagefactory.engines.buildx import Build, BuildEventKind, Transcript, command, pip_note
+from imagefactory.build.protocol import Supplies, insist_on_image_room
+from imagefactory.errors import BuildError, StoreError, ToolError
+from imagefactory.fs import explain_full_disk
+from imagefactory.model import Definition
+from imagefactory.oci.docker_archive import TakenImage, Taking, take_docker
+from imagefactory.oci.layers import codec
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    TITLE,
+    canonical_json,
+    format_descriptor,
+)
+from imagefactory.oci.model import Descriptor, Image, Layer, Sif
+from imagefactory.progress import Progress, format_seconds
+from imagefactory.build.folders import copied_files, render, write_definitions
+from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
+from imagefactory.runtime.docker_daemon import DockerDaemon
+
+OLDEST_DOCKER = (23, 0)
+"""Its BuildKit (0.11) is the first that takes SOURCE_DATE_EPOCH."""
+OLDEST_BUILDX = (0, 10)
+"""The first with --provenance."""
+VERSION = 1
+"""What this engine makes of a definition. Another number makes every image anew."""
+PIP_CONF_VARIABLE = "IMAGEFACTORY_PIP_CONF"
+CHANNELS_VARIABLE = "IMAGEFACTORY_CHANNELS_JSON"
+NOTED_SECONDS = 5.0
+
+
+def make_engine(access: Access) -> DockerEngine:
+    return DockerEngine(
+        access.layout,
+        DockerDaemon(access.environ),
+        codec=access.settings.codec.value,
+        secrets=partial(secrets_of, access),
+    )
+
+
+class DockerEngine:
+    """Builds images by `daemon` and keeps them in `layout`, new layers packed by the codec `codec`.
+
+    `secrets` is asked once a build for what it needs to reach packages as this machine does.
+    """
+
+    def __init__(self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: AskSecrets) -> None:
+        self.layout, self.daemon, self.codec, self.secrets = layout, daemon, codec, secrets
+
+    def require(self) -> str:
+        """`docker 26.1.5, buildx 0.13.1`. Raises ToolError with what mends it."""
+        facts = self.daemon.facts()
+        if facts.podman:
+            raise ToolError(
+                "docker-is-podman",
+                f"podman {facts.version} answers at {self.daemon.place}; buildx needs docker's own BuildKit",
+                hint="set DOCKER_HOST to a dockerd, or build with `--engine assemble`, which needs neither",
+            )
+        if parse_version(facts.version) < OLDEST_DOCKER:
+            raise ToolError(
+                "docker-too-old",
+                f"docker {facts.version} is too old: {_dotted(OLDEST_DOCKER)} is needed",
+                hint="install a newer docker, or build with `--engine assemble`",
+            )
+        found = self._buildx()
+        self.secrets(None)  # an index that no build reaches is told of now
+        return f"docker {facts.version.partition('+')[0]}, buildx {found}"
+
+    def _buildx(self) -> str:
+        if shutil.which("docker", path=self.daemon.environ.get("PATH")) is None:
+            raise ToolError(
+                "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
+            )
+        asked = subprocess.run(
+            ["docker", "buildx", "version"],
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", asked.stdout)
+        if asked.returncode != 0 or version is None:
+            raise ToolError(
+                "tool-missing",
+                "docker has no buildx plugin",
+                hint="apt-get install docker-buildx (Debian), docker-buildx-plugin (docker's own packages)",
+            )
+        if parse_version(version[1]) < OLDEST_BUILDX:
+            raise ToolError(
+                "docker-too-old",
+                f"docker's buildx {version[1]} is too old: {_dotted(OLDEST_BUILDX)} is needed",
+                hint="install a newer docker-buildx",
+            )
+        return version[1]
+
+    def find(self, definition: Definition, base: BaseImage) -> Image | None:
+        """The image of exactly this definition on this base, if the store holds it whole."""
+        record = self.layout.recall("images", self._key(render(definition), base))
+        try:
+            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
+            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
+            return self.layout.load(reference(definition.target), descriptor)
+        except (KeyError, TypeError, ValueError, StoreError):
+            return None  # what is missing or damaged is made again
+
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+        """The image of `definition` in the layout and in the daemon, tagged in both.
+
+        Packages come from the index inside the build. Raises BuildError with the last lines of the step that
+        failed. The caller holds the layout's `in_use`.
+        """
+        base = supplies.base().get()
+        image = self.find(definition, base)
+        if image is None:
+            insist_on_image_room(self.layout.path, definition)
+            files, secrets = render(definition), self.secrets(definition.lock)
+            key, name = self._key(files, base), definition.target.name
+            temporary = f"imagefactory/build:{key[:12]}"
+            job = _DockerBuild(definition=definition, base=base, files=files, tag=temporary)
+            with self.layout.locked(f"docker-{key}"), self._removed(temporary):
+                base_name = f"imagefactory/base:{base.image.config.removeprefix('sha256:')[:12]}"
+                with progress.stage(f"{name}: docker build"):
+                    # By name: BuildKit would look for a bare id in a registry.
+                    known = self.daemon.ensure(self.layout, base.image, base_name, progress)
+                    self.daemon.tag(known, base_name)
+                    self._build(replace(job, base_name=base_name), secrets, progress)
+                with progress.stage(f"{name}: from docker into the store"):
+                    image = self._bring_in(job, progress)
+                record = _descriptor(self.layout, image)
+                self.layout.record("images", key, {"digest": record.digest, "size": record.size})
+                self.daemon.tag(temporary, reference(definition.target))
+        self.tag(definition, image)
+        return image
+
+    def made_with(self, definition: Definition) -> str:  # noqa: ARG002
+        return ""
+
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        """Points the target's tag at `made`, in the store and, where the daemon still has it, there too."""
+        name = reference(definition.target)
+        self.layout.tag(name, _descriptor(self.layout, made))
+        if isinstance(made, Image):
+            held = self.daemon.holds(made, name)
+            if held:
+                self.daemon.tag(held, name)
+            elif self.daemon.inspect(name):  # another image's: `docker run` must not take it for this one
+                self.daemon.untag(name)
+
+    # --- building --------------------------------------------------------------------------------
+
+    def _build(self, job: _DockerBuild, secrets: BuildSecrets, progress: Progress) -> None:
+        given = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
+        # The environment is for this user's eyes alone and leaves nothing behind after a kill.
+        environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
+        if secrets.channels:
+            given.append((CHANNELS, f"env={CHANNELS_VARIABLE}"))
+            environment[CHANNELS_VARIABLE] = secrets.channels
+        if secrets.loopback:
+            progress.note("  the packages are on this machine's loopback: the build shares its network")
+        with explain_full_disk(self.layout.path):
+            self.layout.tmp.mkdir(parents=True, exist_ok=True)
+            made = tempfile.TemporaryDirectory(dir=self.layout.tmp, prefix="docker-")
+        with made as folder:
+            write_definitions(Path(folder, "context"), job.files, copied_files(job.definition))
+            if secrets.certificates is not None:
+                Path(folder, CERTIFICATES).write_bytes(secrets.certificates)
+                given.append((CERTIFICATES, f"src={CERTIFICATES}"))
+            build = Build(
+                context="context",
+                base=job.base_name,
+                tag=job.tag,
+                platform=job.definition.target.platform,
+                epoch=job.base.epoch,
+                secrets=tuple(given),
+                host_network=secrets.loopback,
+                builder=self._context(),
+            )
+            transcript = Transcript()
+            with _started(command(build), folder, environment) as process:
+                assert process.stderr is not None
+                lines = (secrets.hide(line.decode(errors="replace")) for line in process.stderr)
+                _watch(lines, transcript, progress)
+                code = process.wait()
+        if code != 0:
+            raise _failed(job.definition.target.name, transcript, code)
+
+    def _context(self) -> str:
+        """The context the docker command speaks with, as the SDK does; `default` where DOCKER_HOST is set."""
+        asked = subprocess.run(
+            ["docker", "context", "show"],
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        return asked.stdout.strip() or "default"
+
+    def _environment(self) -> dict[str, str]:
+        """The caller's, without what would lead buildx away from the daemon that the SDK speaks with."""
+        left_out = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
+        return {name: value for name, value in self.daemon.environ.items() if name not in left_out}
+
+    @contextmanager
+    def _removed(self, temporary: str) -> Iterator[None]:
+        """A name in the daemon that is gone at the end, and that an earlier kill may have left."""
+        self.daemon.untag(temporary)
+        try:
+            yield
+        finally:
+            with suppress(ToolError):  # the daemon has gone, and what led here is to be told
+                self.daemon.untag(temporary)
+
+    # --- into the store --------------------------------------------------------------------------
+
+    def _bring_in(self, job: _DockerBuild, progress: Progress) -> Image:
+        packer, definition = codec(self.codec), job.definition
+        built = self.daemon.inspect(job.tag)
+        if built is None:
+            raise BuildError(
+                "docker-image-missing",
+                f"{definition.target.name}: docker does not have the image that it built",
+            )
+        diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
+        known = {layer.diff_id: layer for layer in job.base.image.layers}
+        for diff_id in diff_ids:
+            kept = self.layout.recall_layer(_layer_key(diff_id, packer.identity))
+            if kept is not None and diff_id not in known:
+                known[diff_id] = kept
+        size = int(built["Size"])
+        with (
+            progress.task("layers out of docker", total=size) as task,
+            self.daemon.saved(job.tag) as stream,
+        ):
+            taken = take_docker(self.layout, stream, Taking(codec=packer, known=known, report=task.advance))
+        if [layer.diff_id for layer in taken.layers] != diff_ids:
+            raise StoreError(
+                "docker-image-mismatch",
+                f"{definition.target.name}: docker saved a different image than it built",
+            )
+        base_layers = len(job.base.image.layers)
+        layers = []
+        for number, layer in enumerate(taken.layers):
+            titled = layer if number < base_layers else replace(layer, title=f"docker {number - base_layers}")
+            if layer.diff_id not in known:
+                self.layout.record_layer(_layer_key(layer.diff_id, packer.identity), titled)
+            layers.append(titled)
+        return self._write(job, taken, layers)
+
+    def _write(self, job: _DockerBuild, taken: TakenImage, layers: Sequence[Layer]) -> Image:
+        definition = job.definition
+        # The config's own bytes: its digest is the image's id in the daemon.
+        config = self.layout.add(taken.config, CONFIG_TYPE)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": format_descriptor(config),
+            "layers": [
+                {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}}
+                for layer in layers
+            ],
+            "annotations": {
+                **dict(definition.labels),
+                "org.opencontainers.image.base.digest": job.base.image.manifest,
+            },
+        }
+        descriptor = write_index(self.layout, manifest, definition.target.platform)
+        return self.layout.load(reference(definition.target), descriptor)
+
+    def _key(self, files: Mapping[str, str], base: BaseImage) -> str:
+        """All that decides what is built, as hex."""
+        parts = ["docker", VERSION, codec(self.codec).identity, base.image.manifest, base.epoch]
+        return hashlib.sha256(canonical_json([*parts, sorted(files.items())])).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DockerBuild:
+    definition: Definition
+    base: BaseImage
+    files: Mapping[str, str]
+    tag: str
+    base_name: str = ""
+
+
+def _descriptor(layout: Layout, image: Image | Sif) -> Descriptor:
+    size = layout.blob_path(image.digest).stat().st_size
+    return Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
+
+
+def _layer_key(diff_id: str, identity: str) -> str:
+    return hashlib.sha256(canonical_json(["plain layer", diff_id, identity])).hexdigest()
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """The numbers at the beginning of a version: (26, 1, 5) of `26.1.5+dfsg1`."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+@contextmanager
+def _started(
+    argv: Sequence[str], folder: str, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a session of its own, ended with this block: its end is what cancels the build."""
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _watch(lines: Iterator[str], transcript: Transcript, progress: Progress) -> None:
+    """Tells `progress` what the build says. No total: one step of the file takes nearly all of the time."""
+    told: set[int | None] = set()
+    with progress.task("docker build", unit="steps") as task:
+        for line in lines:
+            before = transcript.finished
+            event = transcript.feed(line)
+            task.advance(transcript.finished - before)
+            name = transcript.name(event.step)
+            if event.kind in (BuildEventKind.OUTPUT, BuildEventKind.DONE) and name and event.step not in told:
+                told.add(event.step)  # steps that BuildKit had in its cache are not worth a line
+                if transcript.counts(event.step):
+                    progress.note(f"  step {before + 1} of {transcript.total}, {name}")
+            if event.kind is BuildEventKind.OUTPUT and (note := pip_note(event.text)):
+                progress.note(f"    {note}")
+            if event.kind is BuildEventKind.DONE and event.seconds >= NOTED_SECONDS:
+                progress.note(f"    {name.partition(':')[0]}: {format_seconds(event.seconds)}")
+
+
+def _failed(target: str, transcript: Transcript, code: int) -> BuildError:
+    failure = transcript.failure()
+    if told := linker_failure("\n".join(failure.tail)):
+        return BuildError("docker-build-failed", f"{target}: docker build failed: {told[0]}", hint=told[1])
+    where = f" at {failure.step}" if failure.step else ""
+    shown = "".join(f"\n  | {line}" for line in failure.tail)
+    text = " ".join((failure.reason, *failure.tail))
+    if code < 0:
+        return BuildError(
+            "docker-build-failed", f"{target}: docker build was killed by signal {-code}", hint="run it again"
+        )
+    if re.search(r"no space left on device", text):
+        hint = "free space in docker's folder: docker builder prune, docker image prune"
+    elif re.search(r"CERTIFICATE_VERIFY_FAILED|certificate verify failed", text):
+        hint = "set `certificates` to your site's CA bundle (imagefactory.toml)"
+    elif re.search(r"No matching distribution|Temporary failure in name resolution|Connection", text):
+        hint = "can a container reach the package index? `imagefactory doctor` names it"
+    else:
+        hint = f"build it manually: docker build definitions/{target}"
+    return BuildError(
+        "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{shown}", hint=hint
+    )

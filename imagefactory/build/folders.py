@@ -1,0 +1,160 @@
+"""The folders under definitions/: what stands in them, writing them, and telling whether they are stale."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from imagefactory.errors import FactoryError, UsageError, os_problem
+from imagefactory.fs import remove_inside, replace_bytes
+from imagefactory.lock.files import format_lock_files
+from imagefactory.model import Definition, OwnFile
+from imagefactory.render.apptainer import render_apptainer
+from imagefactory.render.dockerfile import render_dockerfile
+from imagefactory.build.steps import INSTALLER, LINKER, OWN, WHEELS, explicit_lists
+
+_INSTALLER = Path(__file__).with_name("conda_install.py")
+_LINKER = Path(__file__).parent / LINKER
+_OF_LOCKS = re.compile(r"requirements\.txt|conda-lock\.yml|explicit(-\d+)?\.txt|install\.py|rattler\.txt")
+"""The files whose being there depends on the lock."""
+DIFF_LINES = 12
+"""How much of a difference `check_definitions` shows a file."""
+
+
+def render(definition: Definition) -> dict[str, str]:
+    """File name -> text of one target's folder; the folder needs nothing from outside to be built.
+
+    Of conda: also the lists that are installed, and the program that does it with the one thing it needs.
+    """
+    lock = definition.lock
+    files = {
+        "Dockerfile": render_dockerfile(definition),
+        "apptainer.def": render_apptainer(definition),
+        **format_lock_files(lock),
+    }
+    if lock.conda:
+        files |= explicit_lists(definition)
+        files[INSTALLER] = _INSTALLER.read_text(encoding="utf-8")
+        files[LINKER] = _LINKER.read_text(encoding="utf-8")
+    return files
+
+
+def copied_files(definition: Definition, *, largest: int | None = None) -> dict[str, OwnFile]:
+    """What is copied to a target's folder, by path there: own files, and wheels of up to `largest` bytes."""
+    wheels = (one for one in definition.local if largest is None or one.size <= largest)
+    return {
+        **{f"{OWN}{file.path}": file for file in definition.files},
+        **{f"{WHEELS}/{wheel.path}": wheel for wheel in wheels},
+    }
+
+
+def write_definitions(
+    folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
+) -> None:
+    """Write `files` (path inside `folder`, with `/` -> text), each beside its place and then renamed.
+
+    What is `copied` has its path inside `folder` too.
+
+    A file that is right already is not touched; of those that `render` made earlier and does not make any
+    more (a lock that lost its wheels, an own file) none stays. Raises UsageError for a path that leaves the
+    folder and for one that cannot be written.
+    """
+    try:
+        for path in folder.glob("*.*"):
+            if _OF_LOCKS.fullmatch(path.name) and path.name not in files and path.is_file():
+                remove_inside(folder, path)
+        for path in (*(folder / OWN).rglob("*"), *(folder / WHEELS).glob("*")):
+            if not path.is_dir() and path.relative_to(folder).as_posix() not in (copied or {}):
+                remove_inside(folder, path)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    every: dict[str, str | OwnFile] = {**files, **(copied or {})}
+    for name, content in sorted(every.items()):
+        path = _place(folder, name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.resolve().is_relative_to(folder.resolve()):
+                raise UsageError(
+                    "link-leaves-project", f"{path} is a link out of {folder}", hint="remove the link"
+                )
+            data, mode = _data(content)
+            if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
+                replace_bytes(path, data)
+            if mode and stat.S_IMODE(path.stat().st_mode) != mode:
+                path.chmod(mode)
+            # What a kill left beside it earlier.
+            for left in path.parent.glob(f".{path.name}.????????"):
+                remove_inside(folder, left)
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+
+def check_definitions(
+    folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
+) -> tuple[str, ...]:
+    """What differs between `files` with what is `copied` and what stands in `folder`: one entry a file.
+
+    An entry names the file and shows the beginning of the difference. Files in `folder` that are not
+    in `files` are named too. Raises UsageError for a file that cannot be read.
+    """
+    faults = []
+    every: dict[str, str | OwnFile] = {**files, **(copied or {})}
+    try:
+        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+        for name, content in sorted(every.items()):
+            path = _place(folder, name)
+            if name not in there:
+                faults.append(f"{path}: missing")
+                continue
+            if path.is_symlink():  # what it leads to is not to be shown
+                faults.append(f"{path}: stale\n  (it is a link)")
+                continue
+            (data, mode), held = _data(content), path.read_bytes()
+            if held != data:
+                faults.append(f"{path}: stale\n{_difference(_shown(held), _shown(data))}")
+            elif mode and (mode ^ path.stat().st_mode) & stat.S_IXUSR:
+                faults.append(f"{path}: stale\n  (only the right to execute it differs)")
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    faults.extend(f"{folder / name}: no recipe makes it" for name in sorted(there - set(every)))
+    return tuple(faults)
+
+
+def _data(content: str | OwnFile) -> tuple[bytes, int]:
+    """What a file holds, and the mode it must have, 0 for any."""
+    if isinstance(content, str):
+        return content.encode(), 0
+    return content.source.read_bytes(), 0o755 if content.executable else 0o644
+
+
+def _shown(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+def _difference(held: str, wanted: str) -> str:
+    lines = list(
+        difflib.unified_diff(
+            held.splitlines(), wanted.splitlines(), "as it is", "as rendered", n=1, lineterm=""
+        )
+    )
+    if not lines:
+        return "  (only line ends differ)"
+    rest = len(lines) - DIFF_LINES
+    shown = [f"  {text}" for text in lines[:DIFF_LINES]]
+    return "\n".join([*shown, f"  ... and {rest} more lines"] if rest > 0 else shown)
+
+
+def _place(folder: Path, name: str) -> Path:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
+        raise UsageError("path-invalid", f"{name!r} is not a path inside {folder}")
+    return folder / pure
+
+
+def _unusable(path: Path, error: OSError) -> FactoryError:
+    return UsageError(
+        *os_problem("write", path, error), hint="check the owner, permissions and free space of its directory"
+    )

@@ -1,0 +1,210 @@
+"""Which package goes into which layer of an image, and what decides a layer's bytes. Pure decisions."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from imagefactory.engines.conda.layer import read_record
+from imagefactory.build.conda.prefix import LinkedPrefix
+from imagefactory.build.wheel_layer import Prefix
+from imagefactory.errors import BuildError
+from imagefactory.model import Lock, LockedConda, LockedPackage, LockedWheel
+from imagefactory.oci.layers import LAYERS_VERSION, codec
+from imagefactory.oci.manifests import hash_key
+from imagefactory.build import conda_install
+
+OWN_LAYER_BYTES = 8_000_000
+"""A package of this size or more gets a layer to itself; smaller ones are not worth one."""
+MOST_OWN_LAYERS = 48
+"""Docker stops at 127 layers, overlay mounts get slow long before."""
+BUCKETS = 8
+"""The other packages share so many layers, by hash of name: one changed package makes one bucket anew."""
+MORE_OWN_LAYERS, MORE_BUCKETS = 12, 4
+"""The same for what is added above another target: that one's layers count as well."""
+MOST_LAYERS = 110
+"""Of packages, whatever stands on what: from here on a target adds two. The base has some too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """What every layer of one build has in common; what decides bytes goes into each layer's key.
+
+    `interpreter` is the Python that makes byte code and `environment` what it needs to start; `compiler`
+    names both: of the base, or conda's own. `linked` is the folder of a linked conda prefix, None where
+    there is none; `linker` names what linked it. `processor` is the one that the base's programs are for.
+    """
+
+    store: Path
+    segments: Path
+    codec: str
+    place: Prefix
+    epoch: int
+    compiler: str
+    interpreter: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+    linked: Path | None = None
+    linker: str = ""
+    processor: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One package on its way into a layer; `key` is the hash of all that decides its segment.
+
+    `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package. `left_out`
+    are paths of the wheel that the image has from another one.
+    """
+
+    key: str
+    path: Path
+    size: int
+    sha256: str = ""
+    left_out: frozenset[str] = frozenset()
+
+    def without(self, paths: frozenset[str]) -> Part:
+        """The same package but those paths, which are another one's."""
+        if not paths:
+            return self
+        return replace(self, key=hash_key("without", self.key, *sorted(paths)), left_out=paths)
+
+    @property
+    def linked(self) -> bool:
+        return not self.sha256
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.path.stem if self.linked else self.path.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer to make or to find: the packages in it, in order. `shared` layers are buckets."""
+
+    key: str
+    title: str
+    parts: tuple[Part, ...]
+    shared: bool
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+Group = Mapping[LockedPackage, Part]
+"""Packages that are planned together: of a target, or those that one adds to another."""
+
+
+def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
+    """Which package goes into which layer. Pure; the same packages, the same plan.
+
+    The first group is planned as if it were alone, so are the first two, and so on: what a target adds to
+    another changes none of that one's layers. Conda's packages and wheels share no layer; conda's come first.
+    """
+    plans: list[LayerPlan] = []
+    for number, group in enumerate(groups):
+        most, buckets = (MORE_OWN_LAYERS, MORE_BUCKETS) if number else (MOST_OWN_LAYERS, BUCKETS)
+        if len(plans) + most + 2 * buckets > MOST_LAYERS:
+            most, buckets = 0, 1
+        large = sorted(
+            (package for package in group if package.size >= OWN_LAYER_BYTES), key=lambda p: (-p.size, p.name)
+        )[:most]
+        for kind in (LockedConda, LockedWheel):
+            of_kind = [
+                package for package in sorted(group, key=lambda p: p.name) if isinstance(package, kind)
+            ]
+            own = [package for package in of_kind if package in large]
+            shared: dict[int, list[LockedPackage]] = {}
+            for package in of_kind:
+                if package not in own:
+                    bucket = hashlib.sha256(package.name.encode()).digest()[0] % buckets
+                    shared.setdefault(bucket, []).append(package)
+            name = "conda bucket" if kind is LockedConda else "bucket"
+            plans += [
+                _plan(f"{package.name} {package.version}", [group[package]], shared=False) for package in own
+            ]
+            plans += [
+                _plan(f"{name} {bucket}", [group[package] for package in chosen], shared=True)
+                for bucket, chosen in sorted(shared.items())
+            ]
+    return tuple(plans)
+
+
+def _plan(title: str, parts: Iterable[Part], *, shared: bool) -> LayerPlan:
+    parts = tuple(parts)
+    key = hash_key("bucket" if shared else "layer", *(part.key for part in parts))
+    return LayerPlan(key=key, title=title, parts=parts, shared=shared)
+
+
+def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:
+    import installer
+
+    key = hash_key(
+        "wheel",
+        wheel.filename,
+        wheel.sha256,
+        codec(bench.codec).identity,
+        f"installer {installer.__version__}",
+        bench.place.prefix,
+        bench.place.python,
+        bench.compiler,
+        str(bench.epoch),
+    )
+    return Part(key=key, path=path, size=wheel.size, sha256=wheel.sha256)
+
+
+def conda_part(package: LockedConda, prefix: LinkedPrefix, bench: LayerInputs) -> Part:
+    """A linked package. A library without Python code is the same for every Python."""
+    record = read_record(prefix.record(package))
+    key = hash_key(
+        "conda",
+        package.url,
+        package.sha256,
+        codec(bench.codec).identity,
+        bench.linker,
+        bench.place.prefix,
+        bench.place.python if package.subdir == "noarch" else "",
+        bench.compiler if record.sources(bench.place) else "",
+        str(bench.epoch),
+        # What is left of it beside the others: claimed paths, byte code whose source another one brings.
+        hashlib.sha256(record.data).hexdigest(),
+    )
+    return Part(key=key, path=record.path, size=package.size)
+
+
+def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
+    """Buckets first, then the largest: the last layers made are small, so no worker waits long for another.
+
+    A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
+    """
+    return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
+
+
+def conda_python(lock: Lock) -> str:
+    """What names the Python of a conda environment: its archive decides the byte code it makes."""
+    for package in lock.conda:
+        if package.name == "python":
+            return f"conda python {package.sha256}"
+    raise BuildError(
+        "lock-without-python",
+        f"the lock of {lock.target} has no python",
+        hint=f"imagefactory lock {lock.target}",
+    )
+
+
+def made_with(lock: Lock, codec_name: str) -> str:
+    """What beside the packages of a lock and their base decides the bytes of layers that are made here."""
+    import installer
+
+    tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
+    tools += [f"installer {installer.__version__}"] if lock.wheels else []
+    return ", ".join([*tools, *([linker()] if lock.conda else [])])
+
+
+def linker() -> str:
+    """What linked conda's packages: another one may link them differently."""
+    return f"py-rattler {importlib.metadata.version('py-rattler')}, {conda_install.LINKER}"

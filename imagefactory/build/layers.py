@@ -1,0 +1,326 @@
+"""Makes the layers of a plan in threads, each as its packages arrive; a layer is made once and then found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from imagefactory.engines.conda.layer import lay_package
+from imagefactory.build.layer_plan import LayerInputs, LayerPlan, Part, in_working_order
+from imagefactory.engines.pyc import BaseCompiler, Compilers
+from imagefactory.build.wheel_layer import LaidFile, lay_wheel, with_byte_code
+from imagefactory.errors import StoreError
+from imagefactory.fs import explain_full_disk, seal, unseal
+from imagefactory.model import Mount, RunSpec
+from imagefactory.oci.blob_writer import BlobWriter
+from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import canonical_json, hash_key
+from imagefactory.oci.model import Layer
+from imagefactory.oci.tree import LayerTree
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import QUIET, Progress, Task
+from imagefactory.runtime.unshare import UnshareRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """What is still under way while layers are made.
+
+    `package` returns when the wheel at that path is whole: threads wait for it until `stop` says that the
+    work is given up. `base` makes the base, in the caller's thread, and gives its unpacked folders.
+    `unpacked` gets each layer as files too, where they are wanted.
+    """
+
+    package: Callable[[Path], None]
+    base: Callable[[], tuple[Path, ...]]
+    stop: threading.Event
+    unpacked: Unpacked | None
+
+
+def make_layers(
+    plans: Sequence[LayerPlan],
+    bench: LayerInputs,
+    supply: Supply,
+    progress: Progress,
+    *,
+    workers: int,
+) -> list[MadeLayer]:
+    """The layers of `plans`, found or made by up to `workers` threads at once, in the plans' order.
+
+    Threads are enough: inflating, hashing, packing and writing happen outside the interpreter's lock, and
+    byte code is made by another process.
+    """
+    layout = Layout(bench.store)
+    found = {plan.key: made for plan in plans if (made := _find_layer(layout, plan))}
+    missing = [plan for plan in plans if plan.key not in found]
+    if not missing:
+        return [found[plan.key] for plan in plans]
+    with progress.task("making layers", total=sum(plan.size for plan in missing)) as task:
+        work = Work(bench, supply, task, workers)
+        # A thread for each layer: most of them wait for packages or the base, and hold no slot meanwhile.
+        pool = ThreadPoolExecutor(len(missing))
+        try:
+            futures = {pool.submit(work.make_layer, plan): plan.key for plan in in_working_order(missing)}
+            work.base.set_result(supply.base())
+            for future in as_completed(futures):
+                if not isinstance(future.exception(), _StoppedError):  # who stopped it says why
+                    found[futures[future]] = future.result()
+            work.compilers.close()  # before the threads that started them end: so would they
+        except BaseException:
+            supply.stop.set()
+            if not work.base.done():
+                work.base.set_exception(_StoppedError())
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            work.compilers.close()
+    return [found[plan.key] for plan in plans]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeLayer:
+    layer: Layer
+    made: bool
+
+
+class _StoppedError(Exception):
+    """Another layer failed, or a person interrupted."""
+
+
+class Work:
+    """What the threads of one build share: `slots` for as many as work at once, the base, and compilers."""
+
+    def __init__(self, bench: LayerInputs, supply: Supply, task: Task, workers: int) -> None:
+        self.bench, self.supply, self.layout = bench, supply, Layout(bench.store)
+        self.slots = threading.Semaphore(workers)
+        self.base: Future[tuple[Path, ...]] = Future()
+        self.compilers = Compilers(self._await_base, lambda: new_compiler(bench, self.base.result()))
+        self._task: Task | None = task
+
+    def report(self, count: int) -> None:
+        """So many bytes of packages were read. A watcher that fails stops no work."""
+        if self.supply.stop.is_set():
+            raise _StoppedError
+        try:
+            if self._task and count:
+                self._task.advance(count)
+        except Exception:
+            self._task = None  # the terminal has gone
+
+    def _await_base(self) -> None:
+        self.slots.release()  # another thread works while this one waits
+        try:
+            self.base.result()
+        finally:
+            self.slots.acquire()
+
+    def make_layer(self, plan: LayerPlan) -> MadeLayer:
+        """The layer of `plan`, found or made. One process makes it, others wait and find it."""
+        for part in plan.parts:
+            if not part.linked:
+                self.supply.package(part.path)
+        with self.layout.locked(f"layer-{plan.key}"), self.slots:
+            found = _find_layer(self.layout, plan)
+            if found:
+                self.report(plan.size)
+            made = found or self._make(plan)
+            if self.supply.unpacked:  # those that are there already are left
+                self.supply.unpacked.unpack([made.layer], self.layout.blob_path, QUIET, workers=1)
+            return made
+
+    def _make(self, plan: LayerPlan) -> MadeLayer:
+        packer, plain = codec(self.bench.codec), hashlib.sha256()
+
+        def diff_id() -> str:
+            return f"sha256:{plain.hexdigest()}"
+
+        with ExitStack() as opened:
+            opened.enter_context(explain_full_disk(self.layout.path))
+            blob = opened.enter_context(BlobWriter(self.layout))
+            if plan.shared:
+                laid = _shared_segments(self, plan, blob, plain)
+            else:
+                unpacked = self.supply.unpacked
+                tree = opened.enter_context(unpacked.writing(diff_id)) if unpacked else None
+                (part,) = plan.parts
+                _, files = _lay(self, part, _Order(sink=blob, plain=plain, tree=tree))
+                laid = format_laid(part.name, files)
+            last = packer.compressor()
+            blob.write(last.compress(END_OF_ARCHIVE) + last.flush())
+            plain.update(END_OF_ARCHIVE)
+            descriptor = blob.commit(packer.media_type)
+            self.layout.keep(laid_path(self.layout, plan.key), laid)
+        layer = Layer(descriptor=descriptor, diff_id=diff_id(), title=plan.title)
+        self.layout.record_layer(plan.key, layer)
+        return MadeLayer(layer=layer, made=True)
+
+
+def _find_layer(layout: Layout, plan: LayerPlan) -> MadeLayer | None:
+    known = layout.recall_layer(plan.key)
+    if known is None or unseal(laid_path(layout, plan.key)) is None:
+        return None
+    return MadeLayer(layer=replace(known, title=plan.title), made=False)
+
+
+def _shared_segments(work: Work, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
+    """Folders first, each once, then the packages' segments; a file of several comes with the first."""
+    packer = codec(work.bench.codec)
+    kept: list[_KeptSegment] = []
+    files: set[str] = set()
+    for part in plan.parts:
+        segment = _segment(work, part, frozenset())
+        if doubled := files & set(segment.files):
+            segment = replace(_segment(work, part, frozenset(doubled)), laid=segment.laid)
+        files |= set(segment.files)
+        kept.append(segment)
+    above = Segment(packer, blob, plain, epoch=work.bench.epoch)
+    for folder in sorted({folder for segment in kept for folder in segment.folders}):
+        above.folder(folder)
+    above.close()
+    for segment in kept:
+        with segment.path.open("rb") as file:
+            while data := file.read(CHUNK):
+                blob.write(data)
+        for data in packer.decompress(segment.path):
+            plain.update(data)
+    return b"".join(segment.laid for segment in kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptSegment:
+    """A segment on disk, the paths in it (byte code too), and the lines of what its package lays."""
+
+    path: Path
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    laid: bytes
+
+
+def _segment(work: Work, part: Part, skip: frozenset[str]) -> _KeptSegment:
+    """The tar entries of a small package but those of `skip`, compressed; kept for its neighbours' changes.
+
+    A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
+    """
+    key = hash_key("without", part.key, *sorted(skip)) if skip else part.key
+    path = work.bench.segments / key[:2] / key
+    listing = path.with_suffix(".files")
+    try:
+        digest, paths, laid = (unseal(listing) or b"").split(b"\n", 2)
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
+                if not skip:
+                    work.report(part.size)
+                folders, files = json.loads(paths)
+                return _KeptSegment(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
+    except (FileNotFoundError, ValueError):
+        pass
+    with explain_full_disk(path.parent, setting="cache"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "w+b") as file:
+                order = _Order(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
+                segment, found = _lay(work, part, order)
+                laid = format_laid(part.name, found)
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
+            beside = Path(name + ".files")
+            folders, files = tuple(sorted(segment.folders)), tuple(segment.files)
+            beside.write_bytes(seal(listing, b"\n".join((digest, canonical_json([folders, files]), laid))))
+            beside.replace(listing)
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    return _KeptSegment(path=path, folders=folders, files=files, laid=laid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Where a segment goes, and how it is made (layers.Segment)."""
+
+    sink: Sink
+    plain: hashlib._Hash
+    bare: bool = False
+    skip: frozenset[str] = frozenset()
+    tree: LayerTree | None = None
+
+
+def _lay(work: Work, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile, ...]]:
+    """Writes one package, reporting its bytes as they are read: `part.size` in all, once."""
+    bench, left = work.bench, 0 if order.skip else part.size
+
+    def report(count: int) -> None:
+        nonlocal left
+        count = min(count, left)
+        left -= count
+        work.report(count)
+
+    segment = Segment(
+        codec(bench.codec),
+        order.sink,
+        order.plain,
+        epoch=bench.epoch,
+        bare=order.bare,
+        skip=order.skip | with_byte_code(part.left_out, bench.place.python),
+        tree=order.tree,
+    )
+    lay = lay_package if part.linked else partial(lay_wheel, sha256=part.sha256)
+    with work.compilers.package() as compiler:
+        laid = lay(part.path, bench.place, segment, compiler, report=report)
+    segment.close()
+    work.report(left)
+    return segment, laid
+
+
+def format_laid(name: str, laid: tuple[LaidFile, ...]) -> bytes:
+    lines = (f"{name}\t{file.content}\t{file.path}\n" for file in laid)
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def laid_path(layout: Layout, key: str) -> Path:
+    return layout.path / "layers" / f"{key}.files"
+
+
+def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
+    """Of the interpreter in the base's unpacked folders."""
+    runner = UnshareRunner(Layout(bench.store))
+
+    def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
+        environment = (*bench.environment, ("PYTHONHASHSEED", "0"))
+        shown = bench.place.prefix
+        mounts = () if bench.linked is None else (Mount(source=bench.linked, target=shown, bind=True),)
+        spec = RunSpec(argv=argv, environment=environment, read_only=True, mounts=mounts)
+        pipe = subprocess.PIPE
+        return runner.start(base, spec, stdin=pipe, stdout=pipe, stderr=pipe, processor=bench.processor)
+
+    return BaseCompiler(start, bench.place.python, bench.interpreter)
+
+
+def read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str, str, str]]:
+    for plan in plans:
+        yield from read_laid_of(layout, plan.key)
+
+
+def read_laid_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
+    laid = unseal(laid_path(layout, key))
+    if laid is None:
+        raise StoreError(
+            "store-changed",
+            f"{laid_path(layout, key)} was removed or changed during the build",
+            hint="run it again",
+        )
+    for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:
+        package, content, path = line.split("\t", 2)
+        yield package, content, path

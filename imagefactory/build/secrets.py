@@ -1,0 +1,218 @@
+"""What the machine that builds tells a build of itself: its package index, proxy, certificates, channels.
+
+They reach a build as secrets (docker) or a bound folder (apptainer), under the names that
+render/steps.py gives them, and stay in no layer. The index's address may hold a password: it stands in
+`pip_conf` and nowhere else, as what channels ask for stands in `channels`, and `hide` takes it out of
+whatever a build prints.
+"""
+
+from __future__ import annotations
+
+import json
+import netrc
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from imagefactory.access import Access, conda_channels, package_index
+from imagefactory.errors import UsageError, os_problem
+from imagefactory.lock.conda.channels import ChannelSite
+from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.origins import from_indexes
+from imagefactory.model import Lock
+from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
+from imagefactory.http import local_path, on_loopback, redact
+
+DEBIAN_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+LARGEST_SECRET = 500 * 1024
+"""Bytes that BuildKit lets a secret have (its MaxSecretSize)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSecrets:
+    """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own hold).
+
+    `channels` is the text of channels.json, empty where no channel is asked. `loopback` is true where the
+    index, its proxy or a channel listens on this machine's loopback, which a build reaches only in this
+    machine's own network. `hidden` are the words that nobody may see.
+    """
+
+    pip_conf: str = field(repr=False)
+    certificates: bytes | None = field(repr=False)
+    loopback: bool
+    hidden: tuple[str, ...] = field(repr=False)
+    channels: str = field(default="", repr=False)
+
+    def hide(self, text: str) -> str:
+        """`text` without passwords, fit for a log, an error or a terminal."""
+        for word in self.hidden:
+            text = text.replace(word, "****")
+        return redact(text)
+
+    def write(self, folder: Path) -> None:
+        """Writes what there is into `folder`, readable for this user alone, under the names a build knows."""
+        files = {
+            PIP_CONF: self.pip_conf.encode(),
+            CERTIFICATES: self.certificates,
+            CHANNELS: self.channels.encode() or None,
+        }
+        for name, data in files.items():
+            if data is not None:
+                path = folder / name
+                path.touch(mode=0o600)
+                path.write_bytes(data)
+
+
+AskSecrets = Callable[[Lock | None], BuildSecrets]
+"""Gives the secrets of a build of this lock; of none, what every build would be told."""
+
+
+def secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
+    """What a build of `lock` in a container gets to know of this machine."""
+    channels = lock.channels if lock else ()
+    site = conda_channels(access).site(channels) if channels else None
+    index = package_index(access)
+    named = from_indexes(lock.origins) if lock else {}
+    asked = (
+        {name: index.address(name, f"{lock.target}: {one}") for one, name in named.items()} if lock else {}
+    )
+    return find_secrets(replace(index, named=tuple(asked.items())), access.environ, site)
+
+
+def find_secrets(
+    index: PackageIndex, environ: Mapping[str, str], channels: ChannelSite | None = None
+) -> BuildSecrets:
+    """What a build needs to reach `index`, all that it has by name, and `channels`, as this machine does.
+
+    `index` decides the certificates too; where it has none or a folder, Debian's bundle is taken if it
+    is there. Raises UsageError for an index or a channel that no container can reach, for certificates
+    that cannot be read, and for more of them than a build takes.
+    """
+    for address, origin in ((index.url, index.origin), *((url, f"'{name}'") for name, url in index.named)):
+        if local_path(address):
+            raise UsageError(
+                "index-is-directory",
+                f"the package index {address} ({origin}) is a directory, which a container cannot read",
+                hint="build with `--engine assemble`, or serve it: `python3 -m http.server --bind 127.0.0.1`",
+            )
+    (url, hidden), *others = (_with_login(one, environ) for one in (index.url, *dict(index.named).values()))
+    more = tuple(address for address, _ in others)
+    proxy = _proxy(index, url)
+    lines = ["[global]"]
+    if url:
+        lines.append(f"index-url = {url}")
+    if more:  # whichever has a file of that hash
+        lines.append(f"extra-index-url = {' '.join(more)}")
+    if proxy:
+        lines.append(f"proxy = {proxy}")
+    trusted = tuple(dict.fromkeys(host for one in (url, *more) for host in _trusted(index, one)))
+    if trusted:
+        lines.append(f"trusted-host = {' '.join(trusted)}")
+    if not all(line.isprintable() for line in lines):
+        raise UsageError(
+            "index-invalid", f"the package index ({index.origin}) or its proxy has a control character"
+        )
+    proxies = _proxies(environ) if channels else {}
+    asked = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
+    hosts = {urlsplit(address).hostname or "" for address in asked if address}
+    words = {word for address in asked[1:] for word in _passwords(address)}
+    words |= {*hidden, *(channels.hidden if channels else ())}
+    return BuildSecrets(
+        pip_conf="\n".join([*lines, ""]),
+        certificates=_certificates(index.certificates),
+        loopback=any(map(on_loopback, hosts)) or (channels is not None and channels.loopback),
+        hidden=tuple(sorted(words, key=len, reverse=True)),
+        channels=json.dumps({**json.loads(channels.text), "proxies": proxies}) if channels else "",
+    )
+
+
+def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that tell programs of proxies, in small letters, which all of them read."""
+    names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    return {name: value for name in names if (value := environ.get(name) or environ.get(name.upper()))}
+
+
+_MENDS = {
+    "hash": "the channel, or its mirror, has another file than the locked one: fix that, or lock again",
+    "fetch": "can a container reach the channel? The setting `channels` may name a mirror",
+    "script": "constrain the package to a version without such a script",
+}
+
+
+def linker_failure(text: str) -> tuple[str, str] | None:
+    """What conda_install.py said when it stopped a build, and what mends it; None if it said nothing.
+
+    Its one line of JSON may have lost its end: logs cut long lines.
+    """
+    found = re.search(r'\{"error": "([a-z]+)", "message": "((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)', text)
+    if not found:
+        return None
+    return json.loads(f'"{found[2]}"'), _MENDS.get(found[1], "see what the error says")
+
+
+def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """`url` with the user and password that this machine's netrc has for it, and the words to hide."""
+    parts = urlsplit(url)
+    if not url or parts.username is not None:
+        return url, _passwords(url)
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/") / ".netrc")
+    try:
+        login = netrc.netrc(path).authenticators(parts.hostname or "") if path.is_file() else None
+    except (OSError, netrc.NetrcParseError) as error:
+        # Not the error's own text: it quotes the line.
+        raise UsageError(
+            "netrc-invalid", f"{path} cannot be read: {type(error).__name__}", hint=f"fix {path}"
+        ) from None
+    if not login:
+        return url, ()
+    user, password = quote(login[0], safe=""), quote(login[2] or "", safe="")
+    made = parts._replace(netloc=f"{user}:{password}@{parts.netloc}").geturl()
+    return made, _passwords(made)
+
+
+def _passwords(url: str) -> tuple[str, ...]:
+    """The password of `url` as it is written and as it is meant; a user alone is often a token."""
+    parts = urlsplit(url)
+    secret = parts.password or (parts.username if parts.password is None else "") or ""
+    return tuple({secret, unquote(secret)} - {""})
+
+
+def _proxy(index: PackageIndex, url: str) -> str:
+    given = {name.lower(): value for name, value in index.environment if value}
+    scheme = urlsplit(url).scheme or "https"
+    proxy = index.proxy or given.get(f"{scheme}_proxy") or given.get("all_proxy") or ""
+    host = urlsplit(url).hostname or ""
+    # pip asks its own `proxy` for every host, so what is to be reached without it is decided here.
+    around = [name.strip().lstrip(".") for name in given.get("no_proxy", "").split(",")]
+    direct = any(name == "*" or (name and f".{host}".endswith(f".{name}")) for name in around)
+    return "" if direct or on_loopback(host) else proxy
+
+
+def _trusted(index: PackageIndex, url: str) -> tuple[str, ...]:
+    """Hosts without a certificate that holds: those uv was told of, and the index where it is plain HTTP.
+
+    What comes from them is checked against the lock's hashes all the same.
+    """
+    parts = urlsplit(url)
+    named = dict(index.environment).get("UV_INSECURE_HOST", "").replace(",", " ").split()
+    plain = [parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []
+    return tuple(dict.fromkeys([*plain, *named]))
+
+
+def _certificates(named: str) -> bytes | None:
+    path = Path(named) if named and Path(named).is_file() else DEBIAN_BUNDLE
+    if not path.is_file():
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error)) from error
+    if len(data) > LARGEST_SECRET:
+        raise UsageError(
+            "certificates-too-large",
+            f"the certificates {path} are {len(data):,} bytes, more than the limit ({LARGEST_SECRET:,})",
+            hint="set SSL_CERT_FILE to a file with fewer certificates; `certificates` is added to it",
+        )
+    return data

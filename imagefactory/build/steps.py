@@ -1,0 +1,351 @@
+"""What happens inside an image while it is built by hand: one list for the Dockerfile and the definition.
+
+Pure. The steps leave under the prefix what the assemble engine puts there: the packages of the
+lock, their scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual
+environment on the base's Python; conda's packages bring a Python of their own, and the base's is only
+what the program that links them runs with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from imagefactory.gpu.platforms import MACHINES
+from imagefactory.lock.files import explicit
+from imagefactory.lock.pypi.origins import from_files
+from imagefactory.model import Definition, LockedConda, LockedWheel
+from imagefactory.build.definition import HOME, interpreter, pyvenv_cfg, rank_wheels, venv_links
+from imagefactory.render.quoting import word, words
+
+REQUIREMENTS = "/opt/requirements.txt"
+"""Where the lock lies while it is installed. Not under /tmp: apptainer hides that while it builds."""
+
+INPUT = "/opt/install"
+"""Where the files of a conda target lie while they are installed."""
+
+LINKED = f"{INPUT}/linked.json"
+"""What the linker told, the scripts among it that are still to run."""
+
+INSTALLER, LINKER = "install.py", "rattler.txt"
+"""Names in a conda target's folder: the program that fetches and links, and its requirements."""
+
+OWN = "files"
+"""The folder of a target's folder where its own files lie, by their paths inside."""
+
+WHEELS = "wheels"
+"""The folder of a target's folder where copies of the factory's own wheels lie."""
+
+LARGEST_COPY = 50_000_000
+"""Bytes of a wheel that is copied there to be committed: what a Git repository bears."""
+
+PIP = "/opt/pip"
+"""The environment that holds pip, and is gone afterwards: the images carry no pip."""
+
+PART = f"{PIP}/part.txt"
+"""The requirements of one run of pip."""
+
+SITE = "/mnt"
+"""Where the settings of the machine that builds lie while packages are fetched. Every base has that
+folder, empty, so nothing of the base is covered and nothing has to be made for it."""
+
+PIP_CONF, CERTIFICATES, CHANNELS = "pip.conf", "ca.pem", "channels.json"
+"""What may lie there: pip's settings, a bundle of certificates, and where conda's channels are reached
+(`{"mirrors": {channel: address}, "auth": {host: ...}}`). Each may be missing."""
+
+OLDEST_PYTHON = (3, 10)
+"""The oldest Python that rattler's wheels take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Shell commands with one purpose.
+
+    `comment` is what a reader sees, one line an entry. `built` is true where the step makes the
+    environment, false where it prepares what the image runs on: a Dockerfile throws away the stage
+    of the former. Commands run under `set -eu`; a line end inside one means a blank. `secrets` are the
+    files of SITE that they read.
+    """
+
+    comment: tuple[str, ...]
+    built: bool
+    commands: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+
+
+def copies(definition: Definition) -> tuple[tuple[str, str], ...]:
+    """(file of the target's folder, where it lies inside while the steps run)."""
+    local = tuple(
+        (f"{WHEELS}/{wheel.filename}", f"{INPUT}/{wheel.filename}") for wheel in own_wheels(definition)
+    )
+    if not definition.lock.conda:
+        return (("requirements.txt", _requirements(definition)), *local)
+    wheels = ("requirements.txt",) if definition.lock.wheels else ()
+    names = (INSTALLER, *explicit_lists(definition), LINKER, *wheels)
+    return (*((name, f"{INPUT}/{name}") for name in names), *local)
+
+
+def own_wheels(definition: Definition) -> tuple[LockedWheel, ...]:
+    """The wheels of the lock that lie in the factory."""
+    paths = from_files(definition.lock.origins)
+    return tuple(wheel for wheel in definition.lock.wheels if wheel.name in paths)
+
+
+def _requirements(definition: Definition) -> str:
+    """Where the requirements lie while they are installed: beside the wheels that come with them."""
+    alone = not definition.lock.conda and not own_wheels(definition)
+    return REQUIREMENTS if alone else f"{INPUT}/requirements.txt"
+
+
+def explicit_lists(definition: Definition) -> dict[str, str]:
+    """File name -> the conda packages it lists with address and hash, as conda's own `--file` takes them.
+
+    One list, or where the target is built on others one for the packages of each, the lowest first: what
+    two packages claim stays with the earlier list, so that what is built upon stays as it is.
+    """
+    lists: list[str] = []
+    known: set[LockedConda] = set()
+    for lock in (*definition.under, definition.lock):
+        added = tuple(package for package in lock.conda if package not in known)
+        known.update(added)
+        if added:
+            lists.append(explicit(replace(lock, conda=added)))
+    if len(lists) == 1:
+        return {"explicit.txt": lists[0]}
+    return {f"explicit-{number}.txt": text for number, text in enumerate(lists, 1)}
+
+
+def steps(definition: Definition) -> tuple[Step, ...]:
+    """The steps from a base to the environment, in order."""
+    install = Step(
+        comment=(
+            "What the packages need at run time: Python with its headers, a C and C++ compiler for those",
+            "that compile kernels, certificates, an init. The factory's own base has it all and skips this.",
+        ),
+        built=False,
+        commands=(_install(definition.base.packages),),
+    )
+    home = Step(
+        comment=("A home for whoever has none in the image: batch systems and Kubernetes choose any user.",),
+        built=False,
+        commands=(f"mkdir -p {word(HOME)}", f"chmod 1777 {word(HOME)}"),
+    )
+    rest = _conda_steps(definition) if definition.lock.conda else _wheel_steps(definition)
+    return (*((install,) if definition.base.packages else ()), home, *rest)
+
+
+def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
+    target, prefix, python = definition.target, definition.prefix, interpreter(definition)
+    return (
+        Step(
+            comment=(
+                f"The lock fits Python {target.python} on {target.platform} alone: a misfit stops here.",
+            ),
+            built=False,
+            commands=(
+                _is_platform(definition),
+                _insist(
+                    f"test -x {word(python)}",
+                    f"this lock is for Python {target.python}, but the base has no {python}: "
+                    "choose another base",
+                ),
+                *((_has_venv(python),) if definition.base.image else ()),
+            ),
+        ),
+        Step(
+            comment=(f"An empty virtual environment at {prefix}, without pip.",),
+            built=True,
+            commands=(
+                f"mkdir -p {word(prefix + '/bin')} {word(definition.site_packages)}",
+                *(f"ln -s {words((to, path))}" for path, to in venv_links(definition)),
+                "\n    ".join(
+                    ("printf '%s\\n'", *(word(text) for text in pyvenv_cfg(definition).splitlines()))
+                )
+                + f"\n    > {word(prefix + '/pyvenv.cfg')}",
+            ),
+        ),
+        Step(
+            comment=(
+                "Every package of the lock and nothing else: wheels only, each with the sha256 of the lock.",
+                *_LAST,
+                *_BYTE_CODE,
+            ),
+            built=True,
+            secrets=(PIP_CONF, CERTIFICATES),
+            commands=(
+                *_TELL_PIP,
+                f"{word(python)} -m venv {word(PIP)}",
+                *_pip(definition),
+                *_compile(definition, definition.site_packages),
+                f"rm -r {words((PIP, INPUT if own_wheels(definition) else REQUIREMENTS))}",
+            ),
+        ),
+    )
+
+
+def _conda_steps(definition: Definition) -> tuple[Step, ...]:
+    target, prefix, lock = definition.target, definition.prefix, definition.lock
+    base = definition.base
+    python = base.python_path if base.python or base.interpreter else "python3"  # the base may have some
+    installer = words((f"{PIP}/bin/python", f"{INPUT}/{INSTALLER}"))
+    lists = words(f"{INPUT}/{name}" for name in explicit_lists(definition))
+    pip = Step(
+        comment=("The wheels on top of them, each with the sha256 of the lock.", *_LAST),
+        built=True,
+        secrets=(PIP_CONF, CERTIFICATES),
+        commands=(*_TELL_PIP, *_pip(definition)),
+    )
+    return (
+        Step(
+            comment=(
+                f"The lock fits {target.platform} alone, and its installer runs with a Python of the base: a",
+                "misfit stops here.",
+            ),
+            built=False,
+            commands=(_is_platform(definition), _runs_linker(python)),
+        ),
+        Step(
+            comment=("rattler, which links conda's packages, in an environment that is gone afterwards.",),
+            built=True,
+            secrets=(PIP_CONF, CERTIFICATES),
+            commands=(
+                *_TELL_PIP,
+                f"{word(python)} -m venv {word(PIP)}",
+                f"{word(PIP + '/bin/pip')} install{_PIP_OPTIONS}\n"
+                f"    --requirement {word(INPUT + '/' + LINKER)}",
+            ),
+        ),
+        Step(
+            comment=(
+                f"Every conda package of the lock and nothing else, each with its sha256, at {prefix}.",
+            ),
+            built=True,
+            secrets=(CHANNELS, CERTIFICATES),
+            commands=(
+                _tell(CERTIFICATES, "SSL_CERT_FILE"),
+                f"{installer}\n    --explicit {lists}\n    --channels {_site(CHANNELS)}\n"
+                f"    --prefix {word(prefix)} > {word(LINKED)}",
+            ),
+        ),
+        Step(
+            comment=("Scripts that some packages bring for their installation, apart from the fetching.",),
+            built=True,
+            commands=(f"{installer}\n    --prefix {word(prefix)} --run-scripts {word(LINKED)}",),
+        ),
+        *((pip,) if lock.wheels else ()),
+        Step(
+            comment=_BYTE_CODE,
+            built=True,
+            commands=(
+                # Byte code that packages bring says the time of a source that this installation changed.
+                *_compile(definition, f"{prefix}/lib/python{target.python}", " -f -x /tests/"),
+                f"rm -r {words((PIP, INPUT))}",
+            ),
+        ),
+    )
+
+
+_BYTE_CODE = (
+    "Byte code is made here, since nobody can write it later. Some packages carry files that are",
+    "no Python of this version: compileall names them and they stay as they are.",
+)
+_LAST = ("What the recipe names comes last: of two wheels with one file, its file stays.",)
+_PIP_OPTIONS = (
+    "\n    --require-hashes --no-deps --only-binary :all:\n"
+    "    --no-cache-dir --no-compile --disable-pip-version-check --root-user-action ignore"
+)
+
+
+def _pip(definition: Definition) -> tuple[str, ...]:
+    """Return commands that install the wheels of the lock into the environment.
+
+    Of two wheels with one file pip keeps that of the one it installs last. So pip runs once for the wheels
+    of each rank, by which the assemble engine decides. Within a run pip goes by names, the first name last,
+    as the ranks do.
+    """
+    local = f" --find-links {word(INPUT)}" if own_wheels(definition) else ""
+    requirements = _requirements(definition)
+    pip = f"{word(PIP + '/bin/pip')} --python {word(definition.prefix + '/bin/python')} install{_PIP_OPTIONS}"
+    groups: dict[tuple[int, bool], list[str]] = {}
+    for number, unnamed, name in sorted(rank_wheels(definition).values()):
+        groups.setdefault((number, unnamed), []).append(name)
+    order, commands = [*reversed(groups.values())], list[str]()
+    for count, group in enumerate(order[:-1], 1):
+        later = [name for names in order[count:] for name in names]
+        names, option = min((group, ""), (later, " -v"), key=lambda pair: len(pair[0]))
+        lines = (
+            " ".join(f"-e {word(f'^{name}==')}" for name in names[at : at + 4])
+            for at in range(0, len(names), 4)
+        )
+        commands.append("\n    ".join((f"grep{option}", *lines, f"{word(requirements)} > {word(PART)}")))
+        commands.append(f"{pip}\n   {local} --requirement {word(PART)}")
+    return (*commands, f"{pip}\n   {local} --requirement {word(requirements)}")
+
+
+def _compile(definition: Definition, folder: str, options: str = "") -> tuple[str, str]:
+    """Commands that compile all Python of `folder` by the environment's own, and see that it did."""
+    return (
+        f"{word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
+        f"    --invalidation-mode unchecked-hash {word(folder)} || true",
+        f"test -n \"$(find {word(folder)} -name '*.pyc' -print -quit)\"",
+    )
+
+
+def _is_platform(definition: Definition) -> str:
+    target = definition.target
+    architecture = target.platform.removeprefix("linux/")  # dpkg and OCI use the same words
+    test = f'test "$(dpkg --print-architecture)" = {word(architecture)}'
+    if definition.base.image:  # of any distribution
+        test = f'test "$(uname -m)" = {word(MACHINES[target.platform])}'
+    return _insist(
+        test,
+        f"this lock is for {target.platform}: build with --platform {target.platform} or on such a machine",
+    )
+
+
+def _runs_linker(python: str) -> str:
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return _insist(
+        f"{word(python)} -I -c\n"
+        f"    'import sys, ensurepip, venv; sys.exit(sys.version_info < {OLDEST_PYTHON})' 2> /dev/null",
+        f"rattler, which links the packages, needs a Python from {oldest} on with venv in the base (Debian: "
+        "python3-venv): choose another base, or build by imagefactory build --engine assemble",
+    )
+
+
+def _install(packages: Iterable[str]) -> str:
+    """A command that installs Debian's `packages` unless all of them are there."""
+    names = words(sorted(packages))
+    return (
+        f"if ! dpkg --status {names} > /dev/null 2>&1; then\n"
+        "    apt-get update;\n"
+        "    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends\n"
+        f"        {names};\n"
+        "    rm -rf /var/lib/apt/lists/*;\n"
+        "fi"
+    )
+
+
+def _has_venv(python: str) -> str:
+    """Of the factory's own bases it is known; many images have a Python without it."""
+    return _insist(
+        f"{word(python)} -I -c 'import ensurepip, venv' 2> /dev/null",
+        f"pip installs into a virtual environment, and the base's {python} cannot make one (Debian: "
+        "python3-venv): choose another base, or build by imagefactory build --engine assemble",
+    )
+
+
+def _site(file: str) -> str:
+    return word(f"{SITE}/{file}")
+
+
+def _tell(file: str, variable: str) -> str:
+    """A command that sets `variable` to the path of a file of SITE if it is there."""
+    return f"if test -e {_site(file)}; then export {variable}={_site(file)}; fi"
+
+
+_TELL_PIP = (_tell(PIP_CONF, "PIP_CONFIG_FILE"), _tell(CERTIFICATES, "PIP_CERT"))
+
+
+def _insist(test: str, message: str) -> str:
+    return f"{test} || {{\n    echo {word(message)} >&2;\n    exit 1;\n}}"

@@ -1,0 +1,221 @@
+"""The catalogue command, which writes the signed catalog."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    choose_targets,
+    collecting,
+    json_option,
+    registry_option,
+    say,
+    say_json,
+    say_next,
+    targets_argument,
+    write,
+)
+from imagefactory.errors import NothingSelectedError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagefactory.catalogue.model import CataloguedImage
+    from imagefactory.project import Factory
+    from imagefactory.actions.catalog import MadeCatalogue
+    from imagefactory.stages.rollback import RolledBack
+    from imagefactory.trust.verdict import Judged
+
+
+@click.command()
+@targets_argument(required=False)
+@registry_option
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write it into a file, packed where its name ends in .gz, and push nothing.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@click.option(
+    "--rollback",
+    is_flag=False,
+    flag_value="previous",
+    metavar="[DIGEST]",
+    help="Put back the previous catalogue, or the one with this digest or tag.",
+)
+@click.option(
+    "--yes-everybody-must-join-again",
+    is_flag=True,
+    help="Replace a catalogue that another key signed: who joined before must join again.",
+)
+@json_option
+@click.pass_obj
+def catalogue(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    place: str,
+    output: Path | None,
+    dry_run: bool,
+    rollback: str | None,
+    yes_everybody_must_join_again: bool,
+    as_json: bool,
+) -> None:
+    """Sign a catalogue of what there is, for people without a factory.
+
+    \b
+    imagefactory catalogue                          to <registry>/catalogue:current
+    imagefactory catalogue --output catalogue.json  a file, for a folder that everybody reads
+
+    It says which image each target is, what is predicted of it, and carries its verdicts. Whoever trusts the
+    key that signed it uses `imagefactory find` and `imagefactory submit` anywhere: write an invitation
+    (`imagefactory invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
+
+    It holds for 30 days: make it anew after each promotion, and each night. Of a family whose recipe has
+    faults it keeps what the last one had.
+
+    --rollback signs what an earlier one of the registry offered, with today's time. Its verdicts are judged
+    again: what was revoked since stays revoked. Repeated, it puts back what it had replaced.
+    """
+    from imagefactory.trust.offers import ages_of, judge_offer
+    from imagefactory.views.verdicts import format_ages
+    from imagefactory.actions.catalog import CatalogueMaking
+    from imagefactory.actions.publish import Publishing, check_signer, current_place, make_catalogue, publish, publishing_key, read_current
+    from imagefactory.stages.rollback import find_earlier, roll_back
+    from imagefactory.trust.policy import read_trust
+
+    factory, now = call.sound_factory, datetime.now(UTC)
+    if rollback is not None and names:
+        raise UsageError(
+            "option-conflict",
+            f"--rollback applies to the whole catalog, so it does not accept the target {names[0][:80]}",
+            hint="remove the targets; a word after --rollback is read as a digest",
+        )
+    key = None if dry_run else publishing_key(factory, now)
+    trust, before = read_trust(factory.settings.files), None
+    if output or key or rollback is not None:  # before the work, not after it
+        before = read_current(output or current_place(factory, place), trust, now)
+    if key and not yes_everybody_must_join_again:
+        check_signer(before, key, trust, now)
+    with collecting(factory) as failures:
+        targets = choose_targets(factory, names)
+        making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
+        request = Publishing(making=making, output=output, before=before)
+        back: RolledBack | None = None
+        if rollback is not None:
+            back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
+            request = replace(request, rollback=back.why)
+        draft = back.made if back else make_catalogue(factory, request, call.progress)
+        if not draft.catalogue.images:
+            if draft.waiting:
+                raise NothingSelectedError(
+                    "catalog-not-approved",
+                    f"{', '.join(draft.waiting)}: too few keys approved the images",
+                    hint=f"the owner of another trusted key runs: imagefactory promote {draft.waiting[0]}",
+                )
+            raise NothingSelectedError(
+                "catalog-empty",
+                "no target has an image there",
+                hint="imagefactory build --push TARGET, then verify it",
+            )
+        written: tuple[str, ...] = ()
+        if key:
+            signed, written = publish(factory, draft.catalogue, key, request)
+            draft = replace(draft, catalogue=signed)
+            if output is None:
+                _note_other_place(factory, str(current_place(factory, place)))
+        offers = [judge_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
+        proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
+        if as_json:
+            more = {"proofs": ages, "errors": failures.as_json()}
+            more |= {"rollback": _rollback_json(back)} if back else {}
+            return say_json("catalogue", {**_as_json(draft, proven, written), **more})
+        for image in draft.catalogue.images:
+            say(f"{image.target}  {image.reference or image.subject.index}")
+            say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
+            say(
+                "  as the last catalogue has it: its recipe has faults", unless=image.target not in draft.kept
+            )
+        for name, why in draft.left_out:
+            say(f"{name}  left out: {why}")
+        if back:
+            say(f"{'back' if written else 'would go back'} to {back.why}")
+            for change in back.changes:
+                was, will = (digest or "not there" for digest in (change.now, change.then))
+                verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
+                say(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
+            say("  no image and no verdict differs", unless=bool(back.changes))
+        for where in written:
+            say(f"written: {where}")
+        say(format_ages(ages))
+        if written:
+            say(f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}")
+        if written and back:
+            say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
+    if written:
+        return say_next("submit", "--list")
+    return say_next("catalogue", "--rollback", back.earlier.digest) if back else say_next("catalogue", *names)
+
+
+def _note_other_place(factory: Factory, place: str) -> None:
+    from imagefactory.trust.catalog_package import CURRENT, catalogue_place
+
+    entry = factory.settings.catalogue
+    remote = entry.value and not entry.value.startswith("/")
+    if entry.value and not (remote and str(catalogue_place(entry.value)) == f"{place}:{CURRENT}"):
+        write(2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})")
+
+
+def _proven(judged: Iterable[Judged]) -> list[str]:
+    from imagefactory.gpu.values import Answer
+    from imagefactory.trust.claims import verified_claims
+
+    return [str(gpu) for gpu, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
+
+
+def _rollback_json(back: RolledBack) -> dict[str, object]:
+    from imagefactory.serialize import format_time, format_value
+
+    return {
+        "digest": back.earlier.digest,
+        "made": format_time(back.earlier.catalogue.made),
+        "changes": [format_value(change) for change in back.changes],
+    }
+
+
+def _as_json(
+    draft: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
+) -> dict[str, object]:
+    from imagefactory.serialize import format_time
+
+    def row(image: CataloguedImage) -> dict[str, object]:
+        return {
+            "target": image.target,
+            "reference": image.reference,
+            "digest": image.subject.index,
+            "manifest": image.subject.manifest,
+            "size": image.size,
+            "unpacked": image.unpacked,
+            "verified": proven[image.target],
+            "verdicts": len(image.envelopes),
+            "sifs": [{"sha256": sif.sha256, "reference": sif.reference} for sif in image.sifs],
+        }
+
+    return {
+        "made": format_time(draft.catalogue.made),
+        "expires": format_time(draft.catalogue.expires),
+        "written": list(written),
+        "images": [row(image) for image in draft.catalogue.images],
+        "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
+        "kept": list(draft.kept),
+        "waiting": list(draft.waiting),
+    }

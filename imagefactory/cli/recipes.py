@@ -1,0 +1,394 @@
+"""The commands list, show and new."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    choose_targets,
+    collecting,
+    complete_targets,
+    image_json,
+    json_option,
+    package_json,
+    say,
+    say_json,
+    say_next,
+    say_notes,
+    target_json,
+    targets_argument,
+    terminal_width,
+)
+from imagefactory.errors import NothingSelectedError, UsageError, os_problem
+
+if TYPE_CHECKING:
+    from imagefactory.extras.importers.new import NewRequest, Plan
+
+
+@click.command("list")
+@targets_argument(required=False)
+@json_option
+@click.pass_obj
+def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
+    """List the targets: what is locked, built, pushed and verified.
+
+    Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
+    """
+    from imagefactory.project import catalogue_answers
+    from imagefactory.recipes.companions import left_out
+    from imagefactory.report.targets import format_targets
+    from imagefactory.actions.locked import lock_state
+    from imagefactory.trust.verdict import Marks
+
+    if catalogue_answers(call.settings):
+        return _list_catalogued(call, names, as_json=as_json)
+    factory = call.sound_factory
+    chosen = choose_targets(factory, names)
+    for line in filter(None, map(left_out, chosen)):
+        call.progress.note(line)
+    states = {target.name: lock_state(factory, target) for target in chosen}
+    marks = dict.fromkeys((target.name for target in chosen), Marks())
+    if factory.layout.tags():  # a new factory answers at once: what judges images is slow to load
+        from imagefactory.stages.marks import find_marks
+
+        marks = find_marks(factory, chosen, datetime.now(UTC))
+    with collecting(factory) as failures:
+        if as_json:
+            listed = [
+                {**target_json(t), "lock": states[t.name], "left_out": left_out(t), **asdict(marks[t.name])}
+                for t in chosen
+            ]
+            say_json("targets", {"targets": listed, "errors": failures.as_json()})
+            return None
+        say(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
+    return say_next("show", chosen[0].name) if chosen else say_next("new", "pytorch", "--framework", "torch")
+
+
+def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.views.catalog import format_shelves, shelves_json
+    from imagefactory.stages.catalogued import read_shelves
+
+    shelves = read_shelves(call.settings, os.environ, names, datetime.now(UTC))
+    say_notes(shelves[0].notes)
+    if as_json:
+        return say_json("images", shelves_json(shelves))
+    return say(format_shelves(shelves, terminal_width()))
+
+
+def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
+    from imagefactory.views.catalog import format_offer, shelves_json
+    from imagefactory.stages.catalogued import read_offer
+
+    shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+    say_notes(shelf.notes)
+    if as_json:
+        return say_json("images", shelves_json((shelf,)))
+    return say(format_offer(shelf, terminal_width()))
+
+
+@click.command()
+@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@json_option
+@click.pass_obj
+def show(call: Call, name: str, as_json: bool) -> None:
+    """Show one target: what it asks for, its lock and its image.
+
+    Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
+    """
+    from imagefactory.project import catalogue_answers
+    from imagefactory.model import Outcome
+    from imagefactory.recipes.companions import left_out
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.report.targets import TargetState, format_target
+    from imagefactory.stages.layers import promised_image
+    from imagefactory.actions.lock import behind_of
+    from imagefactory.actions.locked import lock_state, read_target_lock, read_why
+    from imagefactory.stages.stored import stored_image
+
+    if catalogue_answers(call.settings):
+        return _show_catalogued(call, name, as_json=as_json)
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    lock, image = read_target_lock(factory, target), stored_image(factory, target)
+    state = lock_state(factory, target)
+    why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
+    behind, lacking = behind_of(factory, lock) if lock else (), left_out(target)
+    promised = promised_image(factory, target) if state == "ok" else None
+    if not as_json:
+        now = TargetState(
+            lock=lock,
+            state=state,
+            why=why,
+            image=image,
+            promised=promised.digest if promised else "",
+            behind=behind,
+            left_out=lacking,
+        )
+        say(format_target(target, now, terminal_width()))
+        if why is None and state == "ok" and image is not None and not target.gpu:
+            return say_next("run", target.name, "--", "python")
+        doing = "lock" if state != "ok" else "build" if image is None else "verify"
+        return say_next(doing, target.name) if why is None else None
+    value = {
+        **target_json(target),
+        "lock": state,
+        "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
+        "note": lock.note if lock else "",
+        "behind": [asdict(package) for package in behind],
+        "left_out": lacking,
+        "packages": [package_json(package) for package in (lock.packages if lock else ())],
+        "image": image_json(image) if image else None,
+        "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
+    }
+    return say_json("target", value)
+
+
+@click.command()
+@click.argument("family")
+@click.option(
+    "--framework", default="", metavar="NAME[=VERSION]", help="The framework's package, e.g. torch."
+)
+@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, where FILE does not say it.")
+@click.option(
+    "--source",
+    "kind",
+    type=click.Choice(("pypi", "conda")),
+    help="Where its packages come from.  [default: what FILE says, or pypi]",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take over an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, "
+    "Dockerfile, apptainer's definition, list of addresses (@EXPLICIT), a pylock.toml, or a lock of "
+    "conda-lock, pixi, uv or Poetry.",
+)
+@click.option(
+    "--context",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The build context of a Dockerfile.  [default: the root of its git work tree]",
+)
+@click.option(
+    "--build-arg",
+    "build_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition (repeatable).",
+)
+@click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="Take an extra of a pyproject.toml, setup.py or lock too (repeatable).",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="Take a group of a pyproject.toml or lock too (repeatable).",
+)
+@click.option(
+    "--on",
+    default="",
+    metavar="TARGET",
+    shell_complete=complete_targets,
+    help="Add packages to TARGET, all of it as locked. A shipped family is copied first.",
+)
+@click.option("--partial", is_flag=True, help="Write the recipe without what it cannot keep of FILE.")
+@click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
+@json_option
+@click.pass_obj
+def new(
+    call: Call,
+    /,
+    *,
+    family: str,
+    framework: str,
+    cuda: str,
+    kind: str | None,
+    source: Path | None,
+    context: Path | None,
+    build_args: tuple[str, ...],
+    environment: str,
+    extras: tuple[str, ...],
+    groups: tuple[str, ...],
+    on: str,
+    partial: bool,
+    only_print: bool,
+    as_json: bool,
+) -> None:
+    """Write a recipe: a new one, or from an environment that exists.
+
+    It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. What a recipe cannot keep of
+    FILE stops the command, unless --partial is given."""
+    from imagefactory.project import recipes_folder, require_own
+    from imagefactory.fs import create_bytes
+    from imagefactory.extras.importers.new import NewRequest
+
+    if not only_print:
+        require_own(call.settings, "new")
+    path = recipes_folder(call.settings) / f"{family}.yaml"
+    exists = UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
+    if path.exists() and not only_print:
+        raise exists
+    if on and not call.settings.shipped:
+        _bring_family(call, on, only_print=only_print)
+    name, _, version = framework.partition("=")
+    request = NewRequest(
+        family=family,
+        file=source,
+        on=on,
+        framework=name,
+        version=version,
+        cuda=cuda,
+        source=kind or "",
+        environment=environment,
+        extras=extras,
+        groups=groups,
+        context=context,
+    )
+    plan = _plan(call, request, build_args, partial=partial)
+    drafted = plan.draft
+    for line in drafted.notes:
+        call.progress.note(f"note: {line}")
+    stopped = bool(drafted.lost) and not partial
+    for line in () if stopped else drafted.lost:
+        call.progress.note(f"lost: {line}")
+    if only_print and not as_json:
+        say(drafted.text.rstrip("\n"))
+    plan.check()
+    value = {
+        "family": family,
+        "path": "" if only_print or stopped else str(path),
+        "recipe": drafted.text,
+        "chosen": {**asdict(drafted.choice), "why": list(plan.why)} if drafted.choice else None,
+        "notes": list(drafted.notes),
+        "lost": list(drafted.lost),
+        "unsolved": plan.unsolved,
+        "without_wheel": list(plan.without_wheel),
+    }
+    if only_print or stopped:
+        with collecting() as failures:
+            if stopped:
+                failures.add(_lost(source.name if source else family, drafted.lost))
+            if as_json:
+                say_json("recipe", {**value, "errors": failures.as_json()})
+        return None
+    try:
+        if not create_bytes(path, drafted.text.encode()):
+            raise exists
+    except OSError as error:
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
+    if as_json:
+        return say_json("recipe", {**value, "errors": []})
+    say(f"wrote {path}: look it over before it is locked")
+    return say_next("lock", family, *(("--build",) if plan.without_wheel else ()))
+
+
+def _build_args(texts: Sequence[str]) -> dict[str, str]:
+    """Return values by name; the last of one name wins, as in docker. Raises UsageError."""
+    values = dict(text.partition("=")[::2] for text in texts)
+    for text in texts:
+        if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
+            raise UsageError(
+                "option-invalid",
+                f"--build-arg {text!a} is not NAME=VALUE",
+                hint="write, for example, VERSION=2.3.1",
+            )
+    return values
+
+
+def _lost(file: str, lost: Sequence[str]) -> UsageError:
+    lines = "".join(f"\n  {line}" for line in lost)
+    return UsageError(
+        "import-incomplete",
+        f"a recipe cannot contain all of {file}:{lines}",
+        hint="change the file as the brackets say, or write the recipe without these: --partial",
+    )
+
+
+def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
+    """Copy the family of a shipped target into the project if it is missing.
+
+    Raises UsageError if nothing may be written.
+    """
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.actions.new_project import find_shipped, make_factory
+
+    try:
+        select_one(call.factory.targets, on)
+        return
+    except NothingSelectedError:
+        shipped = find_shipped(on, call.settings, os.environ)
+    if shipped is None:
+        return
+    if only_print:
+        root = shlex.quote(str(call.settings.root_path))
+        raise UsageError(
+            "family-not-in-project",
+            f"{shipped.name} comes with imagefactory, but this project does not have it",
+            hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
+        )
+    brought = make_factory(call.settings.root_path, (shipped.family,), call.settings, os.environ)
+    families = " and ".join(brought.families)
+    call.progress.note(
+        f"note: copied {families} into this project, with its locks, since {shipped.name} is of it"
+    )
+
+
+def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, partial: bool) -> Plan:
+    """Return the recipe to write. Only --from and --on need the other recipes. Raises UsageError."""
+    from imagefactory.recipes.read import read_bases
+    from imagefactory.recipes.scaffold import check_name, scaffold
+    from imagefactory.extras.importers.new import IndexSolver, Plan, plan_recipe
+
+    source, on, framework, version = request.file, request.on, request.framework, request.version
+    for option, value, needs in (
+        ("--cuda", request.cuda, source and not on),
+        ("--framework NAME=VERSION", version, source and not on),
+        ("--environment", request.environment, source),
+        ("--context", request.context, source),
+        ("--build-arg", build_args, source),
+        ("--extra", request.extras, source),
+        ("--group", request.groups, source),
+        ("--partial", partial, source),
+        ("--framework", framework, not on),
+        ("--source", request.source, not on),
+    ):
+        if value and not needs:
+            inherited = on or option == "--source"
+            hint = f"remove it: it comes from {on}" if inherited else "add --from FILE; see --help"
+            raise UsageError("option-conflict", f"{option} does not apply here", hint=hint)
+    if not source and not on:
+        bases = read_bases(call.settings.root_path / "recipes")
+        drafted = scaffold(request.family, bases, framework=framework, source=request.source or "pypi")
+        return Plan(draft=drafted, check=lambda: None)
+    check_name(request.family, "family")
+    if request.cuda == "none":
+        raise UsageError(
+            "option-invalid",
+            "--cuda none: new recipes are for GPUs",
+            hint="afterwards add a row with cuda: [none]",
+        )
+    version = version.lstrip("=")
+    for value, rule in ((framework, "framework"), (version, "version"), (request.cuda, "cuda")):
+        if value:
+            check_name(value, rule)
+    factory = call.factory
+    request = replace(request, version=version, build_args=_build_args(build_args))
+    return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)

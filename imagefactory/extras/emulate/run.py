@@ -1,0 +1,164 @@
+"""A command in an image that has no GPU, and sees one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.extras.emulate import inside
+from imagefactory.access import Access
+from imagefactory.serialize import fault
+from imagefactory.errors import UsageError, os_problem
+from imagefactory.fs import locked_folder, replacing
+from imagefactory.gpu.knowledge import DataSheet
+from imagefactory.model import Mount, RunSpec
+from imagefactory.oci.model import Image, Sif
+from imagefactory.actions.verdicts import Judge
+from imagefactory.extras.emulate.summary import ESTIMATED, LONGEST, RECORDED, EmulatedRun, main_run, parse_emulated
+from imagefactory.trees import list_names, read_file
+from imagefactory.trust.verdict import Judged
+from imagefactory.verdicts.recorded import COPIES, Recorded, find_recorded
+from imagefactory.verify.suite_files import write_suite
+
+SOURCE = Path(inside.__file__).parent
+PACKAGE, START = "imagefactory_emulate", "sitecustomize.py"
+"""What the room is called inside, and the file of it that Python finds by itself."""
+INSIDE, TOLD = "/imagefactory/emulate", "/imagefactory/emulated"
+ASKED = "asked.json"
+CONTEXT = 512 << 20
+"""What CUDA and its libraries take of a GPU before the first tensor; by driver and GPU 300 to 700 MiB."""
+KERNEL, LAUNCH = 2e-6, 5e-6
+"""Seconds that the smallest kernel takes, and the program's for handing one to the driver."""
+MOST, MOST_NAMES = 256, 10_000
+"""Processes that are listened to, and names in their folder."""
+
+
+def recorded_profile(
+    access: Access, made: Image | Sif, sheet: DataSheet, now: datetime, offered: Sequence[Judged] = ()
+) -> Recorded | None:
+    """What a verdict of this very image holds of such a GPU, of the store or `offered` by a catalogue; None
+    without one that counts.
+    """
+    return find_recorded((*offered, *Judge(access, now).stored(made)), sheet.device)
+
+
+@contextmanager
+def emulating(
+    sheet: DataSheet, count: int, spec: RunSpec, recorded: Recorded | None = None, *, scratch: Path
+) -> Iterator[tuple[RunSpec, Path]]:
+    """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
+
+    That folder is below `scratch`. Times are those of `recorded`, without it those of the data sheet. Raises
+    UsageError where real GPUs were asked for as well.
+    """
+    if spec.gpus:
+        raise UsageError(
+            "option-conflict", "--emulate runs without a GPU, --nv with one", hint="use only one of them"
+        )
+    asked = json.dumps(asked_of(sheet, count, recorded)).encode()
+    with locked_folder("emulate-", scratch) as folder:
+        shown, told = folder / "shown", folder / "told"
+        write_suite(shown, {ASKED: asked, **read_package()})
+        told.mkdir()
+        told.chmod(0o777)  # the image's user writes here, whoever that is on the host
+        own = dict(spec.environment).get("PYTHONPATH", "")
+        yield (
+            replace(
+                spec,
+                environment=(
+                    *((key, value) for key, value in spec.environment if key != "PYTHONPATH"),
+                    ("IMAGEFACTORY_EMULATE", f"{INSIDE}/{ASKED}"),
+                    ("PYTHONPATH", f"{INSIDE}:{own}" if own else INSIDE),
+                ),
+                mounts=(
+                    *spec.mounts,
+                    Mount(source=shown, target=INSIDE, bind=True),
+                    Mount(source=told, target=TOLD, writable=True, scratch=True),
+                ),
+            ),
+            told,
+        )
+
+
+def read_package() -> dict[str, bytes]:
+    """Return the files of the room `emulate`, by their paths in the folder that an image is shown."""
+    files = {
+        name: read_file(SOURCE, name, LONGEST) for name in list_names(SOURCE, MOST) if name.endswith(".py")
+    }
+    return {name if name == START else f"{PACKAGE}/{name}": data for name, data in files.items()}
+
+
+def asked_of(sheet: DataSheet, count: int, recorded: Recorded | None = None) -> dict[str, object]:
+    """What the program inside is told of its GPUs, as `emulate/start.py` reads it."""
+    told = recorded or sheet
+    return {
+        "gpus": count,
+        "folder": TOLD,
+        "profile": {
+            "name": sheet.name,
+            "device": sheet.device,
+            "capability": str(sheet.capability),
+            "processors": told.processors,
+            "memory": told.memory,
+            "context": recorded.context if recorded else CONTEXT,
+            "kernel": recorded.kernel if recorded else KERNEL,
+            "launch": recorded.launch if recorded else LAUNCH,
+            "curves": {**curves_of(sheet), **(recorded.curves if recorded else {})},
+            "basis": RECORDED if recorded else ESTIMATED,
+        },
+    }
+
+
+def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
+    """What a data sheet lets one expect: of each what it does in a second."""
+    rates = {
+        "move": sheet.bandwidth,
+        "peer": sheet.peer,
+        **dict.fromkeys(COPIES, sheet.link),
+        **{
+            f"{what}-{kind}": rate
+            for what in ("product", "convolution", "backward")
+            for kind, rate in sheet.flops.items()
+        },
+    }
+    return {name: ((rate, 1.0),) for name, rate in rates.items()}
+
+
+def read_told(folder: Path) -> tuple[EmulatedRun, ...]:
+    """What each process of the run told. Raises StatementError for what no process of ours writes."""
+    return tuple(run for _, run in _read(folder))
+
+
+def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
+    """Each text with what it tells. The image owns the folder, and may have left anything in it."""
+    try:
+        names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
+    except OSError as error:
+        raise fault("what the run told", error.strerror or str(error)) from error
+    for name in names[:MOST]:
+        try:
+            text = read_file(folder, name, LONGEST)
+        except OSError as error:
+            raise fault(name, error.strerror or str(error)) from error
+        yield text, parse_emulated(text, name)
+
+
+def keep_told(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
+    """Writes what the main process told to a file, for `submit --emulated`."""
+    main = main_run(runs)
+    text = next((text for text, run in _read(folder) if run == main), None)
+    if text is None:
+        raise UsageError(
+            "gpu-not-used", "the run used no GPU, so there is no summary to write", hint="omit --summary"
+        )
+    try:
+        with replacing(output) as file:
+            file.write(text + b"\n")
+    except OSError as error:
+        raise UsageError(
+            *os_problem("write", output, error), hint="--summary must name a file that you may write to"
+        ) from error

@@ -1,0 +1,424 @@
+"""What a container file has said so far: Dockerfiles and apptainer's definitions are read into this state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from posixpath import basename, dirname, join, normpath
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from imagefactory.errors import Diagnostic, RecipeError, UsageError
+from imagefactory.model import Where
+from imagefactory.recipes.base_images import BaseImage, read_base_image
+from imagefactory.extras.importers.build_context import BuildContext, context_option
+from imagefactory.extras.importers.framework_row import FRAMEWORKS, pypi_name
+from imagefactory.extras.importers.image_parts import PATHS, keep_files, keep_variable, keep_workdir
+from imagefactory.recipes.match_spec import parse_spec
+from imagefactory.extras.importers.pip_lines import Beside
+from imagefactory.recipes.shell_words import MOST_CHARACTERS, Word, split_words
+from imagefactory.extras.importers.spec import Wish, take_channel
+from imagefactory.recipes.yaml_tree import Limits, refused, show, too_large
+
+LIMITS = Limits(size=256 * 1024)
+_MOST_LOOKS = 400
+"""At files beside, for all names that commands write."""
+_MOST_COPIES = 200
+"""Sources of COPY whose files are looked at: each may be a whole tree."""
+_OWN_BASE = "the recipe has its own base"
+
+
+def check_text(text: str, file: str) -> None:
+    """Raises RecipeError for a text that is too large, or holds characters that no such file has."""
+    if len(text) > LIMITS.size:
+        raise too_large(file, LIMITS)
+    if found := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
+        before = text[: found.start()]
+        column = found.start() - before.rfind("\n")
+        where = Where(file=file, line=before.count("\n") + 1, column=column)
+        raise refused(
+            where, "hidden-character", f"contains the invisible character {found[0]!a}", "remove it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a command takes of a project beside its dependencies: extras, groups, an environment of pixi's.
+
+    `python` are the bounds on the Python that it is installed for, as far as they are known.
+    """
+
+    python: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    environment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a line needs of the build context: one of `names`. `found` is the one that is there, if any."""
+
+    where: Where
+    names: tuple[str, ...]
+    found: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """How files beside are read: pip's by `inside` (bounds on Python), others by `parse`, with a selection.
+
+    `context` is None where the text alone is read. `wanted` collects what was looked for in it, `parsed` what
+    was read whole. `build_args` are the values that a person gives, `used` the names of those that it takes.
+    """
+
+    inside: Callable[[str], Beside]
+    parse: Callable[[str, str, Selection], Wish]
+    context: BuildContext | None = None
+    wanted: list[Wanted] = field(default_factory=list)
+    parsed: set[tuple[str, Selection]] = field(default_factory=set)
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def take_build_arg(self, name: str) -> str | None:
+        """The value that a person gives to an argument of the file, None where there is none."""
+        self.used.update({name}.intersection(self.build_args))
+        return self.build_args.get(name)
+
+    def refuse_unused(self, file: str) -> None:
+        """Raises UsageError where a person gives a build argument that the file does not have."""
+        if names := sorted(set(self.build_args) - self.used):
+            has = "no build argument " + ", ".join(show(name) for name in names)
+            raise UsageError(
+                "build-argument-unknown",
+                f"{file} has {has}",
+                hint="remove it, or correct its name: --build-arg NAME=VALUE",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """`told` are the lines that say what of it is lost."""
+
+    source: str
+    to: str
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A git repository that a command clones to `place`; `told` are the lines that say it is lost."""
+
+    place: str
+    address: str
+    revision: str = ""
+    told: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Container:
+    """One image as far as it is read.
+
+    `variables` are those that words may hold, `own` those of them that stay; `packages_only` is for a
+    stage of which only files are taken. `rooted`: a source that begins with / means the context, as to
+    Docker. `users` are numbers by the names of the users that the file makes, the first gets `first_user`.
+    `system_python` is where it installs the distribution's own Python. `clones` are repositories by their
+    places, `folders` are made empty, `removed` are packages that pip uninstalled.
+    """
+
+    wish: Wish
+    around: Around
+    variables: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    own: set[str] = field(default_factory=set)
+    copies: list[Copied] = field(default_factory=list)
+    users: dict[str, str] = field(default_factory=dict)
+    clones: dict[str, Clone] = field(default_factory=dict)
+    folders: list[Word] = field(default_factory=list)
+    packages_only: bool = False
+    rooted: bool = True
+    below: BaseImage | None = None
+    below_where: Where | None = None
+    system_python: Where | None = None
+    first_user: int = 1000
+    removed: set[str] = field(default_factory=set)
+    looks: int = 0
+
+    def leave(self, where: Where, what: str, do: str) -> None:
+        if not self.packages_only:
+            self.wish.leave(where, what, do)
+
+    def note(self, where: Where, what: str) -> None:
+        if not self.packages_only:
+            self.wish.note(where, what)
+
+    @property
+    def beside(self) -> Beside:
+        return self.around.inside(self.wish.python)
+
+    # --- what lies below
+
+    def base(self, name: Word) -> None:
+        """The image that this one is made from."""
+        if self.packages_only:
+            return
+        if not name.known:
+            do = "write the image out, or give the ARG a default (--build-arg); a definition has {{ NAME }}"
+            self.leave(name.where, f"the base image {show(name.text)} is not known", do)
+            return
+        below = self.below = read_base_image(name.text)
+        self.below_where = name.where
+        if re.search(r"(ubuntu-?|^ubuntu:)24\.04|noble", name.text):  # which has the user `ubuntu`
+            self.first_user = 1001
+        self.wish.bound_python(below.python, name.where)
+        what = f"the base image {show(name.text, limit=100)}"
+        if not below.known:
+            do = f"add what must be there; {_OWN_BASE}"
+            self.leave(name.where, f"{what}: what it holds is not known", do)
+            return
+        read = f"{what} was read as {below}" if str(below) else what
+        self.note(name.where, f"{read}: {_OWN_BASE}")
+        if below.lost:
+            self.leave(name.where, f"{what}: {below.lost}", "add what you need of it to the file")
+
+    def finish(self) -> None:
+        """Takes what the base image brings, where nothing above replaces it."""
+        below, wish = self.below, self.wish
+        if below is None or self.below_where is None or self.packages_only:
+            return
+        for channel in below.channels if wish.conda or wish.channels else ():
+            take_channel(wish, channel, self.below_where)
+        if self.system_python and below.system_python and not (wish.python or wish.conda):
+            wish.bound_python(below.system_python, self.system_python)
+            wish.note(
+                self.system_python, f"Python {below.system_python}, as the base image's distribution has it"
+            )
+        by_conda = {FRAMEWORKS.get(parse_spec(text).name) for text in wish.conda}
+        own = [text for text in wish.pip if pypi_name(text) == below.framework]
+        pinned = [text for text in own if "==" in text or not _allows(text, below.version)]
+        named = {pypi_name(text) for text in wish.pip} | self.removed
+        pinned += [name for name in self.removed if name == below.framework]
+        if below.framework and below.framework not in by_conda and not pinned:
+            brought = [f"{below.framework}=={below.version}" if below.version else below.framework]
+            brought += [name for name in below.packages if pypi_name(name) not in named]
+            wish.pip[:0] = brought
+            wish.hints += [f"cuda{below.cuda}"] if "." in below.cuda else []
+            if len(brought) > 1:
+                wish.note(
+                    self.below_where, f"the base image brings {', '.join(brought)}: they are taken over"
+                )
+        wish.below = below.cuda if "." in below.cuda else ""
+
+        for folder in self.folders:
+            if folder.known and any(f"{one}/".startswith(f"{folder.text}/") for one in self._made()):
+                continue
+            if not re.match(r"/(tmp|var|run|root)(/|$)", folder.text) and "/.cache" not in folder.text:
+                do = "a recipe makes no empty directory: put a file into it, under files"
+                wish.leave(folder.where, f"the directory {show(folder.text)}", do)
+
+    def _made(self) -> list[str]:
+        """Directories that the image has by other means."""
+        parts = self.wish.parts
+        found = [parts.workdir, *("/" + folder.strip("/") for folder, _ in parts.files)]
+        return [*found, *(normpath(copied.to) for copied in self.copies), *self.clones]
+
+    # --- what is set
+
+    def set(self, name: str, value: Word) -> None:
+        """A variable of the image."""
+        self.own.add(name)
+        self.remember(name, value)
+        if self.packages_only:
+            return
+        if name in PATHS and not value.known:  # with what stands before and behind the base image's own
+            words = split_words(value.text, value.where, {**self.variables, name: ""})
+            whole = Word("".join(word.text for word in words), value.where, all(word.known for word in words))
+            value = whole if whole.known else value
+        keep_variable(self.wish, name, value)
+
+    def remember(self, name: str, value: Word) -> None:
+        """A variable for the words that follow."""
+        if value.known and len(value.text) < MOST_CHARACTERS:
+            self.variables[name] = value.text
+        else:
+            self.variables.pop(name, None)
+
+    def go(self, folder: Word) -> None:
+        self.workdir = normpath(join(self.workdir, folder.text))
+        if not self.packages_only:
+            keep_workdir(self.wish, self.workdir, folder.where)
+
+    # --- what is copied
+
+    def copy(self, sources: Sequence[str], to: str, where: Where, *, quiet: bool = False) -> None:
+        """Files of the build context, and where they lie inside; `quiet` ones are there for one command."""
+        place = normpath(join(self.workdir, to))
+        into = to.endswith("/") or len(sources) > 1 or place in (normpath(self.workdir), "/")
+        for written in sources:
+            before = len(self.wish.left)
+            if not (self.packages_only or quiet):
+                self._keep(written, place, where, into=into)
+            lost = tuple(self.wish.left[before:])
+            self.copies.append(Copied(written, f"{place}/" if into and place != "/" else place, lost))
+
+    def _keep(self, written: str, place: str, where: Where, *, into: bool) -> None:
+        what, context = f"COPY {show(written, limit=100)[1:-1]} to {show(place)}", self.around.context
+        source = self.source(written)
+        if re.search(r"://|^git@", written):
+            do = "fetch it, and put it into the project's own files"
+            self.wish.leave(where, f"{what} comes from an address", do)
+            return
+        if source is None:
+            self.wish.leave(where, f"{what} is outside of the build context", "put it into the project")
+            return
+        if context is None:
+            keep_files(self.wish, None, source, place, where)
+            return
+        if len(self.wish.parts.files) + len(self.around.wanted) > _MOST_COPIES:
+            do = "write the rest under files: of the recipe"
+            self.wish.leave(where, f"{what} is one of more copies than are read", do)
+            return
+        there = [one for one in context.expand(source) if context.kind(one) in ("file", "folder")]
+        there = [one for one in there if not self._is_excluded(one, what, where)]
+        self.around.wanted.append(Wanted(where, (source,), found=source if there else ""))
+        if not there and not context.rules.excludes(source):
+            do = "bring it, name another directory by --context, or remove the line"
+            shown = show(str(context.root), limit=200)
+            self.wish.leave(where, f"{what} is not in the build context {shown}", do)
+        globbed = bool(re.search(r"[*?\[]", source))
+        for one in there:
+            folder = context.kind(one) == "folder"
+            inside = (into or globbed) if not folder else (into and not self.rooted)
+            keep_files(self.wish, context, one, join(place, basename(one)) if inside else place, where)
+
+    def _is_excluded(self, name: str, what: str, where: Where) -> bool:
+        """Whether .dockerignore excludes a file, or all of a directory."""
+        context = self.around.context
+        rule = context.rules.excludes(name) if context else ""
+        if context is None or not rule:
+            return False
+        if context.kind(name) == "folder" and any(one.keeps for one in context.rules.rules):
+            return False
+        self.wish.leave(where, f"{what}: {rule} excludes it", "remove that rule, or the line")
+        return True
+
+    def source(self, written: str) -> str | None:
+        """A path of the build context; None for what is outside of it."""
+        if written.startswith("/") and not self.rooted:
+            return None
+        place = normpath(written.lstrip("/") or ".")
+        return None if place == ".." or place.startswith("../") else place
+
+    def find(self, path: str, where: Where, *, optional: bool = False) -> str:
+        """The file of the context that lies at a path inside, empty where none is there to be read."""
+        place = normpath(join(self.workdir, path))
+        names: list[str] = []
+        for copied in reversed(self.copies):
+            for name in self._origins(copied, place):
+                self.looks += 1
+                if self.looks > _MOST_LOOKS:
+                    return ""
+                names.append(name)
+                if self.beside.read(name) is not None:
+                    self._was_read(copied, name, where)
+                    return name
+        context = self.around.context
+        if context and not optional and names and not any(map(context.rules.excludes, names)):
+            self.around.wanted.append(Wanted(where, tuple(dict.fromkeys(names))))
+        return ""
+
+    def origin(self, path: str) -> str:
+        """The path in the context of what lies at a path inside, empty where nothing of it is there."""
+        place, context = normpath(join(self.workdir, path)), self.around.context
+        for copied in reversed(self.copies):
+            for name in self._origins(copied, place):
+                if context is not None and context.kind(name) and not context.rules.excludes(name):
+                    return name
+        return ""
+
+    def clone_of(self, place: str) -> Clone | None:
+        """The repository that was cloned to a directory, or to one above it."""
+        found = [one for one in self.clones if f"{place}/".startswith(f"{one}/")]
+        return self.clones[max(found, key=len)] if found else None
+
+    def why_not(self, path: str) -> str:
+        """Why `find` found nothing there."""
+        place, context = normpath(join(self.workdir, path)), self.around.context
+        names = [name for one in reversed(self.copies) for name in self._origins(one, place)][:_MOST_LOOKS]
+        rules = [rule for name in names if context and (rule := context.rules.excludes(name))]
+        if rules:
+            return f"is excluded from the build context by {rules[0]}"
+        if context is None or not names:
+            return "is none of the files that are copied"
+        return f"would be {show(names[0])}, which is not in the build context"
+
+    def _was_read(self, copied: Copied, name: str, where: Where) -> None:
+        """What was copied to be read, and is taken by its content, is not left out."""
+        context = self.around.context
+        if self.source(copied.source) == name or (
+            basename(copied.source) != copied.source and fnmatchcase(name, copied.source)
+        ):
+            self.wish.left = [line for line in self.wish.left if line not in copied.told]
+        if context is not None:
+            self.around.wanted.append(Wanted(where, (name,), found=name))
+            note_other_file(self.wish, context, name, where)
+
+    def _origins(self, copied: Copied, place: str) -> Iterator[str]:
+        """Where a file inside may come from."""
+        folder = normpath(copied.to)
+        source = self.source(copied.source)
+        if source is None or re.search(r"://|^<<|^git@", copied.source):
+            return
+        if not copied.to.endswith("/") and place == folder:
+            yield source
+        if dirname(place) == folder and fnmatchcase(basename(place), basename(source)):
+            yield normpath(join(dirname(source), basename(place)))
+        if place.startswith(f"{folder.rstrip('/')}/"):
+            rest = place[len(folder.rstrip("/")) + 1 :]
+            yield normpath(join(source, rest))
+            if not self.rooted and rest.startswith(f"{basename(source)}/"):
+                yield normpath(join(dirname(source), rest))
+
+
+def _allows(requirement: str, version: str) -> bool:
+    """Whether a requirement's bounds allow a version, which may not be known."""
+    try:
+        return not version or Requirement(requirement).specifier.contains(version)
+    except InvalidRequirement:
+        return True
+
+
+def note_other_file(wish: Wish, context: BuildContext, name: str, where: Where) -> None:
+    """Notes a file of the same name where another build context would have it, with other content."""
+    places = dict.fromkeys([context.own / basename(name), *(folder / name for folder in context.others())])
+    for place in places:
+        text = BuildContext(root=place.parent, own=place.parent).read(place.name)
+        if place != context.root / name and text is not None and text != context.read(name):
+            what = f"{show(name)} was read from the build context {show(str(context.root), limit=200)}"
+            wish.note(where, f"{what}; {show(str(place), limit=200)} is another file")
+
+
+def refuse_other_context(around: Around) -> None:
+    """Raises RecipeError where another directory has more of what the file copies: it is the context then."""
+    context = around.context
+    missing = [one for one in around.wanted if not one.found]
+    if context is None or not missing:
+        return
+    held = [(one.found,) for one in around.wanted if one.found]
+    for folder in context.others():
+        gained = [one for one in missing if context.holds_all(folder, [one.names])]
+        if gained and context.holds_all(folder, held):
+            option = context_option(folder)
+            raise RecipeError(
+                [
+                    Diagnostic(
+                        "file-not-in-context",
+                        str(one.where),
+                        f"{show(one.names[0])} is not in the build context {context.root}",
+                        option,
+                    )
+                    for one in gained
+                ],
+                hint=f"{option}, where these files are",
+            )

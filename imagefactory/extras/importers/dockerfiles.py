@@ -1,0 +1,432 @@
+"""Dockerfiles and Containerfiles -> what their last stage asks for, and what it stands on. Nothing is built.
+
+Source: Docker's "Dockerfile reference". The parsers at hand know no here-documents and lose words' places.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from posixpath import join, normpath
+
+from imagefactory.model import Where
+from imagefactory.extras.importers.container import Around, Container, check_text, refuse_other_context
+from imagefactory.extras.importers.image_parts import SHELL, keep_command, keep_entrypoint, keep_user
+from imagefactory.extras.importers.installs import take_script, take_words
+from imagefactory.recipes.shell_words import Word, split_words
+from imagefactory.extras.importers.spec import Wish
+from imagefactory.recipes.yaml_tree import first_place, refused, show
+
+# `FROM IMAGE` or `FROM IMAGE AS NAME` is all of its line: Python's `from setuptools import setup` is not.
+DOCKERFILE = re.compile(
+    r"(?:\s|#.*\n)*(?:FROM(?:[ \t]+--\S+)*[ \t]+[^\s-]\S*(?:[ \t]+AS[ \t]+\S+)?"
+    r"|ARG[ \t]+[A-Za-z_]\w*(?:=.*)?)[ \t]*\\?\r?(?:\n|\Z)",
+    re.IGNORECASE,
+)
+NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
+# What docker sets itself.
+_GIVEN = {
+    "TARGETPLATFORM": "linux/amd64",
+    "TARGETOS": "linux",
+    "TARGETARCH": "amd64",
+    "BUILDPLATFORM": "linux/amd64",
+    "BUILDARCH": "amd64",
+}
+_FLAG = re.compile(r"(?:\s|\\\n)*--([a-z-]+)(?:=(\S*))?(?=\s|$)")
+_MOST_STAGES = 50
+_HERE = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
+# What is said where an image runs, or says nothing to a program in it.
+_NOTED = {
+    "EXPOSE": "name the port where the image runs",
+    "VOLUME": "mount it where the image runs",
+    "HEALTHCHECK": "images of the OCI format have none: say it where the image runs",
+    "MAINTAINER": "images have labels in its place",
+}
+_LEFT = {
+    "STOPSIGNAL": "say it where the image runs: --stop-signal",
+    "ONBUILD": "it is for images that are built on this one: write it there",
+}
+_UNPACKED = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2?|txz)$")
+# Directories that hold an environment, or a tool that makes one: their packages stand for them.
+_ENVIRONMENT = re.compile(
+    r"/(\.?(virtual|v)env|site-packages|dist-packages|envs|conda|miniconda3?|mambaforge|miniforge3?|micromamba)(/|$)"
+    r"|^(/usr/local(/(bin|lib))?|/install|/opt/(python|env)|/root/\.local|/home/[^/]+/\.local|/wheels?|/root/\.cache)(/|$)"
+    r"|/(uvx?|poetry|pip|micromamba)$"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Instruction:
+    """`text` is all behind the name, in its lines, with blanks for the name and the flags before it."""
+
+    name: str
+    where: Where
+    text: str
+    flags: list[tuple[str, str]] = field(default_factory=list)
+
+    def start(self) -> Where:
+        return Where(file=self.where.file, line=self.where.line, column=1)
+
+    def plain(self) -> str:
+        return " ".join(self.text.replace("\\\n", " ").split())
+
+    def exec_form(self) -> list[str] | None:
+        """The words of `["a", "b"]`, None for what a shell is to read."""
+        try:
+            words = json.loads(self.plain()) if self.plain().startswith("[") else None
+        except (ValueError, RecursionError):
+            return None
+        return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    name: str
+    base: Word
+    platform: str = ""
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+def read_dockerfile(text: str, file: str, around: Around) -> Wish:
+    """What the last stage asks for. Raises RecipeError for what is no Dockerfile."""
+    check_text(text, file)
+    wish, given = Wish(file=file), dict(_GIVEN)
+    instructions = list(_instructions(text, file))
+    for one in instructions:
+        if one.name == "ARG":  # of a stage that is not read, too
+            for name in re.findall(r"(?:^|\s)([A-Za-z_]\w*)", one.plain(), re.ASCII):
+                around.take_build_arg(name)
+    stages = _stages(instructions, given, around)
+    if not stages:
+        raise refused(
+            first_place(file),
+            "no-base-image",
+            "has no FROM line",
+            "pass a Dockerfile with a FROM line",
+        )
+    _Build(wish, around, stages, given).take(stages[-1])
+    around.refuse_unused(file)
+    refuse_other_context(around)
+    return wish
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def _instructions(text: str, file: str) -> Iterator[Instruction]:
+    lines, at, escape = text.replace("\r\n", "\n").split("\n"), 0, "\\"
+    for line in lines:
+        found = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)
+        if not found:
+            break
+        escape = found[2] if found[1].lower() == "escape" and found[2] == "`" else escape
+    while at < len(lines):
+        first, line = at, lines[at]
+        at += 1
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = re.match(r"(\s*)([A-Za-z]+)(?=\s|$)", line)
+        where = Where(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
+        if not found:
+            raise refused(
+                where,
+                "line-invalid",
+                f"{show(line.strip())} is not an instruction",
+                "fix the line, or end the line above with a backslash",
+            )
+        parts = [" " * found.end() + line[found.end() :]]
+        while re.search(rf"{re.escape(escape)}[ \t]*$", parts[-1]) and at < len(lines):
+            parts[-1] = _literal(re.sub(r".[ \t]*$", "", parts[-1]), escape) + "\\"
+            comment = not lines[at].strip() or lines[at].lstrip().startswith("#")
+            parts.append(escape if comment else lines[at])
+            at += 1
+        parts[-1] = "" if parts[-1].strip() == escape else _literal(parts[-1].rstrip(), escape)
+        made = Instruction(name=found[2].upper(), where=where, text="\n".join(parts))
+        if made.name != "ONBUILD":
+            _flags(made)
+        if made.name in ("RUN", "COPY", "ADD"):
+            for tabs, _, end in _HERE.findall(made.text):
+                start = at
+                while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != end:
+                    at += 1
+                if at >= len(lines):
+                    raise refused(
+                        where,
+                        "heredoc-unclosed",
+                        f"a here-document (<<{end}) is not closed",
+                        f"add a line {end}",
+                    )
+                made.text += "".join(f"\n{one}" for one in lines[start : at + 1])
+                at += 1
+            made.text += "\n" if _HERE.search(made.text) else ""
+        yield made
+
+
+def _literal(line: str, escape: str) -> str:
+    """Where ` escapes, a backslash is one."""
+    return line if escape == "\\" else line.replace("\\", "\\\\")
+
+
+def _flags(made: Instruction) -> None:
+    """Takes `--name=value` from before what the instruction says."""
+    if made.name not in ("RUN", "COPY", "ADD", "FROM"):
+        return
+    end = 0
+    while found := _FLAG.match(made.text, end):
+        made.flags.append((found[1], found[2] or ""))
+        end = found.end()
+    made.text = re.sub(r"[^\n\\]|\\(?!\n)", " ", made.text[:end]) + made.text[end:]
+
+
+def _stages(instructions: list[Instruction], given: dict[str, str], around: Around) -> list[Stage]:
+    """The stages; `given` gets what ARG says before the first."""
+    stages: list[Stage] = []
+    for one in instructions:
+        if one.name == "FROM":
+            words = split_words(one.text, one.start(), given)
+            if not words:
+                raise refused(one.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
+            # docker splits the line at blanks and knows no comment behind it.
+            plain = one.text.replace("\\\n", " ").split()
+            if "$" not in one.text and not (
+                len(plain) == 1 or (len(plain) == 3 and plain[1].lower() == "as")
+            ):
+                raise refused(
+                    one.where,
+                    "from-invalid",
+                    f"FROM takes IMAGE or IMAGE AS NAME, not {show(' '.join(plain))}",
+                    "put a comment on a line of its own",
+                )
+            if len(stages) >= _MOST_STAGES:
+                raise refused(
+                    one.where, "too-many-stages", f"has more than {_MOST_STAGES} stages", "split it"
+                )
+            named = len(words) == 3 and words[1].text.lower() == "as"
+            name = words[2].text.lower() if named else str(len(stages))
+            stages.append(Stage(name=name, base=words[0], platform=dict(one.flags).get("platform", "")))
+        elif stages:
+            stages[-1].instructions.append(one)
+        elif one.name == "ARG":
+            for word in split_words(one.text, one.start(), given):
+                name, equals, value = word.text.partition("=")
+                own = around.take_build_arg(name)
+                if own is not None or (equals and word.known):
+                    given[name] = value if own is None else own
+        else:
+            raise refused(
+                one.where, "text-before-base", f"{show(one.name)} is before FROM", "begin with FROM"
+            )
+    return stages
+
+
+# --- stages --------------------------------------------------------------------------------------
+
+
+class _Build:
+    """Reads one stage and those below it; of stages that it copies from, their packages."""
+
+    def __init__(self, wish: Wish, around: Around, stages: list[Stage], given: Mapping[str, str]) -> None:
+        self.wish, self.around, self.stages, self.given = wish, around, stages, given
+        self.taken: set[int] = set()
+        self.read: dict[int, Container] = {}  # stages of which files are copied
+        self.last: dict[str, str] = {}  # CMD and ENTRYPOINT: the last one counts
+
+    def take(self, stage: Stage, *, packages_only: bool = False) -> Container:
+        chain, container = self._chain(stage), self._container(packages_only=packages_only)
+        container.base(chain[0].base)
+        if not re.search(r"^$|\$|\bamd64\b|x86_64", chain[0].platform):
+            what = f"the platform {show(chain[0].platform)}"
+            container.leave(chain[0].base.where, what, "images here are for linux/amd64")
+        for one in chain:
+            # of one that others stand on too, what it installs is taken once
+            container.wish = Wish(file=self.wish.file) if id(one) in self.taken else self.wish
+            self.taken.add(id(one))
+            for instruction in one.instructions:
+                self._instruction(container, instruction)
+        if not packages_only:
+            container.finish()
+            for left in self.stages:
+                if id(left) not in self.taken:
+                    what = f"the stage {show(left.name)} is not part of the last one, and is not read"
+                    self.wish.note(left.base.where, what)
+        return container
+
+    def _container(self, *, packages_only: bool) -> Container:
+        return Container(wish=self.wish, around=self.around, packages_only=packages_only)
+
+    def _chain(self, stage: Stage) -> list[Stage]:
+        """The stage and those that it stands on, the lowest first."""
+        chain = [stage]
+        while below := self._named(chain[0].base.text, chain[0]):
+            chain.insert(0, below)
+        return chain
+
+    def _named(self, name: str, before: Stage | None = None) -> Stage | None:
+        """The last stage of a name, or number, before another."""
+        at = next((at for at, one in enumerate(self.stages) if one is before), len(self.stages))
+        return next(
+            (
+                one
+                for number, one in reversed([*enumerate(self.stages[:at])])
+                if name.lower() in (one.name, str(number))
+            ),
+            None,
+        )
+
+    def _instruction(self, container: Container, one: Instruction) -> None:
+        match one.name:
+            case "RUN":
+                self._run(container, one)
+            case "ENV" | "LABEL":
+                self._pairs(container, one)
+            case "ARG":
+                for word in split_words(one.text, one.start(), container.variables):
+                    name, equals, value = word.text.partition("=")
+                    own = self.around.take_build_arg(name)
+                    if own is None and not equals and name in self.given:
+                        own = self.given[name]
+                    known = own is not None or (word.known and bool(equals))
+                    if name not in container.own:
+                        container.remember(name, Word(value if own is None else own, word.where, known))
+            case "COPY" | "ADD":
+                self._copy(container, one)
+            case "WORKDIR":
+                for word in split_words(one.text, one.start(), container.variables)[:1]:
+                    container.go(word)
+            case "USER" | "CMD" | "ENTRYPOINT":
+                self._start(container, one)
+            case "SHELL" if re.search(r"\b(ba|z|da)?sh\b|\bconda\b|micromamba", one.plain()):
+                pass
+            case name if name in _NOTED:
+                if one.plain() != "NONE":
+                    container.note(one.where, f"{name} {show(one.plain())}: {_NOTED[name]}")
+            case name if name in _LEFT:
+                container.leave(one.where, f"{name} {show(one.plain())}", _LEFT[name])
+            case name:
+                do = "see whether what it does is needed"
+                container.leave(one.where, f"{show(f'{name} {one.plain()}')} is not read", do)
+
+    def _run(self, container: Container, one: Instruction) -> None:
+        before = list(container.copies)
+        for name, value in one.flags:
+            said = dict(re.findall(r"(\w+)=([^,]*)", value)) if name == "mount" else {}
+            if (stage := said.get("from")) and self._named(stage):
+                self._other(container, stage, one.where)
+            elif said.get("type") == "bind":
+                source, target = (
+                    said.get("source") or said.get("src") or ".",
+                    said.get("target") or said.get("dst"),
+                )
+                if target:
+                    container.copy([source], target, one.where, quiet=True)
+        if words := one.exec_form():
+            take_words(container, [Word(word, one.where) for word in words], one.where)
+        else:
+            take_script(container, one.text, one.start(), joined=True)
+        container.copies = before
+
+    def _pairs(self, container: Container, one: Instruction) -> None:
+        words = split_words(one.text, one.start(), container.variables)
+        if words and "=" not in words[0].text:  # ENV NAME all the rest
+            rest = " ".join(word.text for word in words[1:])
+            known = all(word.known for word in words)
+            words = [Word(f"{words[0].text}={rest}", words[0].where, known)]
+        for word in words:
+            name, _, value = word.text.partition("=")
+            if one.name == "ENV":
+                container.set(name, Word(value, word.where, word.known))
+            elif not container.packages_only:
+                self.wish.label(name, value, word.where)
+
+    def _copy(self, container: Container, one: Instruction) -> None:
+        if _HERE.search(one.text):
+            what = f"{one.name} {show(one.text.strip().partition(chr(10))[0])} writes a file"
+            container.leave(
+                one.where, what, "mount it where the image runs, or make it a package on an index"
+            )
+            return
+        split = split_words(one.text, one.start(), container.variables)
+        words = one.exec_form() or [word.text for word in split]
+        flags = dict(one.flags)
+        stage = flags.get("from", "")
+        self._copy_flags(container, one, flags)
+        if len(words) < 2:
+            container.leave(
+                one.where, f"{one.name} {show(one.plain())} is not read", "write what is copied and where to"
+            )
+        elif stage and self._named(stage):
+            self._other(container, stage, one.where, words)
+        elif stage and all(_ENVIRONMENT.search(word) for word in words[:-1]):
+            what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            container.note(one.where, f"{what} brings a tool that images are made without")
+        elif stage:
+            what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            container.leave(
+                one.where, what, "what that image holds is not known: add the packages that it is for"
+            )
+        else:
+            if one.name == "ADD":
+                for word in words[:-1]:
+                    if _UNPACKED.search(word) and "://" not in word:
+                        do = "unpack it in the project, and copy the directory"
+                        container.leave(one.where, f"ADD unpacks {show(word)}", do)
+                words = [*(one for one in words[:-1] if "://" in one or not _UNPACKED.search(one)), words[-1]]
+            container.copy(words[:-1], words[-1], one.where)
+
+    def _copy_flags(self, container: Container, one: Instruction, flags: Mapping[str, str]) -> None:
+        for name, value in flags.items():
+            if name == "chown" and value not in ("root", "root:root", "0", "0:0"):
+                container.note(
+                    one.where, f"{one.name} --chown={show(value)[1:-1]}: files are root's, and can be read"
+                )
+            elif name == "chmod" and not re.fullmatch(r"0?[0-7]44|a?[+]r|0?644", value):
+                container.note(
+                    one.where, f"{one.name} --chmod={show(value)[1:-1]}: files keep their own mode"
+                )
+            elif name in ("exclude", "parents"):
+                do = "write what is meant under files: of the recipe"
+                container.leave(one.where, f"{one.name} --{name} is not read", do)
+
+    def _other(self, container: Container, name: str, where: Where, words: Sequence[str] = ()) -> None:
+        """What is copied of a stage: its packages, and the files of the build context that it has there."""
+        stage = self._named(name)
+        wish = self.wish
+        if stage is None:
+            return
+        before = (len(wish.pip), len(wish.conda))
+        if id(stage) not in self.taken:
+            self.read[id(stage)] = self.take(stage, packages_only=True)
+            if before != (len(wish.pip), len(wish.conda)):
+                what = f"the packages of the stage {show(name)} were taken, since files are copied from it"
+                wish.note(where, what)
+        other = self.read.get(id(stage))
+        for source in words[:-1]:
+            place = normpath(join(other.workdir if other else "/", source))
+            taken = False
+            for copied in other.copies if other else ():
+                inside = normpath(copied.to)
+                if f"{inside}/".startswith(f"{place.rstrip('/')}/"):
+                    to = join(words[-1], inside[len(place) :].lstrip("/")) if inside != place else words[-1]
+                    container.copy([copied.source], to, where)
+                    taken = True
+            if not taken and not _ENVIRONMENT.search(place):
+                do = "make what it brings a package on an index, or one of the project's own files"
+                container.leave(where, f"COPY --from={show(name)[1:-1]} {show(source, limit=120)}", do)
+
+    def _start(self, container: Container, one: Instruction) -> None:
+        if container.packages_only:
+            return
+        if one.name == "USER":
+            names = [word.text for word in split_words(one.text, one.start(), container.variables)]
+            name, colon, group = (names or [""])[0].partition(":")
+            number = container.users.get(name, name)
+            group = container.users.get(group, group)
+            keep_user(self.wish, f"{number}{colon}{group}" if group.isdecimal() else number, one.where)
+            return
+        if (before := self.last.get(one.name)) in self.wish.left:
+            self.wish.left.remove(before or "")
+        words = one.exec_form() or [*SHELL, one.plain()]
+        keep = keep_command if one.name == "CMD" else keep_entrypoint
+        self.last[one.name] = keep(self.wish, words, one.where)

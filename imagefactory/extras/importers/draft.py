@@ -1,0 +1,497 @@
+"""From what an environment asks for to the text of a recipe that parses and expands.
+
+Pure. A recipe must say which framework, version, CUDA and Python it is for. Where the file leaves them open,
+the solver or the person decides (stages/new.py). Each request of the file that the recipe does not keep is a
+loss; each decision that the file leaves open is a note.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from imagefactory.errors import RecipeError, UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.model import Base, Target
+from imagefactory.recipes.expand import expand_all
+from imagefactory.extras.importers.framework_row import FRAMEWORKS, Row, bounds_in, find_framework, fits_python, pypi_name, series_within, within
+from imagefactory.recipes.index_rows import index_rows
+from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
+from imagefactory.recipes.family import Recipe
+from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.recipes.values import RULES, default_checks
+from imagefactory.extras.importers.spec import INSTEAD, Wish, minor_python
+from imagefactory.recipes.yaml_tree import show
+from imagefactory.suite import table
+from imagefactory.versions import natural
+
+_NEWEST_PYTHON, _OLDEST_PYTHON = 14, 9
+# What wheels of a framework bring themselves, by the names of conda's packages.
+_BROUGHT = re.compile(
+    r"pip|python|cudatoolkit|cuda-(version|runtime|cudart|libraries|nvrtc|nvtx)|pytorch-(cuda|mutex)|cudnn|nccl"
+    r"|lib(cublas|cufft|curand|cusolver|cusparse|nvjitlink)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftAsk:
+    """What the person says beside the file, or what was chosen; empty where the file is to say it.
+
+    `indexes` are those of the settings, by name.
+    """
+
+    family: str
+    framework: str = ""
+    version: str = ""
+    cuda: str = ""
+    source: str = ""
+    python: str = ""
+    indexes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What an image is for: all of it is written into the recipe."""
+
+    framework: str
+    version: str
+    cuda: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A recipe's text. `lost` is what the file asks for and the recipe does not keep, `notes` is what else a
+    person must know of it; both are lines. `choice` is None for a recipe that no file decided."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    choice: Choice | None = None
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """All that is written into the recipe's head."""
+        return (*self.lost, *self.notes)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The notes and losses of a draft while it is made."""
+
+    file: str
+    notes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        self.notes.append(what)
+
+    def lose(self, what: str, do: str) -> None:
+        self.lost.append(f"{self.file}: {what} ({do})")
+
+
+def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[str] = ()) -> Draft:
+    """A recipe for the environment of `wish`. `notes` say why what `asked` holds was chosen.
+
+    Raises UsageError with the options to add where neither file nor person says what a recipe must, and
+    where the person says what the file forbids.
+    """
+    framework, source = find_framework(wish, asked.framework, asked.source)
+    lines = _Lines(wish.file, [*wish.notes, *notes], [*wish.left])
+    if wish.locked:
+        lines.note("every package was written at its locked version (loosen what may be newer)")
+    row = Row(framework=framework, source=source, wish=wish)
+    if source == "conda":
+        row = _from_conda(row, lines)
+        wish = row.wish
+    version = asked.version or row.version
+    elsewhere = index_rows(wish, dict(asked.indexes))
+    if not asked.cuda:
+        row.refuse_rocm()
+        if framework not in elsewhere.rows:
+            row.refuse_other_build(version, index=elsewhere.missing.get(framework, ""))
+    cuda = asked.cuda or (row.told_cuda() if framework in elsewhere.rows else row.cuda(version))
+    lines.notes += elsewhere.notes
+    for package, write in elsewhere.missing.items():
+        if package != framework:
+            lines.lose(f"{package} has no wheel on PyPI that fits", f"{write}, and run this command again")
+    if not version or not cuda:
+        raise row.ask(version, cuda)
+    row.refuse_version(version)
+    if row.other_below(cuda):
+        lines.note(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+    if others := row.other_extras(cuda):
+        lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
+    released = row.pythons(version) if source == "conda" else ()
+    base, python = _python(wish, asked.python, source, bases, lines, released)
+    common = {
+        "family": asked.family,
+        "description": _description(f"{framework} and what {wish.file} asks for"),
+        "source": source,
+        "framework": framework,
+    }
+    if source == "conda":
+        channels = [*wish.channels]
+        if INSTEAD not in channels and (wish.defaults or not channels):
+            after = "asked last, where conda asks its defaults" if channels else "no other channel is named"
+            lines.note(f"the channel {INSTEAD} was written: {after}")
+            channels.append(INSTEAD)
+        common["channels"] = f"[{', '.join(map(quoted, channels))}]"
+    lists = _conda_lists(row, version, lines) if source == "conda" else _pypi_lists(row, cuda, lines)
+    capabilities = wish.parts.capabilities
+    capabilities = capabilities or (("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",))
+    if source == "conda" and asked.cuda and not row.told_cuda() and framework in FRAMEWORKS:
+        packages, constraint = _builds_for(row, version, cuda)
+        lists["packages"] = [*lists["packages"], packages]
+        lists["constraints"] = [*lists.get("constraints", ()), constraint]
+        lines.note(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
+    parts = [
+        _head(wish, lines),
+        *(f"{key}: {value}\n" for key, value in common.items()),
+        f'platform: linux/amd64\nbase: {base.name}\npython: "{python}"\n',
+        "\n# The compute capabilities that every image of this family must support.\n",
+        f"capabilities: [{', '.join(quoted(value) for value in capabilities)}]\n",
+    ]
+    if framework not in table.FRAMEWORKS:
+        parts.append(f"# What can be checked of any package; {framework} has no checks of its own.\n")
+        parts.append(f"checks: [{', '.join(default_checks(framework))}]\n")
+    parts.append("\n")
+    parts += [_list(key, values) for key, values in lists.items()]
+    parts.append(_index(elsewhere.rows, {framework, *map(pypi_name, lists.get("pip", lists["packages"]))}))
+    parts += [_labels(wish), _environment(wish), _parts(wish)]
+    parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
+    if extras := row.extras(version, cuda):
+        parts.append(f"    extras: [{', '.join(extras)}]\n")
+    choice = Choice(framework=framework, version=version, cuda=cuda, python=python)
+    return Draft(text="".join(parts), notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
+
+
+def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
+    """A recipe that adds what `wish` asks for to `target`; with no wish one to fill in.
+
+    `target_conflicts` says before whether the target has what the file bounds.
+    """
+    lines = _Lines(wish.file, [*wish.notes], [*wish.left]) if wish else _Lines("more")
+    wish = wish or Wish(file="more")
+    conda = target.source == "conda"
+    lists: dict[str, list[str]] = {"packages": [], "constraints": [], "pip": []}
+    for text in wish.conda:
+        spec, channels = parse_spec(text), target.channels
+        if spec.name == target.framework:
+            lines.note(_comes_from(text, target))
+        elif not conda and _BROUGHT.fullmatch(spec.name):
+            lines.note(f"{text} of conda: wheels bring their own")
+        elif not conda:
+            lines.lose(f"{text}: {target.name} takes its packages from PyPI", "write PyPI's name of it")
+        elif spec.channel and spec.channel not in channels:
+            channel = channel_name(spec.channel)
+            lines.lose(f"{text}: {target.name} has no channel {channel}", "take it from another")
+        else:
+            lists["packages"].append(text)
+    for text in wish.pip:
+        if pypi_name(text) in (target.framework, FRAMEWORKS.get(target.framework)):
+            lines.note(_comes_from(text, target))
+        else:
+            lists["pip" if conda else "packages"].append(text)
+    lists["pip" if conda else "packages"] += wish.sources
+    more = [name for name in wish.channels if channel_address(name) not in target.channels]
+    if conda and more:
+        lines.lose(
+            f"the channels {', '.join(more)}: those of {target.name} are asked alone",
+            "build on a target with these channels",
+        )
+    if more := [one for one in wish.parts.capabilities if one not in target.capabilities]:
+        lines.note(f"the capabilities {', '.join(more)}: {target.name} is made for its own")
+    own = [one for one in wish.constraints if pypi_name(one) != target.framework]
+    if conda:
+        lists["pip"] = _with_bounds(lists["pip"], own, lines)
+    else:
+        lists["constraints"] = own
+        _lose_patch(wish, target.python, lines)
+    text = (
+        _head(wish, lines)
+        + f"family: {family}\ndescription: {_description(f'{wish.file} on {target.name}')}\n"
+        + f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
+        + "".join(_list(key, values) for key, values in lists.items() if values or key == "packages")
+        + _labels(wish)
+        + _environment(wish)
+        + _parts(wish)
+    )
+    choice = Choice(
+        framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
+    )
+    return Draft(text=text, notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
+
+
+def target_conflicts(wish: Wish, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
+    """What the file bounds and `target` has otherwise; `versions` are those of its locked wheels by name."""
+    found = []
+    own, framework = f"{target.name} has", target.framework
+    if not fits_python(target.python, wish.python):
+        found.append(f"Python {wish.python}, and {own} Python {target.python}")
+    row = Row(framework=framework, source=target.source, wish=wish)
+    if (told := row.told_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
+        found.append(f"CUDA {told}, and {own} CUDA {target.cuda}")
+    for spec in map(parse_spec, wish.conda):
+        if spec.name == framework and not series_within(spec.version, target.version):
+            found.append(f"{spec}, and {own} {framework} {target.version}")
+    for text in dict.fromkeys((*wish.pip, *wish.constraints)):
+        name, bounds = pypi_name(text), bounds_in(text)
+        if version := versions.get(name, ""):
+            allowed = not bounds or within(bounds, version)
+        elif name in (framework, FRAMEWORKS.get(framework)):
+            version, allowed = target.version, series_within(bounds, target.version)
+        else:
+            continue
+        if not allowed:
+            found.append(f"{text}, and {own} {name} {version}")
+    return tuple(found)
+
+
+def check_draft(
+    text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[Base]
+) -> tuple[Target, ...]:
+    """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
+    try:
+        recipe = parse_recipe(text, f"recipes/{family}.yaml")
+        made = expand_all([*recipes, recipe], bases)
+    except RecipeError as error:
+        raise RecipeError(
+            error.diagnostics,
+            hint="change the options, or save the output of --print as a recipe and fix it",
+        ) from error
+    return tuple(target for target in made if target.family == recipe.family)
+
+
+# --- its Python ---------------------------------------------------------------------------------
+
+
+def python_candidates(bounds: str, bases: Sequence[Base]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The Pythons to try for packages of PyPI: those that bases carry, then others; each the newest first.
+
+    A base's own Python needs no channel of conda. Pythons outside of `bounds` are not among them.
+    """
+    carried = sorted({base.python for base in bases if base.python}, key=natural, reverse=True)
+    others = [f"3.{minor}" for minor in range(_NEWEST_PYTHON, _OLDEST_PYTHON - 1, -1)]
+    return (
+        tuple(one for one in carried if fits_python(one, bounds)),
+        tuple(one for one in others if one not in carried and fits_python(one, bounds)),
+    )
+
+
+def base_for(python: str, bases: Sequence[Base]) -> Base:
+    """The base that carries a Python, else the first that carries one. Raises UsageError for none."""
+    fitting = [base for base in bases if base.python]
+    if not fitting:
+        raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
+    return next((base for base in fitting if base.python == python), fitting[0])
+
+
+def _python(
+    wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: _Lines, released: Collection[str]
+) -> tuple[Base, str]:
+    """A base, and the environment's Python: what was chosen, or the file's where it can be.
+
+    `released` are the Pythons that the framework was released for, empty where that is not known.
+    """
+    fitting = [base for base in bases if base.python or source == "conda"]
+    if not fitting:
+        raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
+    wanted = [chosen] if chosen else [base.python for base in fitting if base.python]
+    wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
+    wanted.sort(key=lambda one: bool(released) and one not in released)
+    python = next((python for python in wanted if fits_python(python, wish.python)), "")
+    base = next((base for base in fitting if base.python == python), fitting[0])
+    if python:
+        if source != "conda":
+            _lose_patch(wish, python, lines)
+        if not minor_python(wish.python) and not chosen:
+            lines.note(f"Python {python} was written: {wish.file} leaves it open")
+        if source != "conda" and base.python != python:
+            lines.note(f"Python {python} comes from conda-forge: no base carries it")
+        return base, python
+    python = base.python or "3.12"
+    lines.lose(
+        f"Python {wish.python} is not known: Python {python} was written", "write bounds, such as >=3.11"
+    )
+    return base, python
+
+
+def _lose_patch(wish: Wish, python: str, lines: _Lines) -> None:
+    """Images with packages of PyPI have the patch release of Python that their base has."""
+    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", wish.python):
+        lines.lose(
+            f"Python {wish.python}: the image has the release of {python} of its base", f"write {python}"
+        )
+
+
+# --- its packages --------------------------------------------------------------------------------
+
+
+def _from_conda(row: Row, lines: _Lines) -> Row:
+    """The same where the file is one of pip's: what goes with the framework comes from conda as well."""
+    own = FRAMEWORKS.get(row.framework, "")
+    wish, beside = row.wish, knowledge.companion_names(own)
+    named = {spec.name: spec for spec in map(parse_spec, wish.conda)}
+    if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
+        lines.note(f"jaxlib was added to {jax}: it has the code for GPUs")
+        wish = replace(wish, conda=[*wish.conda, str(replace(jax, name="jaxlib"))])
+    if wish.conda or wish.channels:
+        return replace(row, wish=wish)
+    pinned = next((text for text in wish.pip if pypi_name(text) == own), "")
+    moved = [text for text in wish.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
+    if moved:
+        lines.note(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
+    conda = [str(parse_spec(text)) for text in (f"{row.framework}{bounds_in(pinned)}", *moved)]
+    return replace(row, wish=replace(wish, conda=conda, pip=[one for one in wish.pip if one not in moved]))
+
+
+def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
+    wish, specs = row.wish, row.specs
+    constraints = [str(replace(spec, version="")) for spec in specs if spec.build or spec.channel]
+    for spec in specs:
+        if spec.version not in ("", specs[0].version):
+            own = replace(row, wish=replace(wish, conda=[str(spec)]))
+            if own.covers(version):
+                lines.note(f"{spec}: the row's version says it")
+            else:
+                lines.lose(f"{spec}: the row has version {version}", "name one release with --framework")
+    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", wish.python):
+        constraints.append(f"python {wish.python}")
+    constraints += wish.conda_bounds
+    same = FRAMEWORKS.get(row.framework, "")
+    pypi = Row(framework=same, source="pypi", wish=wish)
+    for text in wish.pip:
+        if same and pypi_name(text) == same and pypi.allows(version):
+            lines.note(f"{text} of PyPI: the framework comes from conda, as {row.framework}")
+        elif same and pypi_name(text) == same:
+            lines.lose(f"{text} of PyPI: conda's is {row.framework} {version}", "take one of them out")
+    pip = [text for text in wish.pip if not same or pypi_name(text) != same]
+    bounds = [one for one in wish.constraints if pypi_name(one) != same]
+    lists = {
+        "packages": [text for text in wish.conda if parse_spec(text).name != row.framework],
+        "constraints": constraints,
+        "pip": [*_with_bounds(pip, bounds, lines), *wish.sources],
+    }
+    return {key: values for key, values in lists.items() if values or key == "packages"}
+
+
+def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _Lines) -> list[str]:
+    """Packages of PyPI in a conda environment, bounded themselves: constraints there are conda's."""
+    found = list(pip)
+    for one in constraints:
+        same = [index for index, text in enumerate(found) if pypi_name(text) == pypi_name(one)]
+        for index in same:
+            more = bounds_in(one)
+            found[index] += f",{more}" if bounds_in(found[index]) else more
+        if not same:
+            lines.lose(f"the bound {one} of what others need", "write it under pip, or as conda has it")
+    return found
+
+
+def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
+    """The package by which conda's builds for a CUDA are chosen, and the bound on the framework's build.
+
+    Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
+    pytorch-cuda); conda-forge.org/docs/user/tipsandtricks, "Installing CUDA-enabled packages" (cuda-version).
+    """
+    channels = [channel_name(spec.channel) for spec in row.specs if spec.channel] or row.wish.channels
+    first = next((name for name in channels if name in ("pytorch", INSTEAD)), INSTEAD)
+    name = "cuda-version"
+    if first == "pytorch" and FRAMEWORKS[row.framework] == "torch":
+        name = "pytorch-cuda" if natural(version) >= natural("1.13") else "cudatoolkit"
+    return f"{name} {cuda}.*", f"{row.framework} * *cuda*"
+
+
+def _pypi_lists(row: Row, cuda: str, lines: _Lines) -> dict[str, list[str]]:
+    for text in (*row.wish.conda, *row.wish.conda_bounds):
+        if _BROUGHT.fullmatch(parse_spec(text).name):
+            if parse_spec(text).name != "pip":
+                lines.note(f"{text} of conda: the wheels of {row.framework} bring their own")
+        else:
+            lines.lose(
+                f"{text} is conda's, and {row.framework} comes from PyPI",
+                "write PyPI's name of it under pip, or take a framework of conda: --framework NAME",
+            )
+    bounds = [text for text in row.wish.constraints if pypi_name(text) != row.framework]
+    packages = [text for text in row.wish.pip if pypi_name(text) != row.framework]
+    if row.other_cuda(cuda):
+        own = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
+        packages = [text for text in packages if text not in own]
+        for text in own:
+            lines.lose(f"{text} is a library of another CUDA", f"{row.framework} brings its own")
+    lists = {"packages": [*packages, *row.wish.sources]}
+    return {**lists, **({"constraints": bounds} if bounds else {})}
+
+
+def _comes_from(text: str, target: Target) -> str:
+    return f"{text}: {target.name} brings {target.framework} {target.version}"
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def _head(wish: Wish, lines: _Lines) -> str:
+    text = ["# yaml-language-server: $schema=recipe.schema.json"]
+    for title, some in (("What was left out", lines.lost), ("What was decided on the way", lines.notes)):
+        if some:
+            text.append(f"# From {show(wish.file)[1:-1]}. {title}:")
+            text += [f"#   {re.sub('[^ -~]', '?', line)}" for line in some]
+    return "\n".join(text) + "\n"
+
+
+def _description(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9 .,;()/+_=-]", "_", text)[:200].strip(" _")
+
+
+def _list(key: str, values: Sequence[str]) -> str:
+    if not values:
+        return f"{key}: []\n"
+    return f"{key}:\n" + "".join(f"  - {quoted(value)}\n" for value in dict.fromkeys(values))
+
+
+def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
+    """The indexes of those packages that the recipe asks for itself."""
+    lines = [f"  {quoted(package)}: {index}\n" for package, index in rows.items() if package in names]
+    return "index:\n" + "".join(lines) if lines else ""
+
+
+def _labels(wish: Wish) -> str:
+    """Their values may hold quotes."""
+    if not wish.labels:
+        return ""
+    return "labels:\n" + "".join(
+        f"  {quoted(name)}: '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in wish.labels.items()
+    )
+
+
+def _environment(wish: Wish) -> str:
+    if not wish.environment:
+        return ""
+    lines = [f'  {name}: "{value}"\n' for name, value in wish.environment.items()]
+    return "environment:\n" + "".join(lines)
+
+
+def _parts(wish: Wish) -> str:
+    """What a container file says of its image."""
+    parts = wish.parts
+    lines = [_list("system", list(parts.debian))] if parts.debian else []
+    if parts.files:
+        folders = dict.fromkeys(folder for folder, _ in parts.files)
+        inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}
+        lines.append("files:\n")
+        lines += [f'  "{one}": [{", ".join(map(json.dumps, inside[one]))}]\n' for one in folders]
+    lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
+    for key in ("entrypoint", "command"):
+        if words := getattr(parts, key):
+            lines.append(f"{key}: [{', '.join(json.dumps(word) for word in words)}]\n")
+    return "".join(lines)
+
+
+def quoted(text: str) -> str:
+    """A value of a list as YAML keeps it text; no rule allows a quote or a backslash."""
+    words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+    plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
+    return text if plain and text not in words else f'"{text}"'

@@ -1,0 +1,364 @@
+"""Environments that people have already, read into what recipes can say of them.
+
+`environment.yml` here; pip_lines.py reads requirements files, manifests.py what projects want,
+dockerfiles.py and definitions.py what containers are built from, foreign_locks.py and python_locks.py what
+other tools locked. All of them are data from strangers, read within
+caps and through the same allow-lists as recipes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from imagefactory.errors import RecipeError, UsageError, os_problem
+from imagefactory.extras.importers.build_context import BuildContext, decode_text, git_root, open_context, told_context
+from imagefactory.extras.importers.container import Around, Selection
+from imagefactory.recipes.definitions import DEFINITION, read_definition
+from imagefactory.extras.importers.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
+from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
+from imagefactory.extras.importers.manifests import ProjectAsk, read_folder_project, read_project
+from imagefactory.extras.importers.pip_lines import MOST_FILES, Beside, take_pip_line, take_requirements
+from imagefactory.extras.importers.locks import read_poetry_lock, read_pylock, read_uv_lock
+from imagefactory.recipes.toml_tree import parse_toml
+from imagefactory.extras.importers.spec import PLATFORM, Wish, items_of, minor_python, poetry_bounds, selected, take_channels, take_match_spec, text_of
+from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show, too_large
+
+# Locks of several platforms are large.
+LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
+_NOTHING = (
+    "no-packages",
+    "is not a supported environment file",
+    "give an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, a Dockerfile, "
+    "a definition of apptainer or a lock of conda-lock, pixi, uv or Poetry, or a pylock.toml",
+)
+_NO_ENVIRONMENTS = (
+    "no-environments",
+    "has no environments to choose from, as a pixi.lock has",
+    "remove --environment",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a file is read.
+
+    `pythons` are what bases carry, the preferred first: the first that the file allows judges markers.
+    `environment` names one of pixi's; `extras` and `groups` are those of a project that are wanted too.
+    `root` is the imagefactory project's, where `reserved` are imagefactory's own names. `build_context` is
+    the directory that a person names for a container file, `context` what it copies from. `beside` reads
+    files that this one names, `place` is its folder from the root on (None outside of it), `projects` are
+    the folders whose projects were read. `build_args` are values for a container file.
+    """
+
+    pythons: tuple[str, ...]
+    environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    root: Path | None = None
+    reserved: tuple[str, ...] = ()
+    build_context: Path | None = None
+    beside: Callable[[str], str | None] = lambda _: None
+    place: str | None = None
+    projects: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    context: BuildContext | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
+
+    def inside(self, bounds: str) -> Beside:
+        """What pip's lines are read with, in an environment whose Python is bounded."""
+        return Beside(self.python(bounds), self.beside, project=self._project, place=self.place)
+
+    def _project(self, folder: str, extras: tuple[str, ...], beside: Beside) -> Wish | None:
+        if (key := (folder, extras)) in self.projects:  # projects may need each other
+            return Wish(file=folder)
+        if len(self.projects) >= MOST_FILES:
+            return None
+        self.projects.add(key)
+        return read_folder_project(folder, ProjectAsk(beside=beside, extras=extras), self.python)
+
+    def asked(self, bounds: str) -> ProjectAsk:
+        """How the project of the file itself is read."""
+        return ProjectAsk(
+            beside=self.inside(bounds),
+            environment=self.environment,
+            extras=self.extras,
+            groups=self.groups,
+            named=True,
+        )
+
+    def python(self, bounds: str) -> str:
+        """The Python by which markers are judged."""
+        return minor_python(bounds) or next(
+            (one for one in self.pythons if _within(one, bounds)), self.pythons[0]
+        )
+
+
+def _within(python: str, bounds: str) -> bool:
+    try:
+        return SpecifierSet(bounds).contains(f"{python}.5")
+    except InvalidSpecifier:
+        return False
+
+
+def read_wish(path: Path, reading: Reading) -> Wish:
+    """What the file at `path` asks for; its content tells which kind it is.
+
+    Files that it names are read in its folder, its git work tree and the imagefactory project.
+    Raises UsageError when it cannot be read, RecipeError for what is none of these files.
+    """
+    text, folder = _read(path), path.parent.resolve()
+    file = show(path.name)[1:-1]
+    if _container(text, file):
+        return _read_container(path, text, reading)
+    if reading.build_context:
+        hint = "leave it out: it says where a Dockerfile's COPY takes files from"
+        raise UsageError(
+            "option-conflict", f"{path} is not a container file, so --context has no effect", hint=hint
+        )
+    if reading.build_args:
+        hint = "leave it out: it sets an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition"
+        raise UsageError(
+            "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
+        )
+    root = reading.root.resolve() if reading.root else None
+    within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
+
+    def beside(name: str) -> str | None:
+        other = folder / name
+        try:
+            inside = any(other.resolve().is_relative_to(one) for one in within)
+            return _read(other) if inside and other.is_file() else None
+        except (RecipeError, UsageError, OSError, ValueError):
+            return None
+
+    place = str(folder.relative_to(root)) if root in within else None
+    return parse_wish(text, file, replace(reading, beside=beside, place=place))
+
+
+def _read_container(path: Path, text: str, reading: Reading) -> Wish:
+    """A container file, whose other files are those of its build context."""
+    file = show(path.name)[1:-1]
+    context = open_context(
+        path.parent,
+        given=reading.build_context,
+        project=reading.root,
+        reserved=reading.reserved,
+        file=path.name,
+    )
+    reading = replace(reading, beside=context.read, context=context, place=context.project_path("."))
+    wish = parse_wish(text, file, reading)
+    if context.root != context.own or context.named:
+        wish.note(first_place(file), told_context(context))
+    return wish
+
+
+def _work_tree(folder: Path) -> Path | None:
+    """The root of the git work tree that a folder is in; a home directory under git is none."""
+    found = git_root(folder)
+    return None if found is None or Path.home().is_relative_to(found) else found
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LIMITS.size + 1)
+        if len(data) > LIMITS.size:
+            raise too_large(show(path.name)[1:-1], LIMITS)
+        return decode_text(data)
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint="check the path") from error
+    except ValueError as error:
+        raise UsageError("encoding-invalid", f"{path} {error}", hint="save it as UTF-8") from error
+
+
+def parse_wish(text: str, file: str, reading: Reading) -> Wish:
+    """The same of a text. Raises RecipeError."""
+    own = file in ("pyproject.toml", "setup.py", "setup.cfg")
+    reading = replace(reading, projects={(".", ())} if own else set())
+    if file.endswith((".py", ".cfg")):
+        return _setup(text, file, reading)
+    if read := _container(text, file):
+        _refuse_choices(file, reading)
+        around = Around(
+            inside=lambda bounds: _within_file(reading.inside(bounds), file),
+            parse=lambda inner, name, chosen: _parse_packages(inner, name, _chosen(reading, chosen)),
+            context=reading.context,
+            build_args=reading.build_args,
+        )
+        return read(text, file, around)
+    return _parse_packages(text, file, reading)
+
+
+def _chosen(reading: Reading, chosen: Selection) -> Reading:
+    """How a file is read of which a command chooses parts."""
+    python = minor_python(chosen.python)
+    return replace(
+        reading,
+        environment=chosen.environment or reading.environment,
+        extras=chosen.extras,
+        groups=chosen.groups,
+        pythons=(python, *reading.pythons) if python else reading.pythons,
+    )
+
+
+def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
+    """What lists packages, and no container: what a container names may be no other."""
+    start = first_place(file)
+    toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
+    if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
+        return _toml(parse_toml(text, file, LIMITS), file, reading)
+    if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
+        _refuse_choices(file, reading)
+        if EXPLICIT.search(text):
+            return read_explicit(text, file)
+        wish = Wish(file=file)
+        take_requirements(wish, text, file, _within_file(reading.inside(""), file))
+        return wish
+    if re.search(r"\{[{%]", text):
+        raise refused(
+            start,
+            "template-not-filled",
+            "is a template ({{ }} or {% %})",
+            "fill it in, and import the result",
+        )
+    if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
+        raise refused(start, *_NOTHING)
+    root = parse_tree(text, file, LIMITS)
+    if root.kind == "map" and "environments" in root.keys:
+        _refuse_choices(file, replace(reading, environment=""))
+        return read_pixi_lock(root, file, reading.environment, reading.inside(""))
+    _refuse_choices(file, reading)
+    if root.kind == "map" and "package" in root.keys:
+        return read_conda_lock(root, file)
+    if root.kind == "map" and "dependencies" in root.keys:
+        return _environment(root, text, file, reading)
+    raise refused(start, *_NOTHING)
+
+
+def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
+    """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
+    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
+        return None
+    if DEFINITION.match(text) or file.endswith(".def"):
+        return read_definition
+    return read_dockerfile if DOCKERFILE.match(text) or NAMED.fullmatch(file) else None
+
+
+def _within_file(beside: Beside, file: str) -> Beside:
+    return replace(beside, above=(file,))
+
+
+def _refuse_choices(file: str, reading: Reading) -> None:
+    """Raises RecipeError where an environment, an extra or a group is asked of a file without."""
+    if reading.environment:
+        raise refused(first_place(file), *_NO_ENVIRONMENTS)
+    if reading.extras or reading.groups:
+        option = "--extra" if reading.extras else "--group"
+        what = "has no extras and no groups to choose from, as a pyproject.toml has"
+        raise refused(first_place(file), "option-not-applicable", what, f"remove {option}")
+
+
+def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
+    if root.get("lock-version"):
+        if reading.environment:
+            raise refused(root.where, *_NO_ENVIRONMENTS)
+        return read_pylock(root, file, reading.asked(text_of(root, "requires-python")))
+    if not root.get("package") or root.get("project") or root.get("workspace"):
+        return read_project(
+            root, file, reading.asked(text_of(root.get("project") or root, "requires-python"))
+        )
+    if reading.environment:
+        raise refused(root.where, *_NO_ENVIRONMENTS)
+    if metadata := root.get("metadata"):
+        bounds = poetry_bounds(text_of(metadata, "python-versions")) or ""
+        return read_poetry_lock(root, file, reading.asked(bounds))
+    return read_uv_lock(root, file, reading.asked(text_of(root, "requires-python")))
+
+
+def _setup(text: str, file: str, reading: Reading) -> Wish:
+    """What the project of a setup.py or setup.cfg needs, and what its pyproject.toml adds."""
+    if reading.environment:
+        raise refused(first_place(file), *_NO_ENVIRONMENTS)
+    near = reading.beside
+    reading = replace(reading, beside=lambda name: text if name == file else near(name))
+    named = file in ("setup.py", "setup.cfg")
+    wish = read_folder_project(".", reading.asked(""), reading.python) if named else None
+    if wish is None:
+        what = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
+        raise refused(
+            first_place(file),
+            "setup-not-readable",
+            what,
+            "list the packages in a requirements.txt, and import that",
+        )
+    return replace(wish, file=file)
+
+
+# --- environment.yml -----------------------------------------------------------------------------
+
+
+def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish:
+    wish, lines = Wish(file=file), text.split("\n")
+    for key, value in root.pairs:
+        match key.text:
+            case "name" | "prefix":  # of an environment on somebody's machine
+                pass
+            case "channels":
+                take_channels(wish, value)
+            case "dependencies":
+                for item in items_of(wish, value, "dependencies"):
+                    if _for_platform(wish, item, lines):
+                        _dependency(wish, item, reading, lines)
+            case "variables":
+                for name, item in value.pairs:
+                    wish.variable(name.text, item.text, name.where)
+            case "platforms":
+                if PLATFORM not in [item.text for item in value.items]:
+                    wish.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
+            case "prefix":  # where it was on that machine
+                pass
+            case _:
+                do = "write what it asks for into the file's other keys, or remove it"
+                wish.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
+    named = root.get("channels")
+    wish.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
+    return wish
+
+
+def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
+    """Judges a selector behind an item (`# [linux]`), as conda-lock reads them; to conda it is a comment."""
+    line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
+    found = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
+    if not found:
+        return True
+    holds = selected(found[1])
+    if holds is None:
+        wish.note(
+            item.where, f"the line is taken: the selector {show(found[0].strip())} is a comment to conda"
+        )
+    elif not holds:
+        wish.note(item.where, f"{show(item.text)} is not for {PLATFORM}")
+    return holds is not False
+
+
+def _dependency(wish: Wish, item: YamlNode, reading: Reading, lines: list[str]) -> None:
+    if item.kind == "text":
+        take_match_spec(wish, item.text, item.where)
+        return
+    for key, value in item.pairs:
+        if key.text == "pip":
+            for line in items_of(wish, value, "pip"):
+                if _for_platform(wish, line, lines):
+                    take_pip_line(
+                        wish, line.text, line.where, _within_file(reading.inside(wish.python), wish.file)
+                    )
+        else:
+            wish.leave(
+                key.where, f"{show(key.text)} is not read", f"write its packages for {PLATFORM} as a list"
+            )
+    if item.kind == "list":
+        wish.leave(item.where, "a list in a list is not read", "write its packages one level up")

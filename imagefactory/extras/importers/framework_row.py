@@ -1,0 +1,458 @@
+"""What an environment says of its framework: which one, from where, which version, for which CUDA. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import built_for
+from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.recipes.match_spec import Spec, parse_spec
+from imagefactory.recipes.values import RULES, canonical
+from imagefactory.extras.importers.spec import CPU_ONLY, Wish, minor_python
+from imagefactory.versions import natural
+
+# A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
+FRAMEWORKS = {
+    "pytorch-gpu": "torch",
+    "pytorch": "torch",
+    "tensorflow-gpu": "tensorflow",
+    "tensorflow": "tensorflow",
+    "jaxlib": "jax",
+}
+# Packages whose version is that of CUDA, the surest first.
+_CUDA_PACKAGES = (
+    "pytorch-cuda",
+    "cuda-version",
+    "cudatoolkit",
+    "cuda-toolkit",
+    "cuda",
+    "cuda-cudart",
+    "cuda-runtime",
+)
+_FOR_CUDA = re.compile(r".+-cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
+_CUDA = "VERSION (such as 12.4)"
+_FIRST = ("torch", "tensorflow", "jax")
+"""Frameworks that an image is for where a file names others of PyPI too."""
+_OTHERS = tuple(name for name in knowledge.families().values() if name not in (*_FIRST, "numba"))
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The framework in what a file asks for."""
+
+    framework: str
+    source: str
+    wish: Wish
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its match specs among conda's packages, those with a version first; a bare one if there is none."""
+        found = [spec for spec in map(parse_spec, self.wish.conda) if spec.name == self.framework]
+        return tuple(sorted(found, key=lambda spec: not spec.version)) or (Spec(name=self.framework),)
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Its requirements among PyPI's; a bare one where the file needs it only through others."""
+        found = tuple(text for text in self.wish.pip if pypi_name(text) == self.framework)
+        return found or (self.framework,)
+
+    @property
+    def bounds(self) -> str:
+        """Its bounds as the file has them, empty for any version."""
+        if self.source == "conda":
+            return self.specs[0].version
+        more = (one for one in self.wish.constraints if pypi_name(one) == self.framework)
+        return ",".join(filter(None, map(bounds_in, (*self.requirements, *more))))
+
+    @property
+    def version(self) -> str:
+        """`2.3` or `2.3.1`; empty where the file leaves it open."""
+        return next(filter(None, map(_release, self.bounds.split(","))), "")
+
+    def allows(self, version: str) -> bool:
+        """Whether some release of a version or series is within the file's bounds."""
+        return version == self.version or series_within(self.bounds, version)
+
+    def covers(self, version: str) -> bool:
+        """Whether a row of that version stays within the file's bounds, whatever release is locked."""
+        if not self.bounds or (version == self.version and version.count(".") > 1):
+            return True
+        return all(_within(self.bounds, (one,)) for one in _releases(version))
+
+    def known(self) -> tuple[str, ...]:
+        """The versions in the knowledge table that the file's bounds allow, the oldest first."""
+        return tuple(one for one in self._series() if self.allows(one))
+
+    @property
+    def newest(self) -> str:
+        """The newest version in the knowledge table, whatever the file's bounds; empty for none."""
+        return "".join(self._series()[-1:])
+
+    def _series(self) -> list[str]:
+        found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
+        return sorted(found, key=natural)
+
+    def range_with(self, cuda: str) -> str:
+        """The bounds within which PyPI's wheels come with `cuda` (`12.4`, or `12` for any such release).
+
+        Empty where no known version does.
+        """
+        series = self._series()
+        fitting = [
+            one
+            for one in series
+            if self._as_offered(cuda, self.offers(one)) in self.offers(one)
+            or cuda in {offer.partition(".")[0] for offer in self.offers(one)}
+        ]
+        if not fitting:
+            return ""
+        first = last = series.index(fitting[-1])
+        while first and series[first - 1] in fitting:
+            first -= 1
+        above = f",<{series[last + 1]}" if last + 1 < len(series) else ""
+        return f">={series[first]}{above}"
+
+    def cuda(self, version: str) -> str:
+        """The CUDA that packages beside it, its build, its channels or its wheels tell; empty for none."""
+        offers = self.offers(version)
+        if self.source == "pypi" and version and len(offers) == 1:
+            return offers[0]
+        if own := self._named_cuda(version):
+            return own
+        if told := self.told_cuda():
+            return self._as_offered(told, offers)
+        below = self._as_offered(self.wish.below, offers)
+        return below if not offers or below in offers else ""
+
+    def told_cuda(self) -> str:
+        """What the file says itself: `cpu` for a build without CUDA, empty where it says nothing."""
+        if CPU_ONLY in self.wish.hints:
+            return "cpu"
+        built, beside = self._own_build(), self._cuda_beside()
+        builds = (self.wish.builds.get(self.framework, ""), *(spec.build for spec in self.specs))
+        glued = any(re.search(r"cuda[0-9]{3}", build) for build in builds)
+        if told := (beside or built) if glued else (built or beside):
+            return told
+        hints = self.wish.hints
+        for word in (*(spec.build for spec in self.specs), *self.wish.channels, *hints):
+            if found := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
+                return f"{found[1] or found[3]}.{found[2] or found[4]}"
+        return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
+
+    def _cuda_beside(self) -> str:
+        """What packages say whose version is that of CUDA.
+
+        They say it better than a build of conda-forge, `cuda120`: it is made with 12.0 and runs with any 12.
+        """
+        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
+        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
+        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
+        found = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
+        return next((one[1] for one in found if one), "")
+
+    def named_beside(self) -> tuple[str, str]:
+        """A package of the file whose name says one major version of CUDA, and that (`cupy-cuda12x`, `12`).
+
+        Both are empty where no name says it, or where the names differ.
+        """
+        names = [name for name in map(pypi_name, self.wish.pip) if name != self.framework]
+        found = {one[1]: name for name in names if (one := _FOR_CUDA.fullmatch(name))}
+        return (
+            next(((name, major) for major, name in found.items()), ("", "")) if len(found) == 1 else ("", "")
+        )
+
+    def refuse_rocm(self) -> None:
+        """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""
+        names = (
+            *self.requirements,
+            self.wish.builds.get(self.framework, ""),
+            *self.wish.pip,
+            *self.wish.hints,
+        )
+        found = next(filter(None, (re.search(r"\brocm-?([0-9][0-9.]*)?", name) for name in names)), None)
+        if found and self.source == "pypi":
+            rocm = f" {found[1]}" if found[1] else ""
+            raise UsageError(
+                "rocm-not-supported",
+                f"{self.wish.file} means a build of {self.framework} for ROCm{rocm}",
+                hint="write its row manually, with rocm instead of cuda (docs/recipes.md), or choose CUDA: "
+                "--cuda VERSION",
+            )
+
+    def _named_cuda(self, version: str) -> str:
+        """The CUDA that its extras (`jax[cuda12_local]`), its name (`cupy-cuda12x`) or one beside it say."""
+        if self.source != "pypi" or not version:
+            return ""
+        words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
+        majors = set(filter(None, map(_cuda_in, words))) or set(filter(None, self.named_beside()[1:]))
+        offers = self.offers(version) or tuple(majors)
+        return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
+
+    def meant_cuda(self) -> str:
+        """What the file says itself, else the CUDA of the framework's extras (`jax[cuda11_cudnn86]`)."""
+        majors = set(filter(None, map(_cuda_in, self._written_extras()))) if self.source == "pypi" else set()
+        return self.told_cuda() or (majors.pop() if len(majors) == 1 else "")
+
+    def _written_extras(self) -> set[str]:
+        written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))
+        return {canonical(extra.strip()) for extra in written.split(",") if extra.strip()}
+
+    def _own_build(self) -> str:
+        """What its own build tag or build string says."""
+        build = self.wish.builds.get(self.framework, "")
+        if self.source == "pypi":
+            found = re.match(r"cu([0-9]{2})([0-9])(?![0-9])", build)
+            return f"{found[1]}.{found[2]}" if found else "cpu" if build.startswith("cpu") else ""
+        builds = filter(None, map(built_for, (build, *(spec.build.replace("*", "") for spec in self.specs))))
+        return next((told for told in builds if told == "cpu" or "." in told), "")
+
+    def offers(self, version: str) -> tuple[str, ...]:
+        """The CUDA versions that PyPI offers its version with."""
+        found = {wheel.cuda for wheel in knowledge.offered(self.framework, version)} if version else set()
+        return tuple(sorted(found, key=natural))
+
+    def _as_offered(self, cuda: str, offers: Sequence[str]) -> str:
+        """`12` where PyPI's wheels bind only the major version."""
+        major = cuda.partition(".")[0]
+        return major if self.source == "pypi" and major in offers else cuda
+
+    def other_cuda(self, cuda: str) -> bool:
+        """Whether the file means another CUDA."""
+        told = self.told_cuda()
+        return bool(told) and self._as_offered(told, (cuda,)) != cuda
+
+    def other_below(self, cuda: str) -> bool:
+        """Whether the image below has another CUDA than the framework will."""
+        return bool(self.wish.below) and self._as_offered(self.wish.below, (cuda,)) != cuda
+
+    def other_build(self, version: str) -> str:
+        """What is wrong with a file that means a build for the CPU, or one that its source has not."""
+        told, offers = self.meant_cuda(), self.offers(version)
+        what = f"{self.wish.file} means {'a build of ' if told == 'cpu' else ''}{self.framework} {version}"
+        if told == "cpu":
+            return f"{what.strip()} without CUDA"
+        if self.source != "pypi" or not told:
+            return ""
+        if not version and not self.range_with(told) and self.known():
+            return f"{what.strip()} for CUDA {told}, and PyPI has no such build that is known"
+        if not offers or self._as_offered(told, offers) in offers:
+            return ""
+        return f"{what.strip()} for CUDA {told}, and PyPI has it for CUDA {' and '.join(offers)}"
+
+    def conda_name(self) -> str:
+        """Its name on conda's channels; empty where none is known."""
+        others = any(pypi == self.framework for pypi in FRAMEWORKS.values())
+        return _of_source(self.framework, "conda", set()) if others else ""
+
+    def refuse_other_build(self, version: str, *, index: str = "") -> None:
+        """Raises UsageError where the file means a build for the CPU, or one that its source has not.
+
+        `index` is how to name another index that has it.
+        """
+        if message := self.other_build(version):
+            told, offers = self.meant_cuda(), self.offers(version)
+            ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
+            if told != "cpu" and index:
+                ways.append(f"take that build: {index}, and run this command again")
+            if told != "cpu" and version and (conda := self.conda_name()):
+                ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {told}")
+            raise UsageError("framework-conflict", message, hint="; or ".join(ways))
+
+    def refuse_version(self, version: str) -> None:
+        """Raises UsageError for a version that the file's own bounds forbid, or do not allow as a whole."""
+        asks = f"{self.wish.file} asks for {self.framework}{self.bounds}"
+        if not self.allows(version):
+            known = " or ".join(self.known()[-_FEW:])
+            allowed = f", such as {known}," if known else ""
+            raise UsageError(
+                "option-conflict",
+                f"{asks}, which {version} is not",
+                hint=f"remove VERSION from --framework, or choose one{allowed} that the file allows",
+            )
+        if not self.covers(version):
+            raise UsageError(
+                "choice-required",
+                f"{asks}, and not every release of {version} is within that",
+                hint=f"name one release: --framework {self.framework}={version}.N",
+            )
+
+    def extras(self, version: str, cuda: str) -> tuple[str, ...]:
+        """Its own extras, and those without which its CUDA libraries do not come."""
+        if self.source == "conda":
+            return ()
+        own = self._written_extras() - {*self.other_extras(cuda)}
+        for wheel in knowledge.offered(self.framework, version):
+            own |= {*wheel.extras} if wheel.cuda == cuda else set()
+        return tuple(sorted(own))
+
+    def other_extras(self, cuda: str) -> tuple[str, ...]:
+        """Its extras for another major version of CUDA."""
+        major = cuda.partition(".")[0]
+        own = self._written_extras() if self.source == "pypi" else set()
+        return tuple(sorted(one for one in own if _cuda_in(one) not in ("", major)))
+
+    def released_for(self, version: str) -> tuple[str, ...]:
+        """The CUDA versions that a version was released for, wherever its builds are; the newest first."""
+        known = [
+            one.cuda
+            for one in knowledge.releases(_pypi(self.framework))
+            if version and (covers(one.version, version) or covers(version, one.version))
+        ]
+        return tuple(dict.fromkeys(known))
+
+    def pythons(self, version: str) -> tuple[str, ...]:
+        """The Pythons that a version was released for; empty where that is not known."""
+        rows = (one for one in knowledge.releases(_pypi(self.framework)) if covers(one.version, version))
+        return next((one.pythons for one in rows), ())
+
+    def _some_cuda(self, version: str) -> str:
+        """The CUDA versions that a version was released for, as an example for a person."""
+        known = self.released_for(version)
+        return f"VERSION (such as {' or '.join(known[:_FEW])})" if known else _CUDA
+
+    def ask(self, version: str, cuda: str) -> UsageError:
+        """What to say where the file leaves the version or the CUDA open and nothing can be solved."""
+        missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
+        cuda = cuda or self._some_cuda(version)
+        return UsageError(
+            "choice-required",
+            f"{self.wish.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
+            hint=f"pass it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
+        )
+
+
+def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
+    """The framework's name and its source, by the file and by what the person says; `source` may be empty.
+
+    Raises UsageError where the file names none itself.
+    """
+    found = named_framework(wish, named, source)
+    if not found[0]:
+        raise UsageError(
+            "framework-missing",
+            f"{wish.file} has no framework that the smoke test knows",
+            hint="choose its main package with --framework NAME, or build it --on TARGET",
+        )
+    return found
+
+
+def named_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
+    """The same; the framework is empty where neither names one."""
+    conda, pip = {parse_spec(text).name for text in wish.conda}, {pypi_name(text) for text in wish.pip}
+    if named:
+        if not source:
+            in_pip = canonical(named) in pip and named.lower() not in conda
+            source = "conda" if not in_pip and (conda or wish.channels or not pip) else "pypi"
+        return _of_source(named, source, conda), source
+    for name in FRAMEWORKS if source != "pypi" else ():
+        if name in conda:
+            return name, "conda"
+    if "jax" in conda and source != "pypi":  # it brings jaxlib, which has the code for GPUs
+        return "jaxlib", "conda"
+    if source == "conda":
+        name = next((conda for conda, own in FRAMEWORKS.items() if own in pip), "")
+        return (_of_source(name, source, conda) if name else ""), source
+    return first_framework(pip), "pypi" if pip else source
+
+
+def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
+    """The framework that an image is for, among the names that a file has and `others` that these need.
+
+    numba counts where numba-cuda goes with it: else it makes code for CPUs. A file that names tensorflow-cpu
+    reads data with TensorFlow, and keeps the GPU for another one. So does one that names JAX's CUDA plugin.
+    Empty for none.
+    """
+    if any(re.fullmatch(r"jax-cuda[0-9]+-plugin", name) for name in names):
+        names = {*names, "jax"} - {"tensorflow"}
+    if "tensorflow-cpu" in names and {*_FIRST}.intersection(others) - {"tensorflow"}:
+        others = {*others} - {"tensorflow"}
+    for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):
+        if found := next((name for name in ranked if name in some), ""):
+            return found
+    return "numba" if "numba-cuda" in {*names, *others} else ""
+
+
+def _of_source(named: str, source: str, conda: set[str]) -> str:
+    """A framework's name where it comes from: PyPI's torch is conda's pytorch."""
+    if source == "pypi":
+        known = FRAMEWORKS.get(named.lower(), "")
+        return known or canonical(named)
+    others = [name for name, own in FRAMEWORKS.items() if own == canonical(named) and name in conda]
+    usual = {"torch": "pytorch", "jax": "jaxlib"}.get(canonical(named), named.lower())
+    return named.lower() if named.lower() in conda and usual != "jaxlib" else next(iter(others), usual)
+
+
+def _cuda_in(word: str) -> str:
+    """The major version of CUDA that an extra or the end of a name says; empty for none."""
+    found = re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", word)
+    return found[1] if found else ""
+
+
+def _pypi(framework: str) -> str:
+    """A framework's name on PyPI."""
+    return FRAMEWORKS.get(framework, framework)
+
+
+def pypi_name(requirement: str) -> str:
+    """The distribution that a requirement names."""
+    return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
+
+
+def exact_pins(requirements: Iterable[str]) -> dict[str, str]:
+    """By name the one release that each pinned requirement allows (`demo==1.2.3`)."""
+    found = ((pypi_name(text), re.fullmatch(r"===?([0-9][^*,]*)", bounds_in(text))) for text in requirements)
+    return {name: one[1] for name, one in found if one}
+
+
+def fits_python(python: str, bounds: str) -> bool:
+    """Whether some patch version of a Python is within conda's bounds."""
+    if not bounds or minor_python(bounds):
+        return minor_python(bounds) in ("", python)
+    return _within(bounds, (f"{python}.5",))
+
+
+def bounds_in(requirement: str) -> str:
+    """The bounds of a requirement of PyPI, empty for none."""
+    return re.sub(r"^[^\[<>=!~]*(\[[^\]]*\])?", "", requirement)
+
+
+def series_within(bounds: str, version: str) -> bool:
+    """Whether bounds allow some release of a version or series (`2.3`)."""
+    return not bounds or _within(bounds, _releases(version))
+
+
+def _releases(version: str) -> tuple[str, ...]:
+    """A release as it is; of a series some that it may have."""
+    return (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in (*range(10), 99))
+
+
+def within(bounds: str, version: str) -> bool:
+    """Whether bounds allow one release."""
+    return _within(bounds, (version,))
+
+
+def _within(bounds: str, releases: Sequence[str]) -> bool:
+    try:
+        parts = (part if not part[:1].isdigit() else f"=={part}" for part in bounds.split(","))
+        allowed = SpecifierSet(",".join(parts))
+    except InvalidSpecifier:
+        return False
+    return any(allowed.contains(one, prereleases=True) for one in releases)
+
+
+def _release(bounds: str) -> str:
+    """The version that one pin names, as a recipe's row writes it; empty for a range and a pre-release.
+
+    A row of `2.3` means any release of that series, and `==2.3` means 2.3.0 alone.
+    """
+    found = re.fullmatch(r"(==)?([0-9]+(?:\.[0-9]+){1,3})(\.\*|[._]?post.*)?", bounds)
+    if not found or not RULES["version"].allows(found[2]):
+        return ""
+    return f"{found[2]}.0" if found[1] and not found[3] and found[2].count(".") == 1 else found[2]

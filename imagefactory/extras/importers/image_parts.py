@@ -1,0 +1,247 @@
+"""What container files say of the image beside its packages and variables: into `Wish.parts`, as far as a
+recipe can say it; draft.py writes it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from imagefactory.model import Where
+from imagefactory.extras.importers.build_context import BuildContext
+from imagefactory.recipes.copied_files import find_own_files
+from imagefactory.extras.importers.pip_lines import Beside, take_pip_line
+from imagefactory.recipes.shell_words import Word
+from imagefactory.recipes.values import RULES
+from imagefactory.extras.importers.spec import Wish
+from imagefactory.recipes.yaml_tree import show
+from imagefactory.versions import natural
+
+SHELL = ("/bin/sh", "-c")
+_LONG = 400
+_PYTHON = re.compile(
+    r"(lib)?python3?(\.[0-9]+)?(-(dev|venv|pip|distutils|setuptools|wheel|minimal|full|virtualenv))?"
+    r"|python-is-python3|python3?-(pip|dev|venv)(-whl)?"
+)
+# Of NVIDIA's own archive: what wheels bring, and what neither they nor Debian do.
+_OF_CUDA = re.compile(r"lib(cudnn|nccl|cublas|cufft|curand|cusparse|cusolver|cusparselt)[0-9a-z-]*")
+_NVIDIA = re.compile(
+    r"cuda-|libnvinfer|nsight|nvidia-(cuda|container|driver|utils)|libnvidia|tensorrt|libcuda"
+)
+# Lists of directories; and variables that say what the base image holds.
+PATHS = (
+    *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+    *("PYTHONPATH", "PKG_CONFIG_PATH", "MANPATH", "INFOPATH", "CMAKE_PREFIX_PATH"),
+)
+_DESCRIBES = re.compile(
+    r"CUDA_(HOME|PATH|ROOT|DIR|BIN_PATH|TOOLKIT_ROOT|TOOLKIT_ROOT_DIR|VERSION|PKG_VERSION)|CUDACXX"
+    r"|(CUDNN|NCCL|PYTHON|PYTHON_PIP|CONDA|NVARCH|NV)(_[A-Z0-9_]+)?_?VERSION|NVARCH|CUDNN_(PATH|HOME|DIR|INSTALL_PATH)"
+    r"|VIRTUAL_ENV|CONDA_(DIR|PREFIX|DEFAULT_ENV|HOME|ROOT)|MAMBA_(ROOT_PREFIX|DOCKERFILE_ACTIVATE)|MINICONDA_[A-Z]+"
+    r"|NVIDIA_[A-Z_]+|PYTHON_ROOT|VENV(_PATH|_DIR)?"
+)
+_INDEXES = {
+    **dict.fromkeys(("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX"), "--index-url"),
+    **dict.fromkeys(("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"), "--extra-index-url"),
+    **dict.fromkeys(("PIP_FIND_LINKS", "UV_FIND_LINKS"), "--find-links"),
+}
+# PyTorch's names in TORCH_CUDA_ARCH_LIST. Source: torch/utils/cpp_extension.py.
+_ARCHITECTURES = {
+    **{"Kepler+Tesla": ("3.7",), "Kepler": ("3.5",), "Maxwell+Tegra": ("5.3",), "Maxwell": ("5.0", "5.2")},
+    **{"Pascal": ("6.0", "6.1"), "Volta+Tegra": ("7.2",), "Volta": ("7.0",), "Turing": ("7.5",)},
+    **{"Ampere+Tegra": ("8.7",), "Ampere": ("8.0", "8.6"), "Ada": ("8.9",), "Hopper": ("9.0",)},
+}
+_BUILDS = re.compile(r"(PIP|UV|POETRY|PDM|PIXI|PIPENV|CONDA|MAMBA|DEBIAN|APT)_")
+_OTHER_LAYOUT = r"(^|[:=, ])(/usr/local/(cuda|nvidia)|/opt/(conda|mamba|miniconda|miniforge)|/root/mini)[^:]*"
+# Of a list: the system's own directories, and those of toolkits, environments and installers.
+_LAYOUT = re.compile(
+    rf"{_OTHER_LAYOUT}|^/(usr/(local/)?)?(s?bin|lib(32|64)?|include)(/(x86_64-linux-gnu|stubs|pkgconfig|python3[^/]*))*/?$"
+    r"|/\.?(virtual|v)env(/|$)|/envs?/[^/]+/|/\.(local|cargo|pixi|poetry|uv)(/|$)|/(site|dist)-packages"
+    r"|^(/opt|/root|/home/[^/]+|/usr/local)?/\.?(poetry|uv|(mini|ana|micro)?(conda|mamba|forge)[a-z]*[0-9]*)(/|$)"
+    r"|^/opt/(env|hpcx|nvidia|amazon|ucx|tensorrt)(/|$)"
+)
+
+
+def keep_debian(wish: Wish, names: Sequence[str], where: Where) -> None:
+    """Packages of Debian. Their versions are the lock's, and Python is the environment's own."""
+    rule = RULES["debian package"]
+    pinned, other, python, libraries = [], [], [], []
+    for written in names:
+        name, mark, rest = re.fullmatch(r"([^=/:]*)([=/:]?)(.*)", written, re.DOTALL).groups()  # type: ignore[union-attr]
+        if mark == ":" and rest.partition("=")[0] in ("amd64", "any", "native"):
+            mark, rest = rest.partition("=")[1], rest.partition("=")[2]
+        if _PYTHON.fullmatch(name):
+            python.append(written)
+        elif _OF_CUDA.fullmatch(name):
+            libraries.append(written)
+        elif _NVIDIA.match(name) or not rule.allows(name) or mark == ":":
+            other.append(written)
+        else:
+            pinned += [written] if mark and rest else []
+            wish.parts.debian.setdefault(name, where)
+    if pinned:
+        do = "write the package under 'system': its version is that of the base's release, and is locked"
+        wish.leave(where, f"the version of {_named(pinned)}", do)
+    if python:
+        wish.note(where, f"{_named(python)}: Python is the environment's own")
+    if libraries:
+        wish.note(where, f"{_named(libraries)}: the framework's packages bring these libraries")
+    if other:
+        do = "the base's release has no package of that name: write Debian's under 'system'"
+        wish.leave(where, f"apt-get install {_named(other)}", do)
+
+
+def drop_debian(wish: Wish, names: Sequence[str]) -> list[str]:
+    """Forget packages that are removed again; the names that were not installed here are returned."""
+    gone = [name for name in names if wish.parts.debian.pop(name, None)]
+    return [name for name in names if name not in gone]
+
+
+def lose_debian(wish: Wish, names: Sequence[str], suite: str) -> None:
+    """Record the packages that Debian's `suite` does not have as losses."""
+    for name in names:
+        do = f"write the name that Debian {suite} has for it under 'system', or remove it"
+        wish.leave(wish.parts.debian.pop(name), f"apt-get install {name}", do)
+
+
+def _named(names: Sequence[str]) -> str:
+    return show(" ".join(names), limit=_LONG)[1:-1]
+
+
+# --- variables -----------------------------------------------------------------------------------
+
+
+def keep_variable(wish: Wish, name: str, value: Word) -> None:
+    """A variable of the image, unless it only says where the replaced base image has its programs."""
+    text, where = value.text, value.where
+    shown = f"{name}={show(text, limit=100)}"
+    if name in PATHS:
+        _keep_path(wish, name, value)
+    elif name == "TORCH_CUDA_ARCH_LIST" and value.known:
+        _keep_capabilities(wish, text, where)
+    elif name in _INDEXES and value.known:
+        for address in text.split():
+            take_pip_line(wish, f"{_INDEXES[name]} {address}", where, Beside(""))
+    elif name == "UV_TORCH_BACKEND" and value.known:
+        wish.hints.append(f"/{text}")
+    elif name == "UV_PYTHON" and value.known and re.fullmatch(r"3\.[0-9]{1,2}", text):
+        wish.bound_python(text, where)
+    elif name == "NVIDIA_DRIVER_CAPABILITIES" and set(text.split(",")) - {"compute", "utility"}:
+        do = "give it where the image runs: images have compute,utility"
+        wish.leave(where, f"{shown} is set by imagefactory", do)
+    elif name == "NVIDIA_VISIBLE_DEVICES" and text != "all":
+        wish.leave(where, f"{shown} is set by imagefactory", "give it where the image runs")
+    elif name == "HOME" or name.lower() in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        wish.note(where, f"{shown} is not taken: it belongs to the machine where an image is built or runs")
+    elif _DESCRIBES.fullmatch(name) or (name == "LANG" and re.fullmatch(r"C\.UTF-?8", text, re.IGNORECASE)):
+        wish.note(where, f"{shown} describes the base image, which is replaced")
+    elif not value.known:
+        what = f"{show(name)} is made of what the image below or a shell sets: {show(text)}"
+        wish.leave(where, what, "set it where the image runs")
+    elif re.search(_OTHER_LAYOUT, text):
+        what = f"{shown} names a directory of the base image, which is replaced"
+        wish.leave(where, what, "write it under environment, with a path that the image has")
+    elif _BUILDS.match(name) and not (RULES["variable"].allows(name) and RULES["value"].allows(text)):
+        wish.note(where, f"{shown} is for the build of the image alone")
+    else:
+        wish.variable(name, text, where)
+
+
+def _keep_path(wish: Wish, name: str, value: Word) -> None:
+    """A list of directories: those of the user's own. Those of the replaced image are passed by."""
+    own = [
+        part
+        for part in value.text.split(":")
+        if part and not re.fullmatch(rf"\$\{{?{name}(:?[-+][^}}]*)?\}}?", part) and not _LAYOUT.search(part)
+    ]
+    if not own:
+        what = f"{name}={show(value.text, limit=100)} describes the base image, which is replaced"
+        wish.note(value.where, what)
+    elif any("$" in part for part in own):
+        what = f"{show(name)} is made of what the image below or a shell sets: {show(value.text)}"
+        wish.leave(value.where, what, "set it where the image runs")
+    elif name == "PATH":
+        do = "start programs by their absolute path: the image's PATH is the environment's and the system's"
+        wish.leave(value.where, f"{show(':'.join(own))} in PATH", do)
+    else:
+        wish.variable(name, ":".join(own), value.where)
+        if len(own) < len([part for part in value.text.split(":") if part]):
+            wish.note(value.where, f"{name}: only {show(':'.join(own))} was taken, which are your own")
+
+
+def _keep_capabilities(wish: Wish, text: str, where: Where) -> None:
+    words = [word for word in re.split(r"[ ;,]+", text) if word]
+    words = [number for word in words for number in _ARCHITECTURES.get(word.removesuffix("+PTX"), (word,))]
+    found = [re.fullmatch(r"([0-9]{1,2}\.[0-9])[af]?(\+PTX)?", word) for word in words]
+    what = f"TORCH_CUDA_ARCH_LIST={show(text, limit=100)}"
+    if all(found):
+        values = dict.fromkeys(one[1] for one in found if one)
+        wish.parts.capabilities = tuple(sorted(values, key=natural))
+        told = (
+            f"capabilities: {', '.join(wish.parts.capabilities)}"
+            if words
+            else "the recipe's capabilities set it"
+        )
+        wish.note(where, f"{what}: {told}")
+    else:
+        wish.leave(where, what, "write numbers, such as 8.0, under capabilities")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def keep_files(wish: Wish, context: BuildContext | None, source: str, to: str, where: Where) -> list[str]:
+    """One file or directory that is copied to `to`. The lines that tell a loss are returned: they go where
+    the file is read instead."""
+    what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(wish.left)
+    if context is None:
+        wish.leave(where, what, "write files: {FOLDER: [PATH]}, each path from the project's root on")
+        return wish.left[before:]
+    found = find_own_files(context, source, to)
+    wish.parts.files += [one for one in found.entries if one not in wish.parts.files]
+    if found.hidden:
+        names = show(", ".join(found.hidden), limit=_LONG)[1:-1]
+        wish.note(where, f"{what}: these may hold secrets, and stay out unless `files` names them: {names}")
+    for why in found.lost:
+        do = "write files: {FOLDER: [PATH]}, with paths that a recipe can name"
+        if context.project_path(source) is None:
+            do = f"run `imagefactory init {shlex.quote(str(context.root))}`, and this command there"
+        wish.leave(where, f"{what}: {why}", do)
+    return wish.left[before:]
+
+
+# --- how it starts -------------------------------------------------------------------------------
+
+
+def keep_workdir(wish: Wish, folder: str, where: Where) -> None:
+    wish.parts.workdir = folder if RULES["workdir"].allows(folder) else ""
+    if not wish.parts.workdir and folder != "/":
+        wish.leave(where, f"WORKDIR {show(folder)}", f"write workdir: with {RULES['workdir'].write}")
+
+
+def keep_user(wish: Wish, user: str, where: Where) -> None:
+    wish.parts.user = user if RULES["user"].allows(user) else ""
+    if not wish.parts.user and user != "root":
+        wish.leave(where, f"USER {show(user)}", f"write user: with {RULES['user'].write}")
+
+
+def keep_entrypoint(wish: Wish, words: Sequence[str], where: Where, said: str = "ENTRYPOINT") -> str:
+    wish.parts.entrypoint = _allowed(words)
+    return _told(wish, words, where, said)
+
+
+def keep_command(wish: Wish, words: Sequence[str], where: Where, said: str = "CMD") -> str:
+    wish.parts.command = _allowed(words)
+    return _told(wish, words, where, said)
+
+
+def _allowed(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words) if all(RULES["argument"].allows(word) for word in words) else ()
+
+
+def _told(wish: Wish, words: Sequence[str], where: Where, said: str) -> str:
+    """The line that tells what cannot be a key, empty where it can."""
+    if not words or _allowed(words):
+        return ""
+    command = show(words[2] if tuple(words[:2]) == SHELL else " ".join(words), limit=_LONG)
+    wish.leave(where, f"{said} {command}", "put it into a script among the files, and write that")
+    return wish.left[-1]

@@ -1,0 +1,787 @@
+"""Commands that install packages -> what they ask for. Nothing is run.
+
+What only tidies up, asks something or sets up an environment (every image has its own) is passed by; any
+other command is told as left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from posixpath import basename, dirname, join, normpath
+
+from imagefactory.model import Where
+from imagefactory.extras.importers.container import Clone, Container, Selection
+from imagefactory.extras.importers.framework_row import pypi_name
+from imagefactory.extras.importers.image_parts import drop_debian, keep_debian
+from imagefactory.extras.importers.pip_lines import MOST_FILES, take_pip_line
+from imagefactory.recipes.shell_words import Command, Word, read_commands
+from imagefactory.recipes.values import canonical
+from imagefactory.extras.importers.spec import take_channel, take_match_spec
+from imagefactory.recipes.yaml_tree import show
+
+_MOST_DEPTH = 4
+_NOT_RUN = "do it where the image runs, or make what it brings a package on an index"
+_BUILDS = re.compile(
+    r"\b(setup\.py|make|ninja|bazel|(pip|uv|poetry|conda|comfy|npm)\b.* install)\b|--install\b"
+)
+_SHELLS = ("sh", "bash", "dash", "zsh")
+_CONDAS = ("conda", "mamba", "micromamba")
+_INSTALLERS = {
+    *(
+        "pip",
+        "setuptools",
+        "wheel",
+        "uv",
+        "pipx",
+        "poetry",
+        "virtualenv",
+        "conda",
+        "mamba",
+        "conda-libmamba-solver",
+    )
+}
+_QUIET = re.compile(
+    r"(rm|\[|\[\[|test|set|true|:|exit|ldconfig|which|sleep|date|hash|type|nvidia-smi)( .*)?"
+    r"|(nvcc|virtualenv|source|\.)( .*)?"
+    r"|(echo|printf) [^>]*"
+    r"|\S*python[0-9.]* (--version|-V|-m venv .*)|uv (cache .*|--version)"
+    r"|\S*pip[0-9.]* (cache|check|list|show|freeze|--version|debug)\b.*"
+    r"|(apt-get|apt|aptitude) (\S+ )*(update|clean|autoclean|autoremove|upgrade|dist-upgrade)\b.*"
+    r"|\S*(conda|mamba|micromamba) (\S+ )*(clean|init|activate|deactivate|info|list|shell)\b.*"
+    r"|\S*(conda|mamba|micromamba) config (--system )?--set .*"
+    r"|eval \"?\$\(\S*(conda|mamba|micromamba) .*"
+    r"|(update-alternatives|locale-gen|update-locale|apt-mark|dpkg-reconfigure|tzdata|git config|chsh) .*"
+    r"|git lfs install( .*)?|ln (-\w+ )*\S*(python|pip)[0-9.]* \S*(python|pip)[0-9.]*"
+    r"|pip[0-9.]* config (unset|list|get) .*|(apt-key|add-apt-repository) .*",
+    re.DOTALL,
+)
+_STARTUP = re.compile(
+    r"/\.(bashrc|bash_profile|profile|bash_aliases|zshrc|condarc|inputrc|vimrc)$"
+    r"|^/etc/(environment|profile|bash\.bashrc|apt/|ssh/|sudoers|pip\.conf|locale|timezone)"
+)
+# What fetches or starts the installer of a tool that images are made without, or sets up apt's sources.
+_TOOLS = re.compile(
+    r"astral\.sh/uv/|install\.python-poetry\.org|get-poetry\.py|get-pip\.py|pdm-project\.org/install"
+    r"|(Miniconda|Miniforge|Mambaforge|Micromamba|Anaconda)([^\s\"']|\$\(uname -m\))*\.sh"
+    r"|\b(miniconda|miniforge|mambaforge|mamba|conda|anaconda)[0-9]*\.sh|\.local/bin/(uvx?|poetry|pixi)\b"
+    r"|micro\.mamba\.pm|pixi\.sh/install|cuda[-_]keyring[0-9A-Za-z._-]*\.deb"
+    r"|/etc/apt/|/usr/share/keyrings/|/etc/pip\.conf"
+)
+_TOOLS_BY = re.compile(
+    r"(\{ )?(sudo )?(\S*/)?(curl|wget|sh|bash|python[0-9.]*|POETRY\w*=\S*|dpkg|chmod|ln|mv|cp|sed|echo|gpg"
+    r"|install)\b"
+)
+# Options whose value stands in the next word: of pip what is read, and what says nothing of content.
+_PIP_FILES = ("-r", "--requirement", "-c", "--constraint")
+_PIP_TOLD = (
+    *("-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
+    *("--trusted-host", "--no-binary", "--only-binary"),
+)
+_PIP_TOLD_ALONE = (
+    "--pre",
+    "--no-index",
+    "--no-deps",
+    "--require-hashes",
+    "--no-build-isolation",
+    "--prefer-binary",
+)
+_PIP_PASSED = (
+    *(
+        "-t",
+        "--target",
+        "--prefix",
+        "--root",
+        "--timeout",
+        "--retries",
+        "--progress-bar",
+        "--cache-dir",
+        "--log",
+    ),
+    *(
+        "--upgrade-strategy",
+        "--src",
+        "--root-user-action",
+        "--exists-action",
+        "-w",
+        "--wheel-dir",
+    ),
+    *("-C", "--config-settings", "--config-setting", "--global-option", "--install-option", "--build-option"),
+    *("--platform", "--python-version", "--python-platform", "--abi", "--implementation", "--report"),
+    *("--keyring-provider", "--use-feature", "--python", "-p", "--cache-from", "--concurrent-builds"),
+    *("--link-mode", "--index-strategy", "--proxy", "--cert", "--torch-backend", "--default-timeout"),
+    *("--resume-retries", "--no-build-isolation-package", "--no-binary-package"),
+)
+_PIP_LOST = (
+    *("--resolution", "--prerelease", "--exclude-newer", "--override", "--overrides", "--fork-strategy"),
+    *("--build-constraint", "--build-constraints", "-b"),
+)
+# Of tools that manage projects: options whose value is in the next word, and those that choose parts.
+_PIP_CHOOSING = {"--extra": "extra", "--group": "group"}
+_CHOOSING = {
+    **dict.fromkeys(("--extra", "-E", "--extras"), "extra"),
+    **dict.fromkeys(("--group", "-G", "--with", "--only", "--only-group"), "group"),
+    **dict.fromkeys(("-e", "--environment"), "environment"),
+}
+_TOOL_VALUES = (
+    *("--project", "--directory", "-C", "--manifest-path", "-p", "--python", "--package", "--without"),
+    *("--no-group", "--no-install-package", "--no-extra", "--cache-dir", "--link-mode"),
+    *(
+        "--index",
+        "--default-index",
+        "--index-url",
+        "--extra-index-url",
+        "--config-file",
+        "-P",
+        "--refresh-package",
+    ),
+)
+_ALL = ("--all-extras", "--all-groups", "--all-packages", "--all")
+_PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
+_PYTHON_NAME = r"(?:cpython-?|python)?(3\.[0-9]{1,2})(?:\.[0-9]+)?"
+_PIP_PASSED_ALONE = re.compile(
+    r"-[UqvIy]+|--(upgrade|quiet|verbose|user|no-cache-dir|no-cache|force-reinstall|no-input|ignore-installed|system"
+    r"|disable-pip-version-check|break-system-packages|no-warn-script-location|compile|no-compile|compile-bytecode"
+    r"|no-python-version-warning|isolated|yes|reinstall|editable-verbose|use-pep517|no-color|no-progress)"
+)
+_CONDA_VALUES = ("-n", "--name", "-p", "--prefix", "--solver", "--channel-priority", "--platform")
+_USER_VALUES = (
+    *("-u", "--uid", "-g", "--gid", "-s", "--shell", "-d", "--home", "-c", "--comment", "-G", "--groups"),
+    *("--ingroup", "--home-dir", "--gecos", "--base-dir", "-b", "-p", "--password", "-K"),
+)
+_GIT_VALUES = ("-b", "--branch", "--depth", "-j", "--jobs", "-o", "--origin", "--filter", "-c", "--config")
+_APT_VALUES = ("-o", "-t", "--option", "--target-release", "--default-release", "-c")
+
+
+def take_script(container: Container, text: str, where: Where, *, joined: bool = False) -> None:
+    """What the commands of a script install. Raises RecipeError for text that no shell could read."""
+    _Shell(container).script(text, where, joined=joined)
+
+
+def take_words(container: Container, words: Sequence[Word], where: Where) -> None:
+    """The same of one command whose words are given."""
+    text = " ".join(word.text for word in words)
+    _Shell(container).take(Command(where=where, text=text, words=list(words)))
+
+
+class _Shell:
+    """One run of a shell: its folder and its variables end with it."""
+
+    def __init__(self, container: Container, depth: int = 0) -> None:
+        self.container, self.wish, self.depth = container, container.wish, depth
+        self.variables = {"HOME": "/root", **container.variables}
+        self.folder = container.workdir
+        self.stack: list[str] = []
+
+    def script(self, text: str, where: Where, *, joined: bool) -> None:
+        for command in read_commands(text, where, self.variables, joined=joined):
+            self.take(command)
+
+    def take(self, command: Command) -> None:
+        if _is_quiet(command):
+            return
+        if _TOOLS.search(command.text) and _TOOLS_BY.match(command.text):
+            self.container.note(
+                command.where, f"{show(command.text, limit=120)} sets up a tool that images are made without"
+            )
+            return
+        if not command.plain:
+            self._not_run(command)
+            for name in re.findall(r"\b([A-Za-z_]\w*)=", command.text):
+                self.variables.pop(name, None)
+            return
+        words = _bare(command.words)
+        assigned = [word for word in words if re.match(r"[A-Za-z_]\w*=", word.text, re.ASCII)]
+        if assigned == words or words[0].text in ("export", "declare"):
+            self._assign(assigned)
+            if not command.script:
+                return
+        words = _after_assignments(words)
+        name = basename(words[0].text) if words and words[0].known else ""
+        if (name in _SHELLS or not words) and self._inner(words, command):
+            pass
+        elif name == "cd":
+            self.folder = self._place(words[1].text if len(words) > 1 else "~")
+        elif name in ("pushd", "popd"):
+            if name == "pushd" and len(words) > 1:
+                self.stack.append(self.folder)
+                self.folder = self._place(words[1].text)
+            elif self.stack:
+                self.folder = self.stack.pop()
+        elif name == "unset":
+            for word in words[1:]:
+                self.variables.pop(word.text, None)
+        elif words and (found := _reader(words)):
+            read, rest = found
+            read(self, command, rest)
+        else:
+            self._not_run(command)
+
+    def _assign(self, words: Sequence[Word]) -> None:
+        for word in words:
+            name, _, value = word.text.partition("=")
+            if word.known:
+                self.variables[name] = value[:1000]
+            else:
+                self.variables.pop(name, None)
+
+    def _inner(self, words: Sequence[Word], command: Command) -> bool:
+        """A script within: behind `-c`, or as here-document."""
+        if self.depth >= _MOST_DEPTH:
+            return False
+        inner = _Shell(self.container, self.depth + 1)
+        inner.folder, inner.variables = self.folder, dict(self.variables)
+        if command.script and command.script_where and not command.script.startswith("#!"):
+            inner.script(command.script, command.script_where, joined=False)
+            return True
+        at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word.text)), 0)
+        if at and at + 1 < len(words) and words[at + 1].known:
+            inner.script(words[at + 1].text, words[at + 1].where, joined=False)
+            return True
+        return False
+
+    def _not_run(self, command: Command) -> None:
+        what = f"{show(command.text, limit=120)} is not run"
+        if self.container.packages_only:  # of a stage whose files are copied, but not all
+            if _BUILDS.search(command.text):
+                self.wish.leave(command.where, what, _NOT_RUN)
+            else:
+                self.wish.note(command.where, f"{what}: its stage is read for its packages alone")
+            return
+        do = _NOT_RUN if command.plain else f"only a shell knows whether it runs: {_NOT_RUN}"
+        self.container.leave(command.where, what, do)
+
+    def _place(self, written: str) -> str:
+        home = self.variables.get("HOME", "/root")
+        return normpath(join(self.folder, re.sub(r"^~(?=/|$)", home, written)))
+
+    def _find(self, written: str, where: Where) -> str:
+        return self.container.find(self._place(written), where)
+
+    # --- pip
+
+    def pip(self, command: Command, words: Sequence[Word]) -> None:
+        at = next((at for at, word in enumerate(words) if not word.text.startswith("-")), len(words))
+        if [word.text for word in words[at : at + 2]] == ["config", "set"] and self._pip_setting(
+            words[at + 2 :]
+        ):
+            return
+        if at < len(words) and words[at].text == "uninstall":
+            self._uninstall(command, [word for word in words[at + 1 :] if not word.text.startswith("-")])
+            return
+        if at == len(words) or words[at].text not in ("install", "wheel", "sync"):
+            self._not_run(command)
+            return
+        self._pip_install(command, words[at + 1 :], files=words[at].text == "sync")
+
+    def _pip_install(self, command: Command, words: Sequence[Word], *, files: bool = False) -> None:
+        wanted, wish = [], self.wish
+        values = (*_PIP_FILES, *_PIP_TOLD, *_PIP_PASSED, *_PIP_LOST, "-e", "--editable")
+        words, chosen = _selection(words, _PIP_CHOOSING, values)
+        for option, word in _options(words, values):
+            if not word.known:
+                do = "write it out; a recipe has no variables"
+                wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+            elif option in _PIP_FILES or (files and not option and not word.text.startswith("-")):
+                self._pip_file(option or "-r", word, chosen)
+            elif option == "--torch-backend":
+                wish.hints.append(f"/{word.text}")
+            elif option in ("--python", "-p") and (found := re.fullmatch(_PYTHON_NAME, word.text)):
+                wish.bound_python(found[1], word.where)
+            elif option in _PIP_TOLD or word.text in _PIP_TOLD_ALONE:
+                take_pip_line(wish, f"{option} {word.text}".strip(), word.where, self.container.beside)
+            elif option in _PIP_LOST:
+                do = "write bounds that ask for the versions that you mean"
+                wish.leave(word.where, f"{option} {show(word.text)} decides on versions", do)
+            elif option and "://" not in word.text and option in ("-e", "--editable"):
+                self._project(word)
+            elif option in ("-e", "--editable") or not (option or word.text.startswith("-")):
+                wanted.append(word)
+            elif not option and not _PIP_PASSED_ALONE.fullmatch(word.text):
+                wish.leave(
+                    word.where,
+                    f"pip's option {show(word.text)} is not read",
+                    "see what it and the word behind it ask for",
+                )
+        self._installers(wanted, command.where)
+        for word in wanted:
+            if not _is_installer(word):
+                self._requirement(word)
+        self._redirected(command, wanted)
+
+    def _pip_setting(self, words: Sequence[Word]) -> bool:
+        """`pip config set global.index-url ADDRESS`, which is an option of each later command."""
+        found = (
+            re.fullmatch(r"\w+\.((extra-)?index-url|find-links)", words[0].text) if len(words) == 2 else None
+        )
+        if not found or not words[1].known:
+            return False
+        take_pip_line(self.wish, f"--{found[1]} {words[1].text}", words[1].where, self.container.beside)
+        return True
+
+    def _uninstall(self, command: Command, words: Sequence[Word]) -> None:
+        """Forgets what was installed before. What the others need comes back when they are solved."""
+        names = {canonical(word.text) for word in words if word.known}
+        self.wish.pip = [text for text in self.wish.pip if pypi_name(text) not in names]
+        self.container.removed |= names
+        what = f"{show(command.text, limit=120)}: not asked for any more"
+        self.wish.note(command.where, f"{what}, and installed where other packages need it")
+
+    def _redirected(self, command: Command, wanted: Sequence[Word]) -> None:
+        """Bounds without quotes, which a shell takes for files."""
+        for word in wanted:
+            files = [one for one in command.sent if one.word == word]
+            bounds = "".join(map(str, files))
+            if not files or not (files[0].joined or files[0].target.startswith("=")):
+                continue
+            what = f"{word.text}{bounds} without quotes: a shell takes {show(bounds)} for files"
+            if any(one.operator.startswith("<") for one in files):
+                do = f"write '{word.text}{bounds}' in quotes where a bound is meant"
+                self.wish.leave(word.where, f"{what}, and fails where there is none to read", do)
+            else:
+                what = f"{what}, and installs {word.text} without the bound, as the recipe does"
+                self.wish.note(word.where, f"{what}; '{word.text}{bounds}' in quotes is a bound")
+
+    def _installers(self, wanted: Sequence[Word], where: Where) -> None:
+        if names := [word.text for word in wanted if _is_installer(word)]:
+            self.wish.note(where, f"{', '.join(names)}: images are made without them")
+
+    def _pip_file(self, option: str, word: Word, chosen: Selection) -> None:
+        name = self._find(word.text, word.where)
+        text = self.container.beside.read(name) if name else None
+        if not name or text is None:
+            self._not_beside(word)
+        elif re.search(r"\.(toml|lock|cfg|py)$", name):
+            self._parse(name, text, chosen, word)
+        else:
+            take_pip_line(self.wish, f"{option} {name}", word.where, self.container.beside)
+
+    def _parse(self, name: str, text: str, chosen: Selection, word: Word) -> bool:
+        """Takes over another file of the context once, with what a command chooses of it."""
+        if (name, chosen) in self.container.around.parsed:
+            return True
+        self.container.around.parsed.add((name, chosen))
+        self.wish.files += 1
+        if self.wish.files > MOST_FILES:
+            self._not_beside(word)
+            return False
+        self.wish.merge(self.container.around.parse(text, name, replace(chosen, python=self.wish.python)))
+        return True
+
+    def _not_beside(self, word: Word) -> None:
+        why = self.container.why_not(join(self.folder, word.text))
+        do = "copy it there, or import it too: --from FILE"
+        self.wish.leave(word.where, f"{show(word.text)} {why}", do)
+
+    def _requirement(self, word: Word) -> None:
+        local = re.match(r"\.{1,2}(?=[/\[]|$)|/|[\w.-]+/", word.text)
+        if local and not re.search(r"\.(whl|zip|gz|tgz|bz2)$|\*", word.text):
+            self._project(word)
+        else:
+            take_pip_line(self.wish, word.text, word.where, self.container.beside)
+
+    def _project(self, word: Word) -> None:
+        folder, bracket, extras = word.text.partition("[")
+        place = normpath(join(self.folder, folder))
+        if (clone := self.container.clone_of(place)) and clone.address:
+            self._cloned_project(clone, place, f"{bracket}{extras}", word.where)
+            return
+        for file in _PROJECT_FILES:
+            optional = file != "pyproject.toml"
+            if name := self.container.find(join(self.folder, folder, file), word.where, optional=optional):
+                text = f"./{dirname(name)}{bracket}{extras}"
+                take_pip_line(self.wish, text, word.where, self.container.beside)
+                return
+        why = self.container.why_not(join(self.folder, folder, "pyproject.toml"))
+        do = "add what it needs, and put the project into an image by a wheel (./wheels/...)"
+        self.wish.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
+
+    def setup_py(self, command: Command, words: Sequence[Word]) -> None:
+        """`python setup.py install` installs the project in the current directory."""
+        if any(word.text in ("install", "develop") for word in words):
+            self._project(Word(".", command.where))
+        else:
+            self._not_run(command)
+
+    # --- repositories that are cloned
+
+    def git(self, command: Command, words: Sequence[Word]) -> None:
+        words = _without_options(words, ("-C", "-c"))
+        doing = words[0].text if words else ""
+        plain, branch = [], ""
+        for option, word in _options(words[1:], _GIT_VALUES):
+            branch = word.text if option in ("-b", "--branch") and word.known else branch
+            if not option and not word.text.startswith("-"):
+                plain.append(word)
+        here = self.container.clone_of(self.folder)
+        if doing == "clone" and plain:
+            name = basename(plain[0].text.rstrip("/")).removesuffix(".git")
+            place = normpath(join(self.folder, plain[1].text if len(plain) > 1 else name))
+            before = len(self.wish.left)
+            self._not_run(command)
+            address = plain[0].text if plain[0].known else ""
+            self.container.clones[place] = Clone(place, address, branch, tuple(self.wish.left[before:]))
+        elif doing in ("checkout", "reset", "switch") and here and plain and plain[-1].known:
+            self.container.clones[here.place] = replace(here, revision=plain[-1].text)
+        elif doing not in ("submodule", "lfs", "fetch", "pull", "clean", "config", "init") or not here:
+            self._not_run(command)
+
+    def _cloned_project(self, clone: Clone, place: str, extras: str, where: Where) -> None:
+        """A project in a repository that was cloned, as pip names it by the repository."""
+        self.wish.left = [line for line in self.wish.left if line not in clone.told]
+        self.wish.note(
+            where, f"of {show(clone.address, limit=120)} the package is taken, not its other files"
+        )
+        revision = f"@{clone.revision}" if clone.revision else ""
+        inner = place[len(clone.place) :].strip("/")
+        name = basename(clone.address.rstrip("/")).removesuffix(".git")
+        written = f"git+{clone.address}{revision}{f'#subdirectory={inner}' if inner else ''}"
+        written = f"{name}{extras} @ {written}" if extras else written
+        take_pip_line(self.wish, written, where, self.container.beside)
+
+    # --- files
+
+    def mkdir(self, _: Command, words: Sequence[Word]) -> None:
+        for option, word in _options(words, ("-m", "--mode")):
+            if not option and not word.text.startswith("-"):
+                self.container.folders.append(Word(self._place(word.text), word.where, word.known))
+
+    def chmod(self, command: Command, words: Sequence[Word]) -> None:
+        """Own files keep their mode: what is to be executed must be executable in the project."""
+        plain = [word for word in words if not re.fullmatch(r"-[a-zA-Z]+|--[a-z-]+", word.text)]
+        context = self.container.around.context
+        starts = bool(plain) and re.search(r"[xX]|[1357]", plain[0].text) is not None
+        made = [one.text for one in self.container.folders]
+        for word in plain[1:]:
+            if self._place(word.text) in (*made, "/tmp"):  # noqa: S108 -- a path in an image
+                continue
+            name = self.container.origin(self._place(word.text)) if word.known else ""
+            if not name or context is None:
+                self._not_run(command)
+                return
+            if starts and context.kind(name) == "file" and not os.access(context.root / name, os.X_OK):
+                do = f"chmod +x {shlex.quote(str(context.root / name))}: own files keep their mode"
+                self.container.leave(command.where, f"{show(command.text, limit=120)} is not run", do)
+
+    def chown(self, command: Command, _: Sequence[Word]) -> None:
+        self.container.note(
+            command.where, f"{show(command.text, limit=120)}: files are root's, and can be read"
+        )
+
+    # --- projects, by the tools that manage them
+
+    def uv(self, command: Command, words: Sequence[Word]) -> None:
+        words = _without_options(words, _TOOL_VALUES)
+        name = words[0].text if words else ""
+        rest = words[1:]
+        if name == "pip":
+            self.pip(command, rest)
+        elif name in ("sync", "run"):
+            self._sync(command, rest, ("uv.lock", "pyproject.toml"))
+            if name == "run":
+                self._not_run(command)
+        elif name == "add":
+            self._pip_install(command, rest)
+        elif name in ("venv", "python"):
+            self._python(rest)
+        else:
+            self._not_run(command)
+
+    def poetry(self, command: Command, words: Sequence[Word]) -> None:
+        words = _without_options(words, _TOOL_VALUES)
+        name = words[0].text if words else ""
+        if name in ("install", "sync"):
+            self._sync(command, words[1:], ("poetry.lock", "pyproject.toml"))
+        elif name == "add":
+            self._pip_install(command, words[1:])
+        elif name not in ("config", "lock", "check", "self", "env", "cache", "version"):
+            self._not_run(command)
+
+    def pdm(self, command: Command, words: Sequence[Word]) -> None:
+        words = _without_options(words, _TOOL_VALUES)
+        if words and words[0].text in ("install", "sync"):
+            words = [Word("-E", one.where) if one.text == "-G" else one for one in words[1:]]
+            self._sync(command, words, ("pyproject.toml",), unread="pdm.lock")
+        elif not words or words[0].text not in ("config", "use", "lock", "venv", "cache"):
+            self._not_run(command)
+
+    def pixi(self, command: Command, words: Sequence[Word]) -> None:
+        words = _without_options(words, _TOOL_VALUES)
+        if words and words[0].text == "install":
+            self._sync(command, words[1:], ("pixi.lock", "pixi.toml", "pyproject.toml"))
+        else:
+            self._not_run(command)
+
+    def pipenv(self, command: Command, words: Sequence[Word]) -> None:
+        if words and words[0].text == "install" and any(word.text in _PIP_FILES for word in words):
+            self._pip_install(
+                command, [word for word in words[1:] if word.text not in ("--system", "--deploy")]
+            )
+        else:
+            do = "import what it locks: `pipenv requirements > requirements.txt`, and --from requirements.txt"
+            self.wish.leave(command.where, f"{show(command.text, limit=120)}: its Pipfile is not read", do)
+
+    def _sync(
+        self, command: Command, words: Sequence[Word], files: Sequence[str], *, unread: str = ""
+    ) -> None:
+        """Takes what a project's lock has, or what its manifest asks for, with the extras that are named."""
+        words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
+        for word in words:
+            if not word.known:
+                do = "write it out; a recipe has no variables"
+                self.wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+        folder = next(
+            (
+                word.text
+                for option, word in _options(words, _TOOL_VALUES)
+                if option in ("--project", "--directory", "-C", "--manifest-path") and word.known
+            ),
+            ".",
+        )
+        folder = folder.removesuffix("pixi.toml") or "."
+        if unread and self._find(join(folder, unread), command.where):
+            do = "import what it locks: `pdm export -o requirements.txt`, and --from requirements.txt"
+            self.wish.leave(command.where, f"{unread} is not read", do)
+            return
+        for number, file in enumerate(files):
+            last = number == len(files) - 1
+            name = self.container.find(join(self.folder, folder, file), command.where, optional=not last)
+            text = self.container.beside.read(name) if name else None
+            if text is not None:
+                word = Word(join(folder, file), command.where)
+                self._parse(name, text, chosen, word)
+                if any(one.text in _ALL for one in words):
+                    do = "name them in the command: --extra NAME, --group NAME"
+                    self.wish.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
+                return
+        why = self.container.why_not(join(self.folder, folder, files[-1]))
+        do = "import the project's lock or its pyproject.toml: --from FILE"
+        self.wish.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
+
+    def _python(self, words: Sequence[Word]) -> None:
+        """The Python of an environment that is made: `uv venv --python 3.11`, `uv python install 3.11`."""
+        for option, word in _options(words, ("--python", "-p", "--prompt", "--cache-dir", "--index-url")):
+            found = re.fullmatch(_PYTHON_NAME, word.text) if option in ("--python", "-p", "") else None
+            if found and not self.container.packages_only:
+                self.wish.bound_python(found[1], word.where)
+
+    # --- conda
+
+    def conda(self, command: Command, words: Sequence[Word]) -> None:
+        words = [word for word in words if word.text not in ("-y", "--yes", "-q", "--quiet")]
+        names = [word.text for word in words[:2]]
+        if names[:1] == ["run"]:
+            rest = list(_options(words[1:], (*_CONDA_VALUES, "--cwd")))
+            inner = [word for option, word in rest if not option]
+            while inner and inner[0].text.startswith("-"):
+                inner.pop(0)
+            self.take(Command(where=command.where, text=" ".join(word.text for word in inner), words=inner))
+        elif names[:1] == ["config"]:
+            self._conda_config(command, words[1:])
+        elif names[:1] == ["env"] and names[1:] in (["create"], ["update"]):
+            self._conda_install(command, words[2:])
+        elif names and names[0] in ("install", "create", "update"):
+            self._conda_install(command, words[1:])
+        else:
+            self._not_run(command)
+
+    def _conda_config(self, command: Command, words: Sequence[Word]) -> None:
+        at = next(
+            (at for at, word in enumerate(words) if word.text in ("--add", "--append", "--prepend")), -1
+        )
+        if at < 0 or len(words) < at + 3 or words[at + 1].text != "channels":
+            self._not_run(command)
+            return
+        before = list(self.wish.channels)
+        take_channel(self.wish, words[at + 2].text, words[at + 2].where)
+        if words[at].text != "--append":  # the last that is added is asked first
+            self.wish.channels.sort(key=lambda name: name in before)
+
+    def _conda_install(self, command: Command, words: Sequence[Word]) -> None:
+        wanted = []
+        self.wish.defaults |= not any(word.text == "--override-channels" for word in words)
+        values = (*_CONDA_VALUES, "-c", "--channel", "-f", "--file")
+        for option, word in _options(words, values):
+            if option in ("-c", "--channel"):
+                take_channel(self.wish, word.text, word.where)
+            elif option in ("-f", "--file"):
+                self._conda_file(word)
+            elif not option and not word.text.startswith("-"):
+                wanted.append(word)
+        self._installers(wanted, command.where)
+        for word in wanted:
+            if not word.known:
+                do = "write it out; a recipe has no variables"
+                self.wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+            elif not _is_installer(word):
+                take_match_spec(self.wish, word.text, word.where)
+
+    def _conda_file(self, word: Word) -> None:
+        name = self._find(word.text, word.where) if word.known else ""
+        text = self.container.beside.read(name) if name else None
+        self.wish.files += 1
+        if text is None or self.wish.files > MOST_FILES:
+            self._not_beside(word)
+        elif re.search(r"\.(ya?ml|lock)$", name) or "@EXPLICIT" in text:
+            self.wish.merge(self.container.around.parse(text, name, Selection()))
+        else:
+            for number, line in enumerate(text.split("\n")):
+                if spec := line.partition("#")[0].strip():
+                    take_match_spec(self.wish, spec, Where(file=name, line=number + 1, column=1))
+
+    # --- Debian's packages
+
+    def apt(self, command: Command, words: Sequence[Word]) -> None:
+        plain = [word for option, word in _options(words, _APT_VALUES) if not option]
+        plain = [word for word in plain if not word.text.startswith("-")]
+        names = [word.text for word in plain[1:]]
+        doing = plain[0].text if plain else ""
+        if doing in ("remove", "purge") and drop_debian(self.wish, names) != names:
+            return  # what was installed for a while is gone again
+        if doing != "install":
+            self._not_run(command)
+            return
+        for word in plain[1:]:
+            if found := re.match(r"python(3\.[0-9]{1,2})($|-)", word.text):
+                self.wish.bound_python("" if self.wish.python else found[1], word.where)
+            elif re.fullmatch(r"python3?(-pip|-venv|-dev)?|python-is-python3", word.text):
+                self.container.system_python = word.where
+        if names and not self.container.packages_only:
+            keep_debian(self.wish, names, command.where)
+
+    def user(self, command: Command, words: Sequence[Word]) -> None:
+        """Users that are made with a number: `USER` names them later, a recipe has the number."""
+        found = list(_options(words, _USER_VALUES))
+        names = [word.text for option, word in found if not option and not word.text.startswith("-")]
+        number = next((word.text for option, word in found if option in ("-u", "--uid")), "")
+        group = re.search(r"\b(useradd|adduser)\b", command.text) is None
+        system = any(word.text in ("-r", "--system") for option, word in found if not option)
+        if not (
+            number or group or system
+        ):  # the first that Debian and Ubuntu give; Ubuntu 24.04 has one user
+            number = str(self.container.first_user + len(self.container.users))
+        if group or not names or not number.isdecimal():
+            self.container.note(
+                command.where, f"{show(command.text, limit=120)}: images have no users of their own"
+            )
+            return
+        self.container.users[names[0]] = number
+        self.container.note(command.where, f"the user {show(names[0])} is known by its number, {number}")
+
+    def other_system(self, command: Command, _: Sequence[Word]) -> None:
+        do = "write Debian's names of the same under 'system'"
+        self.container.leave(command.where, f"{show(command.text, limit=120)} is not Debian's", do)
+
+
+_Read = Callable[[_Shell, Command, Sequence[Word]], None]
+_BY_NAME: Mapping[str, _Read] = {
+    **dict.fromkeys(_CONDAS, _Shell.conda),
+    **dict.fromkeys(("apt-get", "apt", "aptitude"), _Shell.apt),
+    **{"uv": _Shell.uv, "poetry": _Shell.poetry, "pdm": _Shell.pdm, "pixi": _Shell.pixi},
+    **{"git": _Shell.git, "mkdir": _Shell.mkdir, "chmod": _Shell.chmod, "chown": _Shell.chown},
+    **dict.fromkeys(("groupadd", "addgroup", "usermod", "groupmod", "passwd", "chpasswd"), _Shell.user),
+    **{"pipenv": _Shell.pipenv, "useradd": _Shell.user, "adduser": _Shell.user},
+    **dict.fromkeys(("apk", "yum", "dnf", "microdnf", "zypper"), _Shell.other_system),
+}
+
+
+def _reader(words: Sequence[Word]) -> tuple[_Read, Sequence[Word]] | None:
+    """What reads a command by its first words, and the words behind them."""
+    name = basename(words[0].text)
+    more = [word.text for word in words[1:3]]
+    if re.fullmatch(r"pip[0-9.]*", name):
+        return _Shell.pip, words[1:]
+    if re.fullmatch(r"python[0-9.]*", name) and more == ["-m", "pip"]:
+        return _Shell.pip, words[3:]
+    if (
+        re.fullmatch(r"python[0-9.]*", name)
+        and more[:1] == ["-m"]
+        and more[1:] in (["uv"], ["poetry"], ["pdm"])
+    ):
+        return _BY_NAME[more[1]], words[3:]
+    if re.fullmatch(r"python[0-9.]*", name) and more[:1] in (["setup.py"], ["./setup.py"]):
+        return _Shell.setup_py, words[2:]
+    read = _BY_NAME.get(name)
+    return (read, words[1:]) if read else None
+
+
+def _is_installer(word: Word) -> bool:
+    """Whether a package only installs others. Code may import setuptools: a version of it is asked for."""
+    name, bounds = re.fullmatch(r"([^\[<>=!~ ]*)(.*)", word.text, re.DOTALL).groups()  # type: ignore[union-attr]
+    return name in _INSTALLERS and not (bounds and name in ("setuptools", "wheel"))
+
+
+def _is_quiet(command: Command) -> bool:
+    """Whether it leaves nothing in an image that anyone could miss."""
+    writes = [one.target for one in command.sent if one.operator.startswith((">", "&>"))]
+    if writes:  # what shells read that a person starts, and apt of a base that is replaced
+        return (
+            all(map(_STARTUP.search, writes)) and re.match(r"(echo|printf|cat)\b", command.text) is not None
+        )
+    words = " ".join(word.text for word in _after_assignments(_bare(command.words)))
+    return any(map(_QUIET.fullmatch, (command.text, words)))
+
+
+def _bare(words: Sequence[Word]) -> list[Word]:
+    """Without what only says how a command is run."""
+    rest = list(words)
+    while rest and basename(rest[0].text) in ("sudo", "env", "exec", "command", "time", "nice", "nohup"):
+        rest.pop(0)
+        while rest and rest[0].text.startswith("-"):
+            rest.pop(0)
+    return rest
+
+
+def _after_assignments(words: Sequence[Word]) -> list[Word]:
+    rest = list(words)
+    while rest and re.match(r"[A-Za-z_]\w*=", rest[0].text, re.ASCII):
+        rest.pop(0)
+    return _bare(rest)
+
+
+def _without_options(words: Sequence[Word], valued: Sequence[str]) -> list[Word]:
+    """The words from a tool's own command on: `uv --no-progress sync` is `uv sync`."""
+    for option, word in _options(words, valued):
+        if not option and not word.text.startswith("-"):
+            return list(words[words.index(word) :])
+    return []
+
+
+def _selection(
+    words: Sequence[Word], choosing: Mapping[str, str], valued: Sequence[str]
+) -> tuple[list[Word], Selection]:
+    """The words without the options of `choosing`, and what these choose: extras, groups, an environment."""
+    found: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
+    rest: list[Word] = []
+    for option, word in _options(words, (*choosing, *valued)):
+        if option in choosing and word.known:
+            names = [name for name in re.split(r"[, ]+", word.text) if name]
+            found[choosing[option]] += [name for name in names if name not in ("main", "default")]
+        else:
+            rest += [Word(option, word.where), word] if option else [word]
+    environment = next(iter(found["environment"]), "")
+    return rest, Selection(
+        extras=tuple(found["extra"]), groups=tuple(found["group"]), environment=environment
+    )
+
+
+def _options(words: Sequence[Word], valued: Sequence[str]) -> Iterator[tuple[str, Word]]:
+    """Each word with the option of whose value it is, empty for others."""
+    option = ""
+    for word in words:
+        name, equals, value = word.text.partition("=")
+        short = next((one for one in valued if len(one) == 2 and word.text.startswith(one)), "")
+        if option:
+            yield option, word
+            option = ""
+        elif word.text in valued:
+            option = word.text
+        elif name in valued and equals:
+            yield name, Word(value, word.where, word.known)
+        elif short and not word.text.startswith("--"):
+            yield short, Word(word.text[2:], word.where, word.known)
+        else:
+            yield "", word

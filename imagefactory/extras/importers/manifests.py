@@ -1,0 +1,817 @@
+"""Projects that say what they need: `pixi.toml`, `pyproject.toml` of pixi, Poetry or PEP 621, and setup.py
+and setup.cfg, which setup_files.py reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from posixpath import join, normpath
+
+from packaging.markers import InvalidMarker, Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import Where
+from imagefactory.extras.importers.framework_row import first_framework, pypi_name
+from imagefactory.recipes.own_code import take_folder, take_git
+from imagefactory.extras.importers.pip_lines import Beside, holds, take_index, take_pip_line, take_project
+from imagefactory.extras.importers.setup_files import SetupFacts, read_setup
+from imagefactory.recipes.toml_tree import parse_toml
+from imagefactory.recipes.values import RULES, canonical, package_of
+from imagefactory.extras.importers.spec import PLATFORM, Wish, poetry_bounds, take_channels, take_match_spec, text_of
+from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, refused, show
+
+_TARGETS = ("unix", "linux", PLATFORM)
+_LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, depth=12)
+_LISTS_NOTHING = (
+    "no-packages",
+    "lists no packages",
+    "pass the file that lists them, such as a requirements.txt",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectAsk:
+    """How a project is read: `beside` has its Python and reads files near it.
+
+    `environment` is one of pixi's, `extras` and `groups` are those wanted too. `named`: it is the file that
+    the person gave, so that an unknown extra stops and optional packages are listed.
+    """
+
+    beside: Beside
+    environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    named: bool = False
+
+
+@dataclass(slots=True)
+class OptionalPackages:
+    """The extras and groups of a project: by normal name what takes each.
+
+    `written` are their own names; `taken` those that were, also by way of others. `packages` are what each
+    requires.
+    """
+
+    extras: dict[str, Callable[[], None]] = field(default_factory=dict)
+    groups: dict[str, Callable[[], None]] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    packages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def add_extra(self, name: str, take: Callable[[], None], packages: Iterable[str] = ()) -> None:
+        self.extras.setdefault(canonical(name), take)
+        self._keep("extra", name, packages)
+
+    def add_group(self, name: str, take: Callable[[], None], packages: Iterable[str] = ()) -> None:
+        self.groups.setdefault(canonical(name), take)
+        self._keep("group", name, packages)
+
+    def _keep(self, kind: str, name: str, packages: Iterable[str]) -> None:
+        self.written.setdefault(canonical(name), name)
+        self.packages.setdefault((kind, canonical(name)), []).extend(packages)
+
+    def take(self, wish: Wish, asked: ProjectAsk, where: Where) -> None:
+        """Takes those that are wanted. Raises RecipeError for one that is not there, of the file named."""
+        left = []
+        for kind, names, known in (
+            ("extra", asked.extras, self.extras),
+            ("group", asked.groups, self.groups),
+        ):
+            wanted = dict.fromkeys(map(canonical, names))
+            for name in wanted:
+                if name in known:
+                    known[name]()
+                    self.taken.add(name)
+                elif asked.named:
+                    raise refused(
+                        where, *unknown_optional(kind, name, self.names("extra"), self.names("group"))
+                    )
+                else:
+                    wish.note(where, f"there is no {kind} {show(name)}: pip passes it by too")
+            if others := [self.written[name] for name in known if name not in self.taken]:
+                left.append(f"{', '.join(others)} (--{kind} NAME)")
+        if left and asked.named:
+            for kind, name, requirement in self._frameworks(wish):
+                wish.frameworks.append((kind, name))
+                left.append(f"{requirement} is in the {kind} {name}: --{kind} {name}")
+            wish.note(where, f"optional, not taken: {show('; '.join(left), limit=2000)[1:-1]}")
+
+    def _frameworks(self, wish: Wish) -> Iterator[tuple[str, str, str]]:
+        """What was not taken and has a framework that nothing else requires: kind, name, requirement."""
+        required = set(map(pypi_name, wish.pip))
+        for (kind, name), texts in self.packages.items():
+            plain = [re.split(r"[;@]", text)[0].strip() for text in texts]
+            framework = first_framework({pypi_name(text) for text in plain})
+            sayable = re.fullmatch(r"[A-Za-z0-9._-]+", self.written[name])
+            if sayable and framework and name not in self.taken and framework not in required:
+                found = next(text for text in plain if pypi_name(text) == framework)
+                yield kind, self.written[name], found
+
+    def names(self, kind: str) -> list[str]:
+        return [self.written[name] for name in (self.extras if kind == "extra" else self.groups)]
+
+
+def unknown_optional(
+    kind: str, name: str, extras: Iterable[str], groups: Iterable[str]
+) -> tuple[str, str, str]:
+    """What to say where a file has no extra or group of a name."""
+    there = [f"--extra {one}" for one in extras] + [f"--group {one}" for one in groups]
+    write = " or ".join(there) or f"remove --{kind}: it has none"
+    return f"{kind}-unknown", f"has no {kind} {show(name)}", write
+
+
+def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+    """What a project wants of an image. Raises RecipeError for what names no packages."""
+    environment = asked.environment
+    asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
+    wish, tools, optional = Wish(file=file), _at(root, "tool"), OptionalPackages()
+    pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
+    poetry, project = _at(tools, "poetry"), _at(root, "project")
+    is_pixi = bool(
+        _at(pixi, "workspace").pairs
+        or (_at(pixi, "project").pairs and pixi is root and PurePosixPath(file).name != "pyproject.toml")
+    )
+    is_pixi = is_pixi or pixi is not root
+    if environment and not is_pixi:
+        raise refused(
+            root.where, "no-environments", "has no environments to choose from", "remove --environment"
+        )
+    if is_pixi:
+        _pixi(wish, pixi, asked.beside, environment)
+    of_poetry = bool(_at(poetry, "dependencies").pairs)
+    # Poetry's table only adds to what [project] lists, unless that says otherwise
+    listed = _at(project, "dependencies").items or _at(project, "optional-dependencies").pairs
+    if of_poetry and (not listed or _is_dynamic(project, "dependencies")):
+        _poetry(wish, poetry, asked, optional)
+    if project.pairs and not (is_pixi and pixi is root):
+        _project(wish, root, asked, optional)
+    _groups(wish, root, asked, optional)
+    said = is_pixi or of_poetry or project.pairs
+    setup = None
+    if not said or _is_dynamic(project, "dependencies") or _is_dynamic(project, "optional-dependencies"):
+        setup = _dynamic(wish, root, asked, optional, said=bool(said))
+    if not said and setup is None:
+        raise refused(root.where, *_LISTS_NOTHING)
+    optional.take(wish, asked, root.where)
+    if pixi is not root or not is_pixi:
+        _own_code(wish, root, asked, packaged=setup is not None)
+    return wish
+
+
+def read_setup_project(file: str, asked: ProjectAsk) -> Wish | None:
+    """What a project without a pyproject.toml needs, by the setup.py and setup.cfg in its folder."""
+    folder = str(PurePosixPath(file).parent)
+    facts = read_setup(asked.beside.read, folder)
+    if facts is None:
+        return None
+    asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
+    wish, optional, where = Wish(file=file), OptionalPackages(), first_place(file)
+    _take_setup(wish, facts, asked, optional, where)
+    optional.take(wish, asked, where)
+    take_folder(wish, asked.beside.place, folder, where)
+    return wish
+
+
+def read_folder_project(folder: str, asked: ProjectAsk, python: Callable[[str], str]) -> Wish | None:
+    """What the project in a folder needs; None where nothing says it. `python` chooses one by bounds."""
+    file = normpath(join(folder, "pyproject.toml"))
+    root = parse_project(asked.beside.read(file), file)
+    if root is not None:
+        bounds = text_of(_at(root, "project"), "requires-python")
+        ours = replace(asked, beside=replace(asked.beside, python=python(bounds))) if bounds else asked
+        said = [
+            _at(root, *keys).pairs
+            for keys in (("project",), ("tool", "poetry", "dependencies"), ("tool", "pixi"))
+        ]
+        if any(said):
+            return read_project(root, file, ours)
+    return read_setup_project(normpath(join(folder, "setup.py")), asked)
+
+
+def _own_code(wish: Wish, root: YamlNode, asked: ProjectAsk, *, packaged: bool) -> None:
+    """The project itself: a source where it can be packaged; of scripts alone a word on `files`."""
+    where = _at(root, "project").where if _at(root, "project").pairs else root.where
+    if is_package(root, packaged=packaged or not asked.named):
+        folder = str(PurePosixPath(asked.beside.above[-1]).parent)
+        take_folder(wish, asked.beside.place, folder, where)
+    else:
+        wish.note(where, note_of_scripts())
+
+
+def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
+    """Whether a pyproject.toml is of a project that is built; `packaged` says that something else says so."""
+    uv, poetry = _at(root, "tool", "uv"), _at(root, "tool", "poetry")
+    if text_of(uv, "package") == "false" or text_of(poetry, "package-mode") == "false":
+        return False
+    says = bool(root.get("build-system")) or text_of(uv, "package") == "true"
+    return packaged or says or bool(_at(root, "tool", "setuptools").pairs)
+
+
+def note_of_scripts() -> str:
+    return "the project is no package: write its programs under files, such as files: {/app: [train.py]}"
+
+
+# --- PEP 621, PEP 735, and what uv adds ----------------------------------------------------------
+
+
+def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
+    project, uv = _at(root, "project"), _at(root, "tool", "uv")
+    name = canonical(text_of(project, "name"))
+    if not wish.python:
+        wish.bound_python(text_of(project, "requires-python"), project.where)
+    origins = _Origins(root, asked)
+    for item in _at(project, "dependencies").items:
+        origins.take(wish, item.text, item.where)
+    extras = _at(project, "optional-dependencies")
+    reached: set[str] = set()
+
+    def take(extra: YamlNode, lines: YamlNode) -> None:
+        if canonical(extra.text) in reached:
+            return
+        reached.add(canonical(extra.text))
+        optional.taken.add(canonical(extra.text))
+        for item in lines.items:
+            if (more := _own_extras(item.text, name)) is not None:
+                for key, value in extras.pairs:
+                    if canonical(key.text) in more:
+                        take(key, value)
+            else:
+                origins.take(wish, item.text, item.where)
+
+    for key, value in extras.pairs:
+        texts = [item.text for item in value.items]
+        optional.add_extra(key.text, lambda key=key, value=value: take(key, value), texts)  # type: ignore[misc]
+    for index in _at(uv, "index").items:
+        if text_of(index, "explicit") != "true" and text_of(index, "url"):
+            option = "the default index" if text_of(index, "default") == "true" else "the index"
+            option = "--find-links" if text_of(index, "format") == "flat" else option
+            take_index(wish, text_of(index, "url"), index.where, option)
+    for option in ("index-url", "extra-index-url", "find-links"):
+        if given := uv.get(option):
+            for item in given.items or [given]:
+                take_index(wish, item.text, item.where, f"--{option}")
+    if text_of(uv, "prerelease") == "allow":
+        take_pip_line(wish, "--pre", uv.where, asked.beside)
+    for item in _at(uv, "constraint-dependencies").items:
+        if marker_holds(item.text.partition(";")[2].strip(), asked.beside.python, asked.extras):
+            _bound(wish, item, asked)
+    _overrides(wish, _at(uv, "override-dependencies").items, asked)
+
+
+def _overrides(wish: Wish, items: Sequence[YamlNode], asked: ProjectAsk) -> None:
+    """uv's overrides, which stand for what packages ask for: none that holds drops the package."""
+    rows: dict[str, list[tuple[YamlNode, str]]] = {}
+    for item in items:
+        requirement, _, marker = item.text.partition(";")
+        rows.setdefault(package_of(requirement.strip()), []).append((item, marker.strip()))
+    for name, found in rows.items():
+        meant = [row for row, marker in found if marker_holds(marker, asked.beside.python, asked.extras)]
+        for item in meant:
+            _bound(wish, item, asked)
+            what = f"the override {show(item.text)} is a constraint"
+            wish.note(item.where, f"{what}: packages that forbid it stop the lock")
+        if not meant and not any("extra" in marker for _, marker in found):
+            do = f"write exclude: [{name}] in the recipe" if RULES["framework"].allows(name) else "remove it"
+            wish.leave(found[0][0].where, f"the override {show(found[0][0].text)} drops a package", do)
+
+
+def _bound(wish: Wish, item: YamlNode, asked: ProjectAsk) -> None:
+    bounds = Wish(file=wish.file)
+    take_pip_line(bounds, item.text.partition(";")[0], item.where, asked.beside)
+    wish.left += bounds.left
+    wish.constraints += [one for one in bounds.pip if RULES["constraint"].allows(one)]
+
+
+def _own_extras(text: str, name: str) -> set[str] | None:
+    """The extras that a requirement on the project itself asks for: `all = ["proj[a,b]"]`."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return None
+    return set(map(canonical, requirement.extras)) if canonical(requirement.name) == name else None
+
+
+def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
+    """PEP 735's groups, with those that they include, and uv's and PDM's before it."""
+    groups, origins = _at(root, "dependency-groups"), _Origins(root, asked)
+    name = canonical(text_of(_at(root, "project"), "name"))
+    uv_dev = _at(root, "tool", "uv", "dev-dependencies")
+    reached: set[str] = set()
+
+    def rows_of(group: str) -> list[YamlNode]:
+        rows = [item for key, value in groups.pairs if canonical(key.text) == group for item in value.items]
+        rows += uv_dev.items if group == "dev" else []
+        rows += [
+            item
+            for key, value in _at(root, "tool", "pdm", "dev-dependencies").pairs
+            if canonical(key.text) == group
+            for item in value.items
+        ]
+        return rows
+
+    def take(group: str) -> None:
+        if group in reached:
+            return
+        reached.add(group)
+        optional.taken.add(group)
+        for item in rows_of(group):
+            if included := text_of(item, "include-group"):
+                take(canonical(included))
+            elif (own := _own_extras(item.text, name)) is not None:
+                for extra in own & optional.extras.keys():
+                    optional.extras[extra]()
+            elif item.kind == "text":
+                origins.take(wish, item.text, item.where)
+
+    names = [
+        *groups.keys,
+        *(["dev"] if uv_dev.items else []),
+        *_at(root, "tool", "pdm", "dev-dependencies").keys,
+    ]
+    for written in names:
+        texts = [item.text for item in rows_of(canonical(written)) if item.kind == "text"]
+        optional.add_group(written, lambda written=written: take(canonical(written)), texts)  # type: ignore[misc]
+
+
+class _Origins:
+    """Where a project's tools say that some of its dependencies come from: uv's and Poetry's tables."""
+
+    def __init__(self, root: YamlNode, asked: ProjectAsk) -> None:
+        self.beside, self.root, self.asked = asked.beside, root, asked
+        uv = _at(root, "tool", "uv")
+        self.indexes = {text_of(one, "name"): text_of(one, "url") for one in _at(uv, "index").items}
+        self.pages = [
+            text_of(one, "url") for one in _at(uv, "index").items if text_of(one, "format") == "flat"
+        ]
+        self.indexes |= {
+            text_of(one, "name"): text_of(one, "url") for one in _at(root, "tool", "poetry", "source").items
+        }
+        self.rows = {
+            canonical(key.text): value.items or [value]
+            for key, value in [*_at(root, "tool", "poetry", "dependencies").pairs, *_at(uv, "sources").pairs]
+            if value.kind != "text"
+        }
+
+    def take(self, wish: Wish, text: str, where: Where) -> None:
+        """A requirement of the project, from where its tools say."""
+        try:
+            requirement = Requirement(text)
+            meant = not requirement.marker or holds(requirement.marker, self.beside.python)
+        except InvalidRequirement:
+            meant = False
+        row = self._row(canonical(requirement.name)) if meant else None
+        if row is None or not self.take_row(wish, requirement.name, row, where, sorted(requirement.extras)):
+            take_pip_line(wish, text, where, self.beside)
+
+    def _row(self, name: str) -> YamlNode | None:
+        for row in self.rows.get(name, ()):
+            extra, group = canonical(text_of(row, "extra")), canonical(text_of(row, "group"))
+            wanted = set(map(canonical, (*self.asked.extras, *self.asked.groups)))
+            marker = text_of(row, "marker") or text_of(row, "markers")
+            if marker_holds(marker, self.beside.python, self.asked.extras) and (
+                (not extra or extra in wanted) and (not group or group in wanted)
+            ):
+                return row
+        return None
+
+    def take_row(self, wish: Wish, name: str, row: YamlNode, where: Where, extras: list[str]) -> bool:
+        """Takes what a row of `git`, `path`, `url` or `workspace` names; an index only says where from."""
+        index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
+        brackets = f"[{','.join(extras)}]" if extras else ""
+        if index:
+            take_index(wish, index, row.where, "--find-links" if index in self.pages else "the index")
+        if address := text_of(row, "git"):
+            revision = next((found for key in ("rev", "tag", "branch") if (found := text_of(row, key))), "")
+            address = f"{address}@{revision}" if revision else address
+            folder = text_of(row, "subdirectory")
+            take_git(wish, address.removeprefix("git+"), where, extras=brackets[1:-1], folder=folder)
+        elif path := text_of(row, "path"):
+            archive = re.search(r"\.(whl|zip|tar\.\w+|tgz)$", path)
+            if archive:
+                take_pip_line(wish, path, where, self.beside)
+            else:
+                take_project(wish, f"{path}{brackets}", where, self.beside)
+        elif address := text_of(row, "url"):
+            take_pip_line(wish, f"{name}{brackets} @ {address}", where, self.beside)
+        elif text_of(row, "workspace") == "true":
+            if place := self._member(canonical(name)):
+                take_project(wish, f"{place}{brackets}", where, self.beside)
+            else:
+                do = "lock it and import its uv.lock, or write its folder under packages: ./FOLDER"
+                wish.leave(where, f"the folder of the workspace's member {show(name)} is not known", do)
+        else:
+            return False
+        return True
+
+    def _member(self, name: str) -> str:
+        """The folder of a workspace's member: by its uv.lock, or by the patterns that name members.
+
+        The workspace's root is in the folder of this file or above it."""
+        for above in (".", "..", "../..", "../../.."):
+            text = self.beside.read(self.beside.path(f"{above}/uv.lock") or "uv.lock")
+            lock = parse_project(text, "uv.lock")
+            for row in _at(lock, "package").items if lock else ():
+                source = _at(row, "source")
+                folder = (
+                    text_of(source, "editable") or text_of(source, "directory") or text_of(source, "virtual")
+                )
+                if folder and canonical(text_of(row, "name")) == name:
+                    return normpath(f"{above}/{folder}")
+            root = (
+                self.root
+                if above == "."
+                else parse_project(
+                    self.beside.read(self.beside.path(f"{above}/pyproject.toml") or "/"), "pyproject.toml"
+                )
+            )
+            members = _at(root, "tool", "uv", "workspace", "members").items if root else []
+            if members and root and canonical(text_of(_at(root, "project"), "name")) == name:
+                return above
+            for pattern in (item.text for item in members):
+                for shape in (name, name.replace("-", "_")):
+                    folder = pattern.replace("*", shape) if pattern.count("*") == 1 else pattern
+                    if not fnmatchcase(folder, pattern):
+                        continue
+                    path = self.beside.path(f"{above}/{folder}/pyproject.toml")
+                    found = parse_project(self.beside.read(path) if path else None, path)
+                    if found and canonical(text_of(_at(found, "project"), "name")) == name:
+                        return normpath(f"{above}/{folder}")
+        return ""
+
+
+def parse_project(text: str | None, file: str) -> YamlNode | None:
+    try:
+        return (
+            parse_toml(text, file, Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)) if text else None
+        )
+    except RecipeError:
+        return None
+
+
+def marker_holds(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
+    """Whether a marker holds, with these extras chosen; None judges each extra that it names as chosen.
+
+    A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody.
+    """
+
+    def judged(found: re.Match[str]) -> str:
+        chosen = extras is None or canonical(found[2]) in map(canonical, extras)
+        return f"python_version {'>=' if chosen == (found[1] == '==') else '<'} '0'"
+
+    try:
+        plain = re.sub(r"""\bextra *(==|!=) *["']([^"']+)["']""", judged, marker)
+        return not plain or holds(Marker(plain), python)
+    except InvalidMarker:
+        return True
+
+
+# --- setup.py, setup.cfg, and dependencies that another file says ---------------------------------
+
+
+def _is_dynamic(project: YamlNode, what: str) -> bool:
+    return what in [item.text for item in _at(project, "dynamic").items]
+
+
+def _dynamic(
+    wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages, *, said: bool
+) -> SetupFacts | None:
+    """What a project's build reads from other files: setuptools' tables, its setup files, hatch's hook."""
+    project, tools = _at(root, "project"), _at(root, "tool")
+    of_setuptools = _at(tools, "setuptools", "dynamic")
+    hatch = _at(tools, "hatch", "metadata", "hooks", "requirements_txt")
+    folder = str(PurePosixPath(asked.beside.above[-1]).parent)
+    setup, found = read_setup(asked.beside.read, folder), False
+    wanted = not said or _is_dynamic(project, "dependencies")
+    for table in (_at(of_setuptools, "dependencies"), hatch):
+        for item in _files(table):
+            found = True
+            if wanted:
+                take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
+    for table in (_at(of_setuptools, "optional-dependencies"), _at(hatch, "optional-dependencies")):
+        for key, value in table.pairs:
+            names = value.items or _files(value)
+            optional.add_extra(key.text, lambda names=names: _take_files(wish, names, asked))  # type: ignore[misc]
+    if setup is not None:
+        if not found and wanted:
+            _take_setup(wish, setup, asked, optional, project.where)
+        else:
+            _offer_extras(wish, setup, asked, optional)
+    elif said and wanted and not found and not _at(tools, "poetry", "dependencies").pairs:
+        _computed(
+            wish, next(i.where for i in _at(project, "dynamic").items if i.text == "dependencies"), asked
+        )
+    return setup
+
+
+def _files(table: YamlNode) -> list[YamlNode]:
+    """The files that a table names: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
+    rows = [value for key in ("file", "files", "filename") if (value := table.get(key))]
+    return [item for value in rows for item in (value.items or [value]) if item.kind == "text"]
+
+
+def _take_files(wish: Wish, names: list[YamlNode], asked: ProjectAsk) -> None:
+    for item in names:
+        take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
+
+
+def _take_setup(
+    wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages, where: Where
+) -> None:
+    if facts.python and not wish.python:
+        wish.bound_python(facts.python, where)
+    for text, at in facts.needs:
+        _take_line(wish, text, at, asked)
+    computed = [(at, code) for what, at, code in facts.unknown if not what.startswith("extra")]
+    if computed:
+        at, code = computed[0]
+        more = f" and {len(computed) - 1} more" if len(computed) > 1 else ""
+        _computed(wish, at, asked, f"{show(code, limit=100)}{more}")
+    _offer_extras(wish, facts, asked, optional)
+
+
+def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages) -> None:
+    name = canonical(facts.name)
+    reached: set[str] = set()
+
+    def take(extra: str) -> None:
+        reached.add(extra)
+        optional.taken.add(extra)
+        for text, at in facts.extras.get(extra, ()):
+            if (own := _own_extras(text, name)) is not None:
+                for more in own - reached:
+                    take(more)
+            else:
+                _take_line(wish, text, at, asked)
+        for what, at, code in facts.unknown:
+            if what in (f"extra {extra}", "extras_require"):
+                do = "write the packages that it stands for into a requirements file, and import that too"
+                wish.leave(at, f"the extra {show(extra)} is computed: {show(code, limit=100)}", do)
+
+    for what, at, code in facts.unknown:
+        if what == "extras_require" and asked.named:
+            wish.note(at, f"what extras there are is computed: {show(code, limit=100)}")
+    for extra in facts.extras:
+        texts = [text for text, _ in facts.extras[extra]]
+        optional.add_extra(extra, lambda extra=extra: take(extra), texts)  # type: ignore[misc]
+
+
+def _take_line(wish: Wish, text: str, where: Where, asked: ProjectAsk) -> None:
+    if text.startswith("-r ") and where.file.endswith(".py"):
+        wish.note(where, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
+    take_pip_line(wish, text, where, asked.beside)
+
+
+def _computed(wish: Wish, where: Where, asked: ProjectAsk, code: str = "") -> None:
+    """Dependencies that only the project's build knows: its wheel has them, where the recipe builds it."""
+    what = f"what the project needs is computed by its build{f': {code}' if code else ''}"
+    if asked.beside.place is not None:
+        wish.note(where, f"{what}; `imagefactory lock TARGET --build` takes it from the wheel that it builds")
+    else:
+        do = "write it into a requirements.txt (pip freeze, where it is installed), and import that"
+        wish.leave(where, what, do)
+
+
+# --- Poetry --------------------------------------------------------------------------------------
+
+
+def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
+    addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
+    for one in _at(poetry, "source").items:
+        if text_of(one, "priority") != "explicit" and (address := text_of(one, "url")):
+            take_index(wish, address, one.where, "the default index")
+    rows = _at(poetry, "dependencies").pairs
+
+    def take(pairs: Iterable[tuple[YamlNode, YamlNode]], *, chosen: frozenset[str] = frozenset()) -> None:
+        for key, value in pairs:
+            if key.text == "python":
+                wish.bound_python(poetry_bounds(value.text) or "", value.where)
+                continue
+            for row in value.items or [value]:
+                wanted = canonical(key.text) in chosen
+                if wanted or text_of(row, "optional") != "true":
+                    if row.kind == "map" and (address := addresses.get(text_of(row, "source"))):
+                        take_index(wish, address, row.where)
+                    _poetry_row(wish, key, row, asked)
+
+    take(rows)
+    for key, value in _at(poetry, "extras").pairs:
+        chosen = frozenset(canonical(re.split(r"[ \[<>=!~;]", item.text)[0]) for item in value.items)
+        of_it = [(name, row) for name, row in rows if canonical(name.text) in chosen]
+        optional.add_extra(
+            key.text,
+            lambda of_it=of_it, chosen=chosen: take(of_it, chosen=chosen),  # type: ignore[misc]
+            sorted(chosen),
+        )
+    for key, value in _at(poetry, "group").pairs:
+        rows = _at(value, "dependencies").pairs
+        optional.add_group(key.text, lambda rows=rows: take(rows), [name.text for name, _ in rows])  # type: ignore[misc]
+    if (dev := _at(poetry, "dev-dependencies")).pairs:
+        optional.add_group("dev", lambda: take(dev.pairs), dev.keys)
+
+
+def _poetry_row(wish: Wish, key: YamlNode, value: YamlNode, asked: ProjectAsk) -> None:
+    written = value.text if value.kind == "text" else text_of(value, "version")
+    extras = [item.text for item in _at(value, "extras").items]
+    marker, python = text_of(value, "markers"), text_of(value, "python")
+    if not (marker_holds(marker, asked.beside.python, asked.extras) and _allows(python, asked.beside.python)):
+        wish.note(key.where, f"{show(key.text)} is not for Python {asked.beside.python} on {PLATFORM}")
+    elif value.kind == "map" and _Origins(YamlNode(value.where, "map"), asked).take_row(
+        wish, key.text, value, key.where, extras
+    ):
+        pass
+    elif (bounds := poetry_bounds(written)) is None:
+        do = "write bounds with commas between them, such as >=1,<3"
+        wish.leave(key.where, f"{show(key.text)} {show(written)} cannot be taken over", do)
+    else:
+        brackets = f"[{','.join(extras)}]" if extras else ""
+        take_pip_line(wish, f"{key.text}{brackets}{bounds}", key.where, asked.beside)
+
+
+def _allows(bounds: str, python: str) -> bool:
+    """Whether Poetry's bounds on Python allow one; alternatives are not judged."""
+    try:
+        plain = poetry_bounds(bounds)
+        return not plain or SpecifierSet(plain).contains(f"{python}.5")
+    except InvalidSpecifier:
+        return True
+
+
+# --- pixi ----------------------------------------------------------------------------------------
+
+_LIKE_DEPENDENCIES = ("dependencies", "host-dependencies", "build-dependencies")
+# What a table of pixi's holds that is read here, or that says nothing of an environment.
+_READ = {
+    *(
+        "workspace",
+        "project",
+        "package",
+        "feature",
+        "environments",
+        "tasks",
+        "target",
+        "activation",
+        "channels",
+    ),
+    *(*_LIKE_DEPENDENCIES, "pypi-dependencies", "pypi-options", "system-requirements", "constraints"),
+    *("platforms", "build-system", "dependency-groups", "tool"),
+}
+_CHOICES = ("channel-priority", "solve-strategy", "exclude-newer")
+"""What decides which of several versions pixi takes, of those that are asked for."""
+_ROW = {"version", "build", "channel", "extras", "index", "subdir", "path", "git", "url"}
+
+
+def _pixi(wish: Wish, root: YamlNode, beside: Beside, environment: str) -> None:
+    workspace = _at(root, "workspace") if _at(root, "workspace").pairs else _at(root, "project")
+    platforms = [
+        item.text if item.kind == "text" else text_of(item, "platform")
+        for item in _at(workspace, "platforms").items
+    ]
+    if platforms and not any(name.startswith(PLATFORM) for name in platforms):
+        wish.note(workspace.where, f"{PLATFORM} is not among its platforms: see whether it locks")
+    parts = [_at(root, "feature", name) for name in _features(wish, root, environment)]
+    if not _alone(root, environment):
+        parts.insert(0, root)
+    for part in [*parts[1:], *parts[:1]] if len(parts) > 1 else parts:  # a feature's channels come first
+        take_channels(wish, _at(part, "channels"))
+    take_channels(wish, _at(workspace, "channels"))
+    for node in _at(workspace, "platforms").items:
+        _driver(wish, node.get("cuda") if node.kind == "map" else None)
+    for part in (workspace, *parts):
+        _pypi_options(wish, _at(part, "pypi-options"), beside)
+        for key in (key for key, _ in part.pairs if key.text in _CHOICES):
+            wish.note(
+                key.where, f"{show(key.text)} is not taken over: of what is allowed the newest is taken"
+            )
+    for part in parts:
+        _pixi_part(wish, part, beside, is_root=part is root)
+
+
+def _pixi_part(wish: Wish, part: YamlNode, beside: Beside, *, is_root: bool) -> None:
+    """The packages and variables of a feature, or of all environments."""
+    cuda = _at(part, "system-requirements").get("cuda")
+    _driver(wish, cuda.get("version") or cuda if cuda else None)
+    for table in (part, *(_at(part, "target", name) for name in _TARGETS)):
+        for name in _LIKE_DEPENDENCIES:
+            for key, value in _at(table, name).pairs:
+                _conda_row(wish, key, value)
+        bounds = Wish(file=wish.file)
+        for key, value in _at(table, "constraints").pairs:
+            _conda_row(bounds, key, value)
+        wish.conda_bounds += bounds.conda
+        wish.left += bounds.left
+        for key, value in _at(table, "pypi-dependencies").pairs:
+            _pypi_row(wish, key, value, beside)
+        for key, value in _at(table, "activation", "env").pairs:
+            wish.variable(key.text, value.text, key.where)
+        for item in _at(table, "activation", "scripts").items:
+            do = "write the variables that it sets under environment"
+            wish.leave(item.where, f"{show(item.text)} is run on activation, and not here", do)
+    for key, value in part.pairs:
+        if key.text == "tasks" and value.pairs:
+            wish.note(key.where, "the tasks are not run: what they install is not in the image")
+        elif is_root and key.text not in _READ and value.kind != "text":
+            wish.leave(key.where, f"{show(key.text)} is not read", "write its packages under dependencies")
+
+
+def _driver(wish: Wish, cuda: YamlNode | None) -> None:
+    """The CUDA that a machine's driver is to have: for it a solver chooses builds, as a recipe's row says."""
+    if cuda and (found := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
+        wish.hints.append(f"cuda{found[0]}")
+        wish.note(
+            cuda.where, f"CUDA {found[0]} is what the driver is to have at least: it says the row's CUDA"
+        )
+
+
+def _pypi_options(wish: Wish, options: YamlNode, beside: Beside) -> None:
+    """What pip knows by options of the same meaning, and otherwise what is lost."""
+    for key, value in options.pairs:
+        known = {
+            "index-url": "--index-url",
+            "extra-index-urls": "--extra-index-url",
+            "find-links": "--find-links",
+        }
+        for one in value.items or [value]:
+            text = one.text if one.kind == "text" else text_of(one, "url") or text_of(one, "path")
+            if option := known.get(key.text):
+                take_pip_line(wish, f"{option} {text}", one.where, beside)
+        if key.text in ("no-build-isolation", "no-build", "no-binary", "index-strategy"):
+            wish.note(key.where, f"{show(key.text)} is not taken over: images are made of wheels alone")
+        elif key.text not in known:
+            wish.leave(key.where, f"{show(key.text)} is not read", "write the versions that it forces")
+
+
+def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
+    """The features of an environment. Raises RecipeError for one that is not there."""
+    environments = _at(root, "environments")
+    wanted = environment or "default"
+    chosen = environments.get(wanted)
+    if chosen is None and wanted != "default":
+        names = " or ".join(environments.keys) or "leave it out"
+        raise refused(
+            root.where, "environment-unknown", f"has no environment {show(wanted)}", f"--environment {names}"
+        )
+    if not environment and (others := [name for name in environments.keys if name != "default"]):
+        names = show(" or ".join(others), limit=200)[1:-1]
+        wish.note(
+            environments.where, f"the default environment was taken (--environment {names} takes another)"
+        )
+    if chosen is None:
+        return []
+    return [item.text for item in (chosen.items or _at(chosen, "features").items)]
+
+
+def _alone(root: YamlNode, environment: str) -> bool:
+    return text_of(_at(root, "environments", environment or "default"), "no-default-feature") == "true"
+
+
+def _conda_row(wish: Wish, key: YamlNode, value: YamlNode) -> None:
+    if value.kind == "text":
+        take_match_spec(wish, f"{key.text} {value.text}".removesuffix(" *"), key.where)
+        return
+    if any(name in value.keys for name in ("path", "git", "url")):
+        wish.leave(
+            key.where, f"{show(key.text)} is made from sources", "add it from a channel, if one has it"
+        )
+        return
+    _unread(wish, key, value)
+    version, build, channel = (text_of(value, name) for name in ("version", "build", "channel"))
+    name = f"{channel.rstrip('/')}::{key.text}" if channel else key.text
+    text = f"{name} {version or '*'} {build}" if build else f"{name} {version}".removesuffix(" *")
+    take_match_spec(wish, text.strip(), key.where)
+
+
+def _pypi_row(wish: Wish, key: YamlNode, value: YamlNode, beside: Beside) -> None:
+    if value.kind == "text":
+        take_pip_line(wish, key.text + _bounds(value.text), key.where, beside)
+        return
+    if index := text_of(value, "index"):
+        take_index(wish, index, value.where)
+    _unread(wish, key, value)
+    extras = [item.text for item in _at(value, "extras").items]
+    origins = _Origins(YamlNode(value.where, "map"), ProjectAsk(beside=beside))
+    if not origins.take_row(wish, key.text, value, key.where, extras):
+        brackets = f"[{','.join(extras)}]" if extras else ""
+        take_pip_line(wish, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
+
+
+def _unread(wish: Wish, key: YamlNode, value: YamlNode) -> None:
+    """What a package's row says that is not taken over, such as a build number."""
+    if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
+        what = ", ".join(sorted(more))
+        wish.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
+
+
+def _bounds(written: str) -> str:
+    return "" if written in ("", "*") else written
+
+
+def _at(node: YamlNode, *keys: str) -> YamlNode:
+    """What lies below some keys; nothing where it does not."""
+    for key in keys:
+        node = node.get(key) or YamlNode(node.where, "map", made="nothing")
+    return node

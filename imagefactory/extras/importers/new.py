@@ -1,0 +1,836 @@
+"""The stage from a file that people have to a recipe that was solved.
+
+What the file leaves open (framework, version, CUDA, Python) comes from the answer of the solver. Recipes and
+hints are solved before a person sees them. recipes/draft.py writes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from packaging.version import Version
+
+from imagefactory.access import package_index, uv_locker
+from imagefactory.errors import (
+    FactoryError,
+    LockError,
+    ToolError,
+    UnbuiltError,
+    UnreachableError,
+    UnsolvableError,
+    UsageError,
+)
+from imagefactory.project import FOLDERS, Factory
+from imagefactory.gpu.drivers import cuda_floor
+from imagefactory.lock.pypi.newest import Release
+from imagefactory.lock.pypi.series import cuda_of, first_series_after
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.lock.pypi.no_wheel import NoWheelError
+from imagefactory.model import Base, Lock, Target, Where
+from imagefactory.progress import Progress
+from imagefactory.recipes.bases import all_bases
+from imagefactory.extras.importers.draft import Choice, Draft, DraftAsk, base_for, check_draft, draft, draft_on, python_candidates, target_conflicts
+from imagefactory.extras.importers.environments import Reading, read_wish
+from imagefactory.recipes.expand import select_one
+from imagefactory.extras.importers.framework_row import FRAMEWORKS, Row, exact_pins, find_framework, first_framework, named_framework, pypi_name, within
+from imagefactory.extras.importers.image_parts import lose_debian
+from imagefactory.recipes.index_rows import IndexRows, index_rows
+from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.values import RULES, is_source
+from imagefactory.extras.importers.spec import Wish, minor_python
+from imagefactory.settings.files import FILE_NAME
+from imagefactory.actions.lock import explain_error, has_wheels, impossible, read_needs, read_releases, solve_target, unknown_system
+from imagefactory.actions.locked import require_lock
+from imagefactory.stages.own_imports import add_needs
+from imagefactory.versions import natural
+
+_TARGETS, _TRIALS, _OLDER = 3, 8, 8
+"""How many targets a hint names, how many are solved for it, and how many older releases are tried."""
+_PAGES, _AGE = 40, timedelta(days=60)
+"""How many pins are looked up for their days, and how much newer than them a framework may have begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """What the person asks for; empty where FILE or the solver decides. `file` and `on` may both be given."""
+
+    family: str
+    file: Path | None = None
+    on: str = ""
+    framework: str = ""
+    version: str = ""
+    cuda: str = ""
+    source: str = ""
+    environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    context: Path | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A recipe that can be written. `unsolved` says why it was not solved, empty where it was.
+
+    `without_wheel` are packages that must be built first. `check` raises RecipeError where the recipe does
+    not fit the others.
+    """
+
+    draft: Draft
+    check: Callable[[], object]
+    why: tuple[str, ...] = ()
+    unsolved: str = ""
+    without_wheel: tuple[str, ...] = ()
+
+
+class Solver(Protocol):
+    """What the package index and the channels answer."""
+
+    def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
+        """The versions of a target's packages by name, as they will be locked. Raises LockError."""
+
+    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+        """The same by what packages declare alone. Raises LockError, NoWheelError."""
+
+    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+        """The error of a target with the requirements that contradict, as far as the solver finds them."""
+
+    def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
+        """Requires-Dist of a release. Raises LockError."""
+
+    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+        """The releases of projects, with their days as far as the index tells them; the oldest first."""
+
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
+
+    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+        """The packages that a target bounds to releases which its Python can neither install nor build."""
+
+    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+        """The names that the archive of a base has no package for; none where it cannot be asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSolver:
+    """The solvers of `lock`."""
+
+    factory: Factory
+    progress: Progress
+    _system: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
+
+    @cached_property
+    def _locker(self) -> UvLocker:
+        return uv_locker(package_index(self.factory))
+
+    def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
+        return solve_target(self.factory, target, base, self.progress, under=under, locker=self._locker)
+
+    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+        return solve_target(self.factory, target, base, self.progress, declared=True, locker=self._locker)
+
+    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+        return explain_error(self.factory, target, base, error)
+
+    def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
+        return read_needs(self.factory, target, base, pin)
+
+    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+        return read_releases(self._locker, target, base, names)
+
+    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+        return has_wheels(self._locker, target, base, pin)
+
+    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+        return impossible(self._locker, target, base)
+
+    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+        key = (base.name, *names)
+        if key not in self._system:
+            try:
+                self._system[key] = unknown_system(self.factory, base, names, self.progress)
+            except (LockError, ToolError) as error:
+                self.progress.note(f"the names of Debian packages were not checked: {error.message}")
+                self._system[key] = ()
+        return self._system[key]
+
+
+def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
+    """A recipe for a file, for a target to build on, or both.
+
+    What the file asks for and no recipe keeps is `lost` in its draft, and printed where something else
+    stops. Raises UsageError, RecipeError, UnsolvableError.
+    """
+    planner = _Planner(factory, request, solver)
+    try:
+        return planner.on_target() if request.on else planner.of_its_own()
+    except FactoryError:
+        for label, lines in (("note", planner.notes), ("lost", planner.lost)):
+            for line in lines:
+                progress.note(f"{label}: {line}")
+        raise
+
+
+class _Planner:
+    """Makes the plan of one request. Without `hints` it is a trial itself, and none of its own is solved."""
+
+    def __init__(self, factory: Factory, request: NewRequest, solver: Solver, *, hints: bool = True) -> None:
+        folder = factory.settings.root_path / "recipes"
+        self._factory, self._request, self._solver = factory, request, solver
+        self._recipes = [one for one in read_recipes(folder) if one.family != request.family]
+        self._bases = read_bases(folder)
+        self._hints, self._reached = hints, True
+        self._asked: dict[str, tuple[Target, Base]] = {}
+        self._sourced: bool | None = None
+        self._age: _Age | None = None
+        self._ages: dict[str, _Age | None] = {}
+        self.notes: list[str] = []
+        self.lost: list[str] = []
+
+    # --- on a target ---
+
+    def on_target(self) -> Plan:
+        request = self._request
+        below = select_one(self._factory.targets, request.on)
+        wish = self._read(below.python) if request.file else None
+        drafted = draft_on(wish, request.family, below)
+        if wish is None:
+            return self._unsolved(drafted, "")
+        lock, why = self._lock_of(below)
+        versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
+        if conflicts := target_conflicts(wish, below, versions):
+            raise UsageError(
+                "target-conflict",
+                f"{wish.file} asks for {'; and for '.join(conflicts)}",
+                hint=self._other_ways(wish) or "omit --on: a recipe of its own is solved then",
+            )
+        if lock is None:
+            return self._unsolved(drafted, why)
+        try:
+            return self._solved(drafted, under=lock, base=self._factory.base_of(below))
+        except UnsolvableError as error:
+            error.hint = self._other_ways(wish) or error.hint
+            raise
+
+    def _lock_of(self, target: Target) -> tuple[Lock | None, str]:
+        try:
+            return require_lock(self._factory, target), ""
+        except FactoryError as error:
+            return None, error.message
+
+    # --- with a framework of its own ---
+
+    def of_its_own(self) -> Plan:
+        wish, request = self._read(""), self._request
+        framework, source = named_framework(wish, request.framework, request.source)
+        if source != "pypi":
+            try:
+                drafted = draft(wish, self._said(), self._bases)
+            except UsageError as error:
+                error.hint = "; or ".join(filter(None, (error.hint, self._other_ways(wish, "conda"))))
+                raise
+            return self._solved(drafted)
+        try:
+            return self._choose(wish, framework)
+        except UnreachableError as error:
+            drafted = draft(wish, self._said(), self._bases, [f"not solved: {error.message}"])
+            return self._unsolved(drafted, error.message)
+
+    def _said(self, choice: Choice | None = None) -> DraftAsk:
+        """What the person says, and for a recipe of PyPI what was chosen."""
+        request = self._request
+        said = DraftAsk(
+            family=request.family,
+            framework=request.framework,
+            version=request.version,
+            cuda=request.cuda,
+            source=request.source,
+            indexes=self._factory.settings.index_map,
+        )
+        return replace(said, source="pypi", **asdict(choice)) if choice else said
+
+    def _choose(self, wish: Wish, framework: str, failed: Mapping[str, LockError] | None = None) -> Plan:
+        """The first Python on which all packages have wheels and solve together.
+
+        A framework that the file leaves open beside pins of an older time is of that time, if that solves.
+        `failed` says by Python why wheels alone do not solve, where that is known.
+        """
+        request = self._request
+        row = Row(framework=framework, source="pypi", wish=wish)
+        if framework and request.version and not row.allows(request.version):
+            row.refuse_version(request.version)
+        if framework:
+            self._refuse_builds(wish, row)
+        self._age = self._age_of(wish, row)
+        if self._age:
+            try:
+                return self._within(wish, framework, self._age.below, failed)
+            except (UnsolvableError, NoWheelError):
+                self._age = None
+        return self._within(wish, framework, "", failed)
+
+    def _refuse_builds(self, wish: Wish, row: Row) -> None:
+        """Raises UsageError where the file means a build that PyPI does not have, and no CUDA was said."""
+        request, framework = self._request, row.framework
+        if request.cuda:
+            return
+        row.refuse_rocm()
+        elsewhere, version = self._elsewhere(wish), request.version or row.version
+        wrong = "" if framework in elsewhere.rows else row.other_build(version)
+        if wrong:
+            index = elsewhere.missing.get(framework, "")
+            hint = self._other_builds(wish, row, index)
+            if not self._reached:
+                row.refuse_other_build(version, index=index)
+            raise UsageError("framework-conflict", wrong, hint=hint)
+
+    def _within(
+        self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
+    ) -> Plan:
+        """The same with the framework older than `below`; `without` says that wheels alone solve nowhere."""
+        first, others = python_candidates(wish.python, self._bases)
+        if not first and not others:
+            raise UsageError(
+                "python-not-supported",
+                f"{wish.file} requires Python {wish.python}, but images support 3.9 to 3.14",
+                hint="change its Python bounds, for example to >=3.11",
+            )
+        failed, built = dict(without or {}), list[Plan]()
+        for trial in self._tried(wish, framework, below, failed, (first, others)) if without is None else ():
+            if other := self._other_question(wish, framework, trial):
+                return self._choose(wish, other)
+            try:
+                plan = self._settle(trial)
+                if len(plan.without_wheel) <= len(trial.wish.sources):
+                    return plan
+                built.append(plan)  # with known needs: another base's Python may have all wheels
+            except (UnsolvableError, NoWheelError) as error:
+                failed[trial.python] = error
+        if built:
+            return min(built, key=lambda plan: len(plan.without_wheel))
+        if best := self._unbuilt(failed, framework, below):
+            if other := self._other_question(wish, framework, best):
+                return self._choose(wish, other, failed)
+            return self._settle(best)
+        raise self._unsolvable(wish, failed)
+
+    def _tried(
+        self,
+        wish: Wish,
+        framework: str,
+        below: str,
+        failed: Mapping[str, LockError],
+        pythons: tuple[Sequence[str], Sequence[str]],
+    ) -> Iterator[_Trial]:
+        """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
+
+        `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
+        package is without wheels for any Python, or one is not even to be built on the bases'.
+        """
+        first, others = pythons
+        for python in first:
+            yield self._try(python, framework, below=below)
+        if failed.keys() >= set(first) and (
+            all(self._solver.impossible(*self._asked[one]) for one in first)
+            or not self._only_sources(wish, [failed[one] for one in first])
+        ):
+            with ThreadPoolExecutor(2) as pool:
+                waiting = [pool.submit(self._try, python, framework, below=below) for python in others]
+                try:
+                    yield from (one.result() for one in waiting)
+                finally:
+                    pool.shutdown(cancel_futures=True)
+
+    def _other_question(self, wish: Wish, framework: str, trial: _Trial) -> str:
+        """The framework that a trial found, where what the file says of it bounds its version.
+
+        Raises UsageError where the file means a build that PyPI does not have.
+        """
+        found = "" if framework else first_framework(_names(wish), trial.versions)
+        if not found:
+            return ""
+        row = Row(framework=found, source="pypi", wish=wish)
+        self._refuse_builds(wish, row)
+        return found if self._age_of(wish, row) or self._own_bounds(row) else ""
+
+    def _own_bounds(self, row: Row) -> list[str]:
+        """What the person says of the framework's version, and the file by its CUDA."""
+        asked, framework = self._request, row.framework
+        bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
+        cuda = asked.cuda or row.told_cuda() or row.named_beside()[1]
+        cuda = "" if framework in self._elsewhere(row.wish).rows else cuda
+        if cuda and not (asked.version or row.version) and (within := row.range_with(cuda)):
+            bounds.append(f"{framework}{within}")
+        return bounds
+
+    def _age_of(self, wish: Wish, row: Row) -> _Age | None:
+        """The time that a file of pins is of, where it leaves a version open that has newer series."""
+        if not row.framework or self._request.version or row.version:
+            return None
+        if row.framework not in self._ages:
+            self._ages[row.framework] = self._find_age(wish, row)
+        return self._ages[row.framework]
+
+    def _find_age(self, wish: Wish, row: Row) -> _Age | None:
+        elsewhere = self._elsewhere(wish).rows
+        pins = exact_pins(one for one in wish.pip if not (is_source(one) or one.startswith("./")))
+        names = [name for name in pins if name not in elsewhere][:_PAGES]
+        if not names or 2 * len(pins) < len(_names(wish)) or row.framework in elsewhere:
+            return None
+        base = base_for("", self._bases)
+        target = _open_target(self._request.family, base.python, base, (), ())
+        known = self._solver.releases(target, base, (row.framework, *names))
+        days = [
+            one.uploaded
+            for name in names
+            for one in known.get(name, ())
+            if one.uploaded and within(f"=={pins[name]}", str(one.version))
+        ]
+        if not days:
+            return None
+        newest, series = max(days), known.get(row.framework, ())
+        below = first_series_after(series, newest + _AGE)
+        if not below or not any(
+            row.allows(str(one.version)) for one in series if one.version >= Version(below)
+        ):
+            return None
+        return _Age(below=below, day=newest)
+
+    def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
+        """Solve the file's packages with the framework open and older than `below`.
+
+        With `sources` packages without wheels are solved too, by what their sources declare.
+        """
+        request, wish = self._request, self._read(python)
+        wanted = [one for one in wish.pip if not (is_source(one) or one.startswith("./"))]
+        bounds = list(wish.constraints)
+        row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
+        if framework:
+            wanted += [framework] if framework not in map(pypi_name, wanted) else []
+            bounds += [*self._own_bounds(row), *([f"{framework}<{below}"] if below else [])]
+        base = base_for(python, self._bases)
+        target = _open_target(request.family, python, base, wanted, bounds)
+        target = replace(
+            target,
+            origins=tuple(sorted(elsewhere.rows.items())),
+            sources=tuple(wish.sources),
+        )
+        trial = _Trial(python=python, wish=wish, sources=sources)
+        self._asked[python] = target, base
+        try:
+            if sources:
+                return replace(trial, versions=self._solver.solve(target, base, None))
+            return replace(trial, versions=self._solver.declared(target, base))
+        except UnbuiltError as error:
+            unbuilt = {str(one["name"]): str(one["version"]) for one in error.packages}
+            pins: dict[str, str] = dict(line.split("==", 1) for line in error.pins)
+            return replace(trial, versions=pins | unbuilt, unbuilt=tuple(unbuilt))
+        except LockError as error:
+            return replace(trial, error=error)
+
+    def _settle(self, trial: _Trial) -> Plan:
+        """The recipe of a trial, solved as it will be locked: for older releases where it must be."""
+        first: LockError | None = None
+        for _ in range(_OLDER):
+            if trial.error:
+                raise first or trial.error
+            row, version, chosen = self._version(trial)
+            cudas = self._cudas(row, version, trial)
+            for cuda in cudas:
+                try:
+                    return self._written(row, version, cuda, trial, chosen=chosen or len(cudas) > 1)
+                except UnsolvableError as error:
+                    first = first or error
+            if not chosen:
+                break
+            series = ".".join(version.split(".")[:2])
+            trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
+        raise first or LockError(
+            "nothing-solved", f"no version of {trial.wish.file}'s framework could be solved"
+        )
+
+    def _version(self, trial: _Trial) -> tuple[Row, str, bool]:
+        """The framework, its version as the recipe writes it, and whether the solver chose that."""
+        request, wish = self._request, trial.wish
+        if request.framework:
+            framework = find_framework(wish, request.framework, "pypi")[0]
+        else:
+            framework = first_framework(_names(wish), trial.versions)
+        if not framework:
+            raise UsageError(
+                "framework-missing",
+                f"no known GPU framework in {wish.file} or in what its packages need",
+                hint=self._optional(wish)
+                or self._other_ways(wish)
+                or "name the package that uses the GPU: --framework NAME --cuda VERSION",
+            )
+        row = Row(framework=framework, source="pypi", wish=wish)
+        if pinned := request.version or row.version:
+            if not row.allows(pinned):
+                row.refuse_version(pinned)
+            if row.covers(pinned):
+                return row, pinned, False
+        solved = trial.versions.get(framework, "").partition("+")[0].partition(".post")[0]
+        if not RULES["version"].allows(solved):
+            raise UsageError(
+                "framework-version-invalid",
+                f"{wish.file} needs {framework} {solved}, and a recipe row cannot name that version",
+                hint=f"limit {framework} to a release",
+            )
+        return row, solved, True
+
+    def _cudas(self, row: Row, version: str, trial: _Trial) -> tuple[str, ...]:
+        """The CUDA versions to try, the newest first. Raises UsageError where none is known."""
+        named = row.framework in self._elsewhere(trial.wish).rows
+        if cuda := self._request.cuda or (row.told_cuda() if named else row.cuda(version)):
+            return (cuda,)
+        if offers := row.offers(version):
+            return tuple(reversed(offers))
+        base = base_for(trial.python, self._bases)
+        target = _open_target(self._request.family, trial.python, base, (), ())
+        pin = f"{row.framework}=={trial.versions.get(row.framework, version)}"
+        if cuda := cuda_of(self._solver.needs(target, base, pin)):
+            return (cuda,)
+        raise self._without_cuda(row, version)
+
+    def _without_cuda(self, row: Row, version: str) -> UsageError:
+        """The error for a release whose packages on PyPI bring no CUDA."""
+        conda, released = row.conda_name(), row.released_for(version)
+        if not conda or not released or not self._hints:
+            return row.ask(version, "")
+        asked = self._request
+        other = replace(asked, source="conda", framework=conda, version=version, cuda=released[0])
+        try:
+            _Planner(self._factory, other, self._solver, hints=False).of_its_own()
+        except FactoryError:
+            hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
+        else:
+            hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
+        message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
+        return UsageError("cuda-not-on-pypi", message, hint=hint)
+
+    def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
+        choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
+        why = tuple(_reasons(trial.wish, choice, chosen=chosen, age=self._age))
+        return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
+
+    def _only_sources(self, wish: Wish, errors: Sequence[LockError]) -> bool:
+        """Whether a package without wheels for some Pythons has none for the others either.
+
+        It is one that the file names, of the release that it pins, or one that all Pythons lack.
+        """
+        if self._sourced is None:
+            names = [set(one.names) if isinstance(one, NoWheelError) else set() for one in errors]
+            pins, named = exact_pins(wish.pip), _names(wish)
+            base = base_for("", self._bases)
+            target = _open_target(self._request.family, base.python, base, (), ())
+            common = set.intersection(*names) if names else set()
+            asked = [
+                f"{name}=={pins[name]}" if name in pins else name
+                for name in sorted(common.union(*names))
+                if name in common or name in named
+            ]
+            self._sourced = not all(self._solver.has_wheels(target, base, one) for one in asked)
+        return self._sourced
+
+    def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _Trial | None:
+        """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
+
+        Where there is none, `failed` says what else stands against each.
+        """
+        pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
+        carried = {base.python for base in self._bases}
+
+        def trial_on(python: str) -> _Trial:
+            if self._solver.impossible(*self._asked[python]):  # no search with sources helps, and it is long
+                return _Trial(python=python, wish=self._read(python), error=failed[python])
+            return self._try(python, framework, below=below, sources=True)
+
+        for some in (carried.intersection(pythons), set(pythons) - carried):
+            tried = [one for one in pythons if one in some]
+            trials = [trial_on(one) for one in tried[:1]]
+            if trials and not trials[0].error and not self._has_wheels_elsewhere(trials[0]):
+                return trials[0]
+            with ThreadPoolExecutor(2) as pool:
+                trials += pool.map(trial_on, tried[1:])
+            if found := [one for one in trials if one.error is None]:
+                return min(found, key=lambda one: len(one.unbuilt))
+            failed |= {one.python: one.error for one in trials if one.error}
+        return None
+
+    def _has_wheels_elsewhere(self, trial: _Trial) -> bool:
+        """Whether another Python may have a wheel of a package that this one must build."""
+        pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
+        target, base = self._asked[trial.python]
+        return any(self._solver.has_wheels(target, base, pin) for pin in pins)
+
+    # --- what all recipes share ---
+
+    def _read(self, python: str) -> Wish:
+        """The file, its markers judged by that Python. Raises UsageError where nothing of it can be taken."""
+        request = self._request
+        assert request.file is not None
+        carried = tuple(base.python for base in self._bases if base.python) or ("3.12",)
+        reading = Reading(
+            pythons=(python,) if python else carried,
+            environment=request.environment,
+            extras=request.extras,
+            groups=request.groups,
+            root=self._factory.settings.root_path,
+            reserved=(*FOLDERS, FILE_NAME),
+            build_context=request.context,
+            build_args=request.build_args,
+        )
+        wish = read_wish(request.file, reading)
+        empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)
+        self.notes, self.lost = ([], [*wish.left, *wish.notes]) if empty else (wish.notes, wish.left)
+        if names := tuple(wish.parts.debian):
+            base = base_for(python, self._bases)
+            lose_debian(wish, self._solver.unknown_system(base, names), base.suite)
+        if empty:
+            raise UsageError(
+                "no-packages-found",
+                f"{wish.file} names no package that a recipe can have",
+                hint="pass the file that lists the packages; add your own code with `files:` in a recipe "
+                f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
+            )
+        add_needs(wish, self._factory.settings.root_path)
+        return wish
+
+    def _elsewhere(self, wish: Wish) -> IndexRows:
+        """The packages that the settings know another index for."""
+        return index_rows(wish, dict(self._factory.settings.index_map))
+
+    def _expand(self, drafted: Draft) -> tuple[Target, ...]:
+        bases = all_bases(self._bases, self._recipes)
+        return check_draft(drafted.text, self._request.family, self._recipes, bases)
+
+    def _unsolved(self, drafted: Draft, why: str) -> Plan:
+        notes = (*drafted.notes, f"not solved: {why}") if why else drafted.notes
+        return Plan(draft=replace(drafted, notes=notes), check=lambda: self._expand(drafted), unsolved=why)
+
+    def _solved(
+        self,
+        drafted: Draft,
+        *,
+        under: Lock | None = None,
+        base: Base | None = None,
+        why: Sequence[str] = (),
+    ) -> Plan:
+        """The plan of a draft whose targets were solved. Raises UnsolvableError where they cannot be.
+
+        Packages without wheels stop nothing: `lock --build` makes them.
+        """
+        plan = Plan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
+        try:
+            targets = self._expand(drafted)
+        except FactoryError:  # the draft is printed with its faults
+            return plan
+        for target in targets:
+            try:
+                self._solver.solve(target, base or base_for(target.python, self._bases), under)
+            except UnbuiltError as error:
+                names = tuple(str(one["name"] or one["source"]) for one in error.packages)
+                notes = (*drafted.notes, f"built from source by `lock --build`: {', '.join(names)}")
+                return replace(plan, draft=replace(drafted, notes=notes), without_wheel=names)
+            except UnreachableError as error:
+                return replace(self._unsolved(drafted, error.message), why=tuple(why))
+        return plan
+
+    # --- hints, each solved before it is made ---
+
+    def _other_ways(self, wish: Wish, source: str = "pypi") -> str:
+        """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
+        if not self._hints:
+            return ""
+        fitting = [f"--on {name}" for name in self._fitting(wish, source=source)]
+        ways = [f"build it on a target that fits: {' or '.join(fitting)}"] if fitting else []
+        request = self._request
+        given = [f"--{name}" for name in ("on", "framework", "cuda") if getattr(request, name)]
+        below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
+        framework = request.framework or FRAMEWORKS.get(below, below)
+        own = replace(request, on="", framework=framework, version="", cuda="")
+        if given and (choice := self._choice(own)):
+            what = f"--framework {choice.framework}={choice.version} --cuda {choice.cuda}"
+            ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(given)}")
+        return "; or ".join(ways)
+
+    def _optional(self, wish: Wish) -> str:
+        """The extra or group of the file that brings a framework, if its packages solve."""
+        for kind, name in wish.frameworks if self._hints else ():
+            asked = self._request
+            extra = kind == "extra"
+            more = replace(asked, extras=(*asked.extras, name)) if extra else None
+            if self._choice(more or replace(asked, groups=(*asked.groups, name))):
+                return f"--{kind} {name}"
+        return ""
+
+    def _choice(self, request: NewRequest) -> Choice | None:
+        """What the recipe of a request would be for, if it can be solved."""
+        try:
+            plan = _Planner(self._factory, request, self._solver, hints=False).of_its_own()
+            plan.check()
+        except FactoryError:
+            return None
+        self._reached = self._reached and not (plan.unsolved and request.source != "conda")
+        return None if plan.unsolved else plan.draft.choice
+
+    def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
+        """What to take in place of a build that PyPI does not have."""
+        told, version = row.meant_cuda(), self._request.version or row.version
+        newest = version or "".join(row.known()[-1:])
+        ways = []
+        for cuda in reversed(row.offers(newest) if self._hints else ()):
+            if self._choice(replace(self._request, cuda=cuda)):
+                ways.append(f"use the build on PyPI: --cuda {cuda}")
+                break
+        if told != "cpu" and self._hints:
+            fitting = [f"--on {name}" for name in self._fitting(wish, cuda=told)]
+            ways += [f"build on a target that has it: {' or '.join(fitting)}"] if fitting else []
+            ways += [f"use that build: {index}, and run this command again"] if index else []
+            conda = row.conda_name()
+            other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
+            if version and conda and self._choice(other):
+                ways.append(
+                    f"use the conda package: --source conda --framework {conda}={version} --cuda {told}"
+                )
+        return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
+
+    def _fitting(self, wish: Wish, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
+        """The targets on which the file's packages solve, the best first."""
+        request, tried, found = self._request, 0, 0
+        below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
+        named = request.framework or first_framework(_names(wish)) or below
+        named = named or named_framework(wish, "", source)[0]
+        framework = FRAMEWORKS.get(named, named)
+        for target in _ranked(self._factory.targets, source):
+            other = framework and FRAMEWORKS.get(target.framework, target.framework) != framework
+            if other or (cuda and target.cuda not in (cuda, cuda.partition(".")[0])):
+                continue
+            lock, _ = self._lock_of(target)
+            versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
+            own = self._read(target.python)
+            if lock is None or target_conflicts(own, target, versions):
+                continue
+            if tried == _TRIALS or found == _TARGETS:
+                return
+            tried += 1
+            drafted = draft_on(own, request.family, target)
+            if len(drafted.lost) > len(own.left):
+                continue
+            try:
+                for one in self._expand(drafted):
+                    self._solver.solve(one, self._factory.base_of(target), lock)
+            except FactoryError:
+                continue
+            found += 1
+            yield target.name
+
+    def _unsolvable(self, wish: Wish, failed: Mapping[str, LockError]) -> LockError:
+        """The solver's reason, of the Python that says most: the first base's, else any."""
+        usual = [base.python for base in self._bases if base.python in failed]
+        order = [*usual, *failed]
+        python = next((one for one in order if isinstance(failed[one], UnsolvableError)), order[0])
+        error = failed[python]
+        if python in self._asked:
+            error = self._solver.explain(*self._asked[python], error)
+        text = error.message.removeprefix(f"{self._request.family}: ")
+        tried = ", ".join(sorted(failed, key=natural))
+        elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
+        hint = elsewhere or f"change the named packages in {wish.file}"
+        if error.hint != failed[python].hint:  # a change that has a solution
+            hint = error.hint
+        if isinstance(error, NoWheelError):
+            hint = error.hint
+        return UnsolvableError(
+            "packages-conflict",
+            f"the packages of {wish.file} cannot be installed together on any tested Python ({tried}); on "
+            f"{python}: {text}",
+            hint=self._other_ways(wish) or hint,
+            tree=error.tree if isinstance(error, UnsolvableError) else "",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """The file's packages on one Python: solved, or why not. `unbuilt` are those without wheels."""
+
+    python: str
+    wish: Wish
+    versions: Mapping[str, str] = field(default_factory=dict)
+    error: LockError | None = None
+    sources: bool = False
+    unbuilt: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Age:
+    """The time of a file's pins: the `day` of the newest, and the framework's first series after it."""
+
+    below: str
+    day: date
+
+
+def _open_target(
+    family: str, python: str, base: Base, requirements: Iterable[str], constraints: Iterable[str]
+) -> Target:
+    """A target of plain packages, whose framework is open."""
+    return Target(
+        name=family,
+        family=family,
+        description="",
+        source="pypi",
+        framework="",
+        version="",
+        cuda="",
+        python=python,
+        base=base.name,
+        platform=base.platform,
+        capabilities=(),
+        checks=(),
+        requirements=tuple(requirements),
+        constraints=tuple(constraints),
+        environment=(),
+        where=Where(file="", line=1, column=1),
+    )
+
+
+def _names(wish: Wish) -> set[str]:
+    """The packages of PyPI that a file names itself."""
+    return {pypi_name(text) for text in wish.pip}
+
+
+def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> Iterator[str]:
+    """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
+    direct = _names(wish)
+    if choice.framework not in direct:
+        yield f"{choice.framework} is what the packages of {wish.file} need"
+    others = [one for one in ("torch", "tensorflow", "jax") if one in direct - {choice.framework}]
+    if others and choice.framework in direct:
+        yield f"{wish.file} names {' and '.join(others)} too: the image is for {choice.framework}"
+    if age:
+        yield (
+            f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
+            f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
+        )
+    beside, major = Row(framework=choice.framework, source="pypi", wish=wish).named_beside()
+    if chosen and major == choice.cuda.partition(".")[0]:
+        yield f"{beside} is for CUDA {major}: so is {choice.framework}"
+    if chosen:
+        driver = cuda_floor(choice.cuda).driver
+        needs = f"; it needs driver {driver} or newer" if driver else ""
+        yield f"{choice.framework} {choice.version} with CUDA {choice.cuda} is the newest that fits{needs}"
+    if not minor_python(wish.python):
+        yield f"Python {choice.python} was chosen: the first that all packages support"
+
+
+def _ranked(targets: Iterable[Target], source: str) -> list[Target]:
+    """Targets for GPUs of a source: those without own additions, the newest version first."""
+    usual = [one for one in targets if one.source == source and one.gpu and one.platform == "linux/amd64"]
+    return sorted(usual, key=lambda one: (not one.on, natural(one.version), natural(one.cuda)), reverse=True)

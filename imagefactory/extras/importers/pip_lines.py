@@ -1,0 +1,425 @@
+"""What pip reads: lines of requirements files, and the files that they name beside them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from posixpath import normpath
+from urllib.parse import unquote
+
+from packaging.markers import InvalidMarker, Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.gpu import knowledge
+from imagefactory.model import Where
+from imagefactory.recipes.match_spec import parse_spec
+from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_git
+from imagefactory.recipes.values import RULES, canonical, without_secrets
+from imagefactory.extras.importers.spec import PLATFORM, Wish, take_match_spec
+from imagefactory.recipes.yaml_tree import show
+
+MOST_FILES = 20
+# Options of pip of which nothing is lost, with what happens instead; hashes need no word.
+_KEPT = {
+    "--only-binary": "packages are taken as wheels",
+    "--prefer-binary": "packages are taken as wheels",
+    "--no-build-isolation": "packages without wheels are built with the target's own packages",
+    "--no-deps": "what packages need comes with them, and is solved with the others",
+    "--hash": "it belongs to no package, and locks have the hash of each file",
+    "--use-feature": "it says how pip works, and packages are solved by uv",
+    "--require-hashes": "locks have the hash of each file",
+    "--trusted-host": "certificates are a setting of this machine",
+}
+_FOLDER_OF_WHEELS = "put those wheels into the project and write their paths under packages: ./wheels/..."
+_BUILT = "build it with your options and write the wheel under packages: `imagefactory compile --help`"
+# Options of which something is lost, with what to do; of indexes it is `_INDEX`.
+_LOST = {
+    "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",
+    "--no-binary": _BUILT,
+    "--config-settings": _BUILT,
+    "--config-setting": _BUILT,
+    "--global-option": _BUILT,
+    "--install-option": _BUILT,
+    "--build-option": _BUILT,
+}
+_INDEX = (
+    "the index is that of this machine's settings; add this one there, and name it in the recipe by `index`"
+)
+_PAGE = (
+    "a lock needs hashes, and a page of links has none: download the wheel for your Python and CUDA from it, "
+    "and write its path under packages: ./wheels/..."
+)
+PAGE_OPTIONS = ("--find-links", "-f")
+_DEFAULT_INDEX = ("--index-url", "-i", "--default-index", "the default index")
+_INDEX_OPTIONS = (
+    "--index-url",
+    "-i",
+    "--extra-index-url",
+    "--index",
+    "--default-index",
+    *PAGE_OPTIONS,
+)
+# Folders of PyTorch's own index, by CUDA, and the page that had them all before.
+_OF_PYTORCH = re.compile(r"/whl(/(cu[0-9]{2,3}|cpu|rocm[0-9.]+|torch_stable\.html|torch|stable\.html))?/?$")
+# An index that has all that PyPI has: a mirror of it, by its address.
+_MIRROR = re.compile(
+    r"https?://([^/]*pypi[^/]*/(pypi/)?|[^/]+/(repository/)?pypi/(web/)?)simple/?", re.IGNORECASE
+)
+# Build tags that say for what a wheel was built, not what is in it: cu118, cpu, rocm6.0, pt21cu118.
+_BUILT_FOR = re.compile(r"(pt[0-9.]+)?((cu|cuda|rocm)[0-9.]+|cpu)?([.]?(cudnn|torch)[0-9.]+.*)?", re.ASCII)
+_OTHER_BUILD = "put that wheel into the project, and write its path under packages: ./wheels/..."
+_COMMENT = re.compile(r"\s*#")
+_ARCHIVE = r"\.(?:whl|zip|tar(?:\.[a-z0-9]+)?|tgz)$"
+# `NAME[EXTRA] @ ADDRESS`, an address alone, or the path of an archive.
+_ELSEWHERE = re.compile(
+    r"(?:([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?\s*@\s*)?"
+    r"((?:\w+\+)?\w+://\S+|file:\S+|\S+\.(?:whl|zip|tgz|tar\.gz|tar\.bz2))"
+)
+# Folders in which conda builds packages.
+_OF_CONDA = re.compile(
+    r"file:/.*/(build_artifacts|feedstock_root|croot|conda-bld|80754af9|bld|ci_py[0-9]+|abs_\w+)/"
+)
+# What a marker may ask of the machine that the image is for; Python's version is added.
+_MARKERS = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_release": "",
+    "platform_system": "Linux",
+    "platform_version": "",
+    "sys_platform": "linux",
+    "extra": "",
+}
+_FRAMEWORKS = {
+    name for own in knowledge.families().values() for name in (own, *knowledge.companion_names(own))
+}
+_BUILD_TAG = r"\+([A-Za-z0-9][A-Za-z0-9._-]*)"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The files that a file may name: `read` gives the text of one in its folder, below or nearby, else None.
+
+    `python` is what markers are judged by. `above` are the names of the files that led here. `project`
+    tells what the project in such a folder needs, with these of its extras; None where nothing says it.
+    `place` is the folder of the first file, from the root of the imagefactory project on; None outside of it.
+    """
+
+    python: str
+    read: Callable[[str], str | None] = lambda _: None
+    above: tuple[str, ...] = ()
+    project: Callable[[str, tuple[str, ...], Beside], Wish | None] = lambda _, __, ___: None
+    place: str | None = None
+
+    def path(self, name: str) -> str:
+        """The path of a file or folder that the current file names, from the first file's folder on.
+
+        Empty for absolute ones and addresses."""
+        above = PurePosixPath(self.above[-1]).parent if self.above else PurePosixPath()
+        if name.startswith("file:") and not name.startswith("file://"):
+            name = unquote(name.removeprefix("file:")).replace("\0", "%00")
+        return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
+
+
+def take_requirements(wish: Wish, text: str, file: str, beside: Beside) -> None:
+    """A whole requirements file. `conda list --export` writes files of that name too."""
+    if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
+        _conda_export(wish, text, file, beside)
+        return
+    lines = re.split(r"\r\n|\r|\n", text)
+    number = 0
+    while number < len(lines):
+        first, line = number, lines[number].rstrip()
+        while line.endswith("\\") and not _COMMENT.match(line) and number + 1 < len(lines):
+            number += 1
+            if _COMMENT.match(lines[number]):  # which ends what is continued, as pip reads it
+                line = line.rstrip("\\")
+                break
+            line = line.rstrip("\\") + lines[number].rstrip()
+        number += 1
+        column = len(line) - len(line.lstrip()) + 1
+        take_pip_line(wish, line.rstrip("\\"), Where(file=file, line=first + 1, column=column), beside)
+
+
+def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:
+    """One line as pip reads it. Hashes need not stand in a recipe: its lock has them."""
+    text = re.sub(r"(^|\s)#.*", "", line).strip()
+    text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
+    if not text:
+        return
+    wish.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
+    if found := re.search(r"\$\{[A-Z0-9_]+\}", text):
+        wish.leave(where, f"{show(text, limit=100)} holds the variable {found[0]}", "write it out")
+        return
+    if text.startswith("-"):
+        wish.hints += re.findall(r"/cpu\b", text)
+        _options(wish, text, where, beside)
+        return
+    if own := re.search(r"\s(--[a-z][a-z-]*).*$", text):  # of the one requirement
+        _option(wish, own[1], own[0].strip(), where, of=text[: own.start()].strip())
+        text = text[: own.start()].strip()
+    if re.match(r"\.{1,2}(/|\[|$)|/|file:|[\w.-]+/", text) and not re.search(
+        _ARCHIVE, text.partition("[")[0]
+    ):
+        take_project(wish, text, where, beside)
+    elif not _is_elsewhere(wish, text, where, beside) and (
+        requirement := _requirement(wish, text, where, beside.python)
+    ):
+        _take(wish, requirement, text, where)
+
+
+def _options(wish: Wish, text: str, where: Where, beside: Beside) -> None:
+    """The options of one line, of which there may be several: `-i ADDRESS --trusted-host HOST`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    while words:
+        option, value = words.pop(0), ""
+        if found := re.fullmatch(r"(--[a-z-]+)=(.*)|(-[a-z])=?(.+)", option):
+            option, value = found[1] or found[3], found[2] or found[4] or ""
+        elif words and not words[0].startswith("-"):
+            value = words.pop(0)
+        if option in ("-c", "--constraint", "-r", "--requirement"):
+            constraint = option in ("-c", "--constraint")
+            if why := take_file(wish, value, beside, constraint=constraint):
+                do = "add its lines" if not constraint else "write its bounds under constraints"
+                wish.leave(where, f"{show(value)} {why}", do)
+        elif (
+            option in ("-e", "--editable")
+            and "://" not in value
+            and not re.search(r"^\w[\w.\[\], -]* @", value)
+        ):
+            take_project(wish, value, where, beside)
+        elif option in ("-e", "--editable"):
+            take_pip_line(wish, value, where, beside)
+        elif option in _INDEX_OPTIONS:
+            take_index(wish, value, where, option)
+        else:
+            _option(wish, option, f"{option} {value}".strip(), where)
+
+
+def _option(wish: Wish, option: str, text: str, where: Where, *, of: str = "") -> None:
+    what = f"the option {show(text, limit=100)}{f' of {show(of, limit=100)}' if of else ''}"
+    if option in _KEPT:
+        wish.note(where, f"{what}: {_KEPT[option]}")
+    else:
+        do = _LOST.get(option, "see what it asks for, and remove it from the file")
+        wish.leave(where, f"{what} is not taken over", do)
+
+
+def take_index(wish: Wish, address: str, where: Where, option: str = "the index") -> None:
+    """Another index than that of the machine's settings: what is on it may be on no other."""
+    shown = show(f"{option} {without_secrets(address)}", limit=120)
+    if "://" not in address:
+        wish.leave(where, f"{shown}: packages of a folder are not taken over", _FOLDER_OF_WHEELS)
+        return
+    plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
+    wish.hints += [found for found in re.findall(r"/cu[0-9]{2,3}\b", plain) if found not in wish.hints]
+    if plain in wish.indexes:
+        return
+    wish.indexes.append(plain)
+    if knowledge.known_index(plain):
+        wish.note(where, f"{shown}: what PyPI lacks is taken from there, by `index` of the recipe")
+    elif _OF_PYTORCH.search(plain):
+        cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
+        told = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
+        wish.note(where, f"{shown}: {told}, and packages come from the index of this machine's settings")
+    elif option in _DEFAULT_INDEX and is_mirror(plain):
+        wish.note(where, f"{shown}: packages come from the index of this machine's settings")
+    else:
+        page = option in PAGE_OPTIONS or re.search(r"\.html?$", re.split(r"[?#]", plain)[0])
+        wish.leave(where, f"{shown} is not taken over", _PAGE if page else _INDEX)
+
+
+def is_mirror(address: str) -> bool:
+    """Whether an index has all that PyPI has, by its address."""
+    return _MIRROR.fullmatch(address) is not None
+
+
+def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str:
+    """Takes over a file that lies near the first; or says why not."""
+    place = beside.path(name)
+    if not place:
+        return "is no path from the folder of the file that is imported on"
+    if place in beside.above or wish.files >= MOST_FILES:
+        return "" if place in beside.above else f"is one file more than {MOST_FILES}"
+    text = beside.read(place)
+    if text is None:
+        outside = place.startswith("..")
+        return "is not there, or outside of the git work tree" if outside else "cannot be read"
+    wish.files += 1
+    inner = replace(beside, above=(*beside.above, place))
+    if not constraint:
+        take_requirements(wish, text, place, inner)
+        return ""
+    bounds = Wish(file=wish.file, files=wish.files)
+    take_requirements(bounds, text, place, inner)
+    wish.files = bounds.files
+    wish.left += bounds.left
+    wish.notes += bounds.notes
+    wish.hints += bounds.hints
+    wish.builds |= bounds.builds
+    wish.constraints += [one for one in (*bounds.pip, *bounds.constraints) if RULES["constraint"].allows(one)]
+    return ""
+
+
+def take_project(wish: Wish, written: str, where: Where, beside: Beside) -> None:
+    """The project in a folder: what it needs, and its own code as a source."""
+    folder, _, extras = written.partition("[")
+    name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
+    place = beside.path(name)
+    wanted = tuple(part.strip() for part in extras.partition("]")[0].split(",") if part.strip())
+    needs = beside.project(place, wanted, beside) if place else None
+    if needs is not None:
+        wish.narrow_python(needs.python, where)
+        wish.merge(needs)
+    elif not place:
+        do = "copy it into the project, and write its path: ./FOLDER"
+        wish.leave(where, f"the project {show(written)} is not in the folder of the file", do)
+    else:
+        what = f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
+        wish.leave(where, what, "bring its folder, or remove the line")
+
+
+def _is_elsewhere(wish: Wish, text: str, where: Where, beside: Beside) -> bool:
+    """Takes what comes from a repository, a file or an address, where it is one of these."""
+    head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
+    found = _ELSEWHERE.fullmatch(head)
+    if not found:
+        return False
+    written = text[len(head) :].lstrip("; \t")
+    try:
+        meant = not written or holds(Marker(written), beside.python)
+    except InvalidMarker:
+        return False
+    if not meant:
+        wish.note(where, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
+        return True
+    name, extras, address = found[1] or "", found[2] or "", found[3]
+    fragment = dict(part.partition("=")[::2] for part in address.partition("#")[2].split("&"))
+    if git := git_of_archive(address):
+        address = f"git+{git}"
+    wheel, version = _wheel(address)
+    shown = show(without_secrets(address), limit=160)
+    if address.startswith("git+"):
+        take_git(wish, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
+    elif _OF_CONDA.match(address):
+        _take_of_conda(wish, name, version, where)
+    elif wheel in _FRAMEWORKS and "://" in address and not address.startswith("file:"):
+        wish.note(where, f"{shown} is taken as {wheel} {version}")
+        _take(wish, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", where)
+    elif "://" not in address and RULES["wheel"].allows(
+        path := recipe_path(beside.place, beside.path(address.removeprefix("file:")) or "/")
+    ):
+        wish.pip.append(path)
+    elif wheel or address.endswith(".whl"):
+        do = f"put the wheel into the project, and write its path under packages: ./wheels/{_file(address)}"
+        wish.leave(where, f"{shown} is a wheel of no index", do)
+    else:
+        do = "put its files into a folder of the project, and write ./FOLDER under packages"
+        wish.leave(where, f"{shown} is a package of no index", do)
+    return True
+
+
+def _take_of_conda(wish: Wish, name: str, version: str, where: Where) -> None:
+    """`NAME @ file:///...`, as `pip freeze` writes what conda built; a wheel's name has the version."""
+    if RULES["package"].allows(text := f"{name}=={version}"):
+        wish.note(where, f"{text} was built by conda, and is taken from the index")
+        wish.pip.append(text)
+    else:
+        do = "write the file again: `pip list --format=freeze > requirements.txt`"
+        wish.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
+
+
+def _requirement(wish: Wish, text: str, where: Where, python: str) -> Requirement | None:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        single = re.fullmatch(r"([A-Za-z0-9][\w.-]*)\s*=\s*([0-9][^=\s]*)", text)
+        do = f"write {single[1]}=={single[2]}" if single else "write NAME and its bounds as PEP 508 has them"
+        wish.leave(where, f"{show(text, limit=100)} cannot be taken over", do)
+        return None
+    if requirement.marker and not holds(requirement.marker, python):
+        wish.note(where, f"{show(text)} is not for Python {python} on {PLATFORM}")
+        return None
+    return requirement
+
+
+def _wheel(text: str) -> tuple[str, str]:
+    """The name and the version in a wheel's file name, empty for other files."""
+    found = re.search(
+        r"([A-Za-z0-9._]+)-([0-9][A-Za-z0-9.!+_]*)(-[^-/]+){3,4}\.whl", text.replace("%2B", "+")
+    )
+    return (canonical(found[1]), found[2]) if found else ("", "")
+
+
+def _file(address: str) -> str:
+    """The file name at the end of an address."""
+    return show(address.partition("#")[0].rpartition("/")[2].replace("%2B", "+"), limit=160)[1:-1]
+
+
+def _take(wish: Wish, requirement: Requirement, text: str, where: Where) -> None:
+    # as PEP 440 has versions: no v before them, and === of one is ==
+    bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
+    if tag := re.search(_BUILD_TAG, bounds):
+        wish.builds[canonical(requirement.name)] = tag[1]
+        bounds = re.sub(_BUILD_TAG, "", bounds)
+        what = f"the build tag {show(tag[0])} in {show(text)}"
+        if _BUILT_FOR.fullmatch(tag[1]):
+            wish.note(where, f"{what}: indexes have no builds by such names, the version is kept")
+        else:
+            wish.leave(where, f"{what} names a release that PyPI does not have", _OTHER_BUILD)
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    found = f"{requirement.name}{extras}{_normal(bounds)}"
+    if RULES["package"].allows(found):
+        wish.pip.append(found)
+    else:
+        wish.leave(where, f"{show(text)} cannot be taken over", f"write {RULES['package'].write}")
+
+
+def _normal(bounds: str) -> str:
+    """Bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
+
+    def normal(found: re.Match[str]) -> str:
+        try:
+            return found[1] + str(Version(found[2]))
+        except InvalidVersion:
+            return found[0]
+
+    return re.sub(r"([=<>~!]=?|===)([^,*=<>~!]+)(?=,|$)", normal, bounds)
+
+
+def holds(marker: Marker, python: str) -> bool:
+    """Whether a marker holds in an image with this Python."""
+    return marker.evaluate(
+        {
+            **_MARKERS,
+            "python_version": python,
+            "python_full_version": f"{python}.0",
+            "implementation_version": f"{python}.0",
+        }
+    )
+
+
+def _conda_export(wish: Wish, text: str, file: str, beside: Beside) -> None:
+    """`name=version=build` a line; what pip brought has the build pypi_0."""
+    wish.locked = True
+    for number, line in enumerate(text.split("\n")):
+        where = Where(file=file, line=number + 1, column=1)
+        name, _, rest = line.strip().partition("=")
+        version, _, build = rest.partition("=")
+        if not name or name.startswith("#"):
+            if not re.fullmatch(r"# platform: (linux-64|noarch)|# (?!platform:).*|", line.strip()):
+                wish.leave(where, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
+        elif build.startswith("pypi"):
+            take_pip_line(wish, f"{name}=={version}", where, beside)
+        else:
+            take_match_spec(wish, f"{name}=={version}" if version else name, where)
+            if RULES["match spec"].allows(name):
+                wish.builds.setdefault(parse_spec(name).name, build)

@@ -1,0 +1,218 @@
+"""What is wrong with a submit file for a pool: rules over the file, an inventory and a catalogue. Pure.
+
+    SubmitFile + Surroundings -> check_submit_file() -> Checked: findings with lines, the reach of each queue
+
+A finding is WRONG where jobs would fail, wait for ever, run what was not verified, or what somebody can move
+under them; ADVICE where the same can be had better. Nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from imagefactory.errors import UsageError
+from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.sizes import format_size, image_disk
+from imagefactory.submit.check.asked import JobAsk, read_asked
+from imagefactory.extras.lint.findings import Checked, CheckedJobs, Reached, Surroundings
+from imagefactory.submit.check.findings import Severity, Spot, SubmitFinding, advice, wrong
+from imagefactory.extras.lint.image import JobImage, KnownImage, find_known, read_image
+from imagefactory.submit.check.image_rules import Moving, image_findings
+from imagefactory.submit.check.known import (
+    catalogue_findings,
+    grounds_of,
+    narrow,
+    no_use,
+    nowhere,
+    reached_by,
+    revoked_on,
+    told_causes,
+    unverified,
+)
+from imagefactory.submit.check.language import Jobs, SubmitFile
+from imagefactory.submit.check.old_gpus import old_gpu_findings, own_name
+from imagefactory.extras.lint.reach import UNDEFINED, JobReach, find_reach
+from imagefactory.extras.lint.rules import command_findings
+from imagefactory.submit.check.site_rules import site_findings
+from imagefactory.jobs.offer import Grounds
+from imagefactory.trust.verdict import RevokedCell
+
+_FEW = 6
+
+
+def check_submit_file(file: SubmitFile, around: Surroundings) -> Checked:
+    """All that can be said of a file. Raises UsageError, with its line, where a value cannot be expanded."""
+    findings = [advice(line, "note", text) for line, text in file.notes]
+    if not file.jobs:
+        findings.append(
+            wrong(1, "no-queue", "the file has no queue line, so it submits no jobs", "add a line queue")
+        )
+    jobs = []
+    for one in file.jobs:
+        try:
+            jobs.append(_check(one, around))
+        except UsageError as error:
+            raise UsageError(
+                "submit-value-invalid", f"{file.name}:{one.line}: {error.message}", hint=error.hint
+            ) from error
+    return Checked(name=file.name, jobs=tuple(jobs), findings=tuple(findings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One `queue` with all that is known of it; what `known` and `grounds` are None of is not known."""
+
+    jobs: Jobs
+    asked: JobAsk
+    image: JobImage | None
+    known: KnownImage | None
+    grounds: Grounds | None
+    reach: JobReach | None
+    around: Surroundings
+
+
+def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
+    image = read_image(jobs)
+    asked = read_asked(jobs, (image.needs,) if image and image.needs else ())
+    images = around.catalogue.images if around.catalogue else ()
+    known = find_known(image, images) if image else None
+    case = _Case(
+        jobs=jobs,
+        asked=asked,
+        image=image,
+        known=known,
+        grounds=grounds_of(known, around),
+        reach=find_reach(asked, around.inventory) if around.inventory is not None else None,
+        around=around,
+    )
+    reached = tuple(reached_by(case.reach.reached if case.reach else (), case.grounds))
+    findings = [
+        *command_findings(jobs, asked),
+        *_old_gpus(case),
+        *site_findings(jobs, around.site),
+        *_image_findings(case),
+        *_reach_findings(case),
+        *_unverified(case, reached),
+    ]
+    return CheckedJobs(
+        line=jobs.line,
+        count=jobs.count,
+        image=image.address if image else "",
+        target=known.image.target if known else "",
+        known=case.reach is not None,
+        total=len(case.reach.places) if case.reach else 0,
+        reached=reached,
+        causes=tuple(case.reach.causes.items()) if case.reach else (),
+        gpu=jobs.asks_gpus,
+        findings=tuple(findings),
+        title=f"queue in line {jobs.line}",
+    )
+
+
+# --- the image -----------------------------------------------------------------------------------
+
+
+def _old_gpus(case: _Case) -> Iterator[SubmitFinding]:
+    """Machines may still tell of GPUs as they did once; where it is known that they do not, that is wrong."""
+    inventory = case.around.inventory
+    has = {name.lower() for one in (inventory.machines if inventory else ()) for name in one.attributes}
+    known = case.around.site.nested or bool(has)
+    severity = Severity.WRONG if known else Severity.ADVICE
+    yield from old_gpu_findings(case.jobs, severity, frozenset(has))
+
+
+def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
+    image, jobs, catalogue = case.image, case.jobs, case.around.catalogue
+    yield from image_findings(
+        jobs,
+        image,
+        Moving(
+            site=case.around.site, images=catalogue.images if catalogue else (), digest=case.around.digest
+        ),
+    )
+    if image is None or not image.pinned:
+        return
+    yield from catalogue_findings(image, case.known, catalogue, Spot(jobs.settings[image.key].line))
+    sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
+    if case.known and case.asked.disk and sent:
+        size = case.known.sif.size if case.known.sif else case.known.image.size
+        needed = image_disk(image.kind or ImageKind.SIF, size, case.known.image.unpacked)
+        if image.kind in (ImageKind.SIF, ImageKind.OSDF, ImageKind.ORAS) and case.asked.disk < needed:
+            asked = format_size(case.asked.disk)
+            text = f"request_disk is {asked}, but the image needs {format_size(needed)}"
+            where = jobs.settings["request_disk"].line
+            yield wrong(
+                where,
+                "disk",
+                text,
+                "request that much plus what the job writes; otherwise HTCondor holds the job",
+            )
+
+
+# --- where it gets -------------------------------------------------------------------------------
+
+
+def _reach_findings(case: _Case) -> Iterator[SubmitFinding]:
+    reach, inventory = case.reach, case.around.inventory
+    if reach is None or inventory is None or not case.jobs.asks_gpus:
+        return
+    yield from _unheard(case, inventory)
+    if not reach.places:
+        yield advice(case.jobs.line, "no-match", "the inventory has no GPU")
+    elif not reach.reached:
+        why = told_causes(reach.causes.items())
+        text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
+        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory pool")
+
+
+def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
+    """Attributes in `requirements` that no machine with GPUs has, and whose absence decides."""
+    has = {name.lower() for machine in inventory.machines for name in machine.attributes}
+    expression = case.asked.requirements
+    if expression is None or not has or not case.reach:
+        return
+    if not any(place.cause == UNDEFINED for place in case.reach.places):
+        return
+    own = {*has, *(name.lower() for name in case.asked.ad)}
+    names = [name for name in expression.names if name.lower() not in own]
+    names = [name for name in names if not own_name(name)]  # these have a finding of their own
+    if names and "requirements" in case.jobs.settings:
+        text = (
+            f"no machine with GPUs has the attribute {', '.join(names[:_FEW])}, so requirements is undefined"
+        )
+        line = case.jobs.settings["requirements"].line
+        yield wrong(line, "unheard", text, "remove it from requirements, or ask the site for the right name")
+
+
+def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFinding]:
+    """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out."""
+    if case.known is None or case.image is None:
+        return
+    setting = case.jobs.settings[case.image.key]
+    if not case.known.image.gpu:
+        if case.jobs.asks_gpus:
+            yield no_use(case.known, Spot(case.jobs.settings["request_gpus"].line), "request_gpus")
+        return
+    yield from unverified(case.known, reached, Spot(setting.line))
+    if case.reach is None:
+        if case.grounds is not None and not case.grounds.proven:
+            yield nowhere(case.known, case.grounds, Spot(setting.line))
+        elif case.grounds is not None:
+            for row in _reached_revoked(case, case.grounds):
+                yield revoked_on(case.known, row, Spot(setting.line))
+        return
+    yield from narrow(case.known, case.grounds, case.reach.places, Spot(case.jobs.line))
+
+
+def _reached_revoked(case: _Case, grounds: Grounds) -> Iterator[RevokedCell]:
+    """The revocations on GPUs that the jobs would take, where no inventory is known."""
+    for row in (row for row in grounds.revoked if row.capability):
+        gpu = PoolGpu(
+            id="", uuid="", name="", capability=row.capability, memory=1 << 50, driver="", cuda="99.9",
+            mig=False, free=True,
+        )  # fmt: skip
+        machine = PoolMachine(name="", attributes={}, start="", gpus=(gpu,))
+        reach = find_reach(case.asked, Inventory(pool="", taken=row.when, machines=(machine,)))
+        if reach.reached:
+            yield row

@@ -1,0 +1,446 @@
+"""Reading submit files as condor_submit does, with line numbers: settings, `if`, `queue`.
+
+HTCondor's own parser is not asked: its bindings run what `include command` names, hang on macros that refer
+to each other, and tell no lines. Here nothing is run or included. Source: HTCondor's manual, condor_submit
+and "Submit file syntax"; compared with the bindings in the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.extras.lint.classads import literal
+from imagefactory.submit.check.language import (
+    ALIASES,
+    FUNCTION,
+    MAX_DEPTH,
+    MAX_VALUE,
+    Jobs,
+    SubmitFile,
+    SubmitSetting,
+    expand,
+    macro_names,
+)
+
+Lists = Callable[[str], str | None]
+"""The text of a file that a `queue` takes its items from, None where it cannot be had."""
+
+MAX_BYTES = 1 << 18
+MAX_LINES = 5_000
+MAX_QUEUES = 50
+MAX_SETTINGS = 1_000
+ASSUMED = (24, 0, 0)
+"""The version of HTCondor by which `if version` is decided: a file does not tell where it is submitted."""
+_SETTING = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*=(.*)", re.DOTALL)
+_LONG = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
+_WORD = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
+_UNKNOWN_COUNT = re.compile(r"\$[A-Za-z_]+\([^()]*\)\s*(.*)", re.DOTALL)
+_UNSET = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_.]*)\)")
+_MOST = 1_000_000_000
+_FROM = re.compile(r"(.*?)(?:^|\s)(in|from|matching)(?=\s|\(|\[|$)(.*)", re.DOTALL | re.IGNORECASE)
+_SLICE = re.compile(r"\s*(?:\[([0-9: -]{1,40})\])?\s*")
+"""What may stand before a list: which of its items, as Python writes a slice."""
+_VERSION = re.compile(r"version\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?")
+_TRUE, _FALSE = ("true", "yes", "t"), ("false", "no", "f")
+
+
+def read_submit_file(path: Path) -> SubmitFile:
+    """Raises UsageError for a file that is too large, no text, or that condor_submit would refuse."""
+    return parse_submit_file(read_text(path), str(path), lists_beside(path))
+
+
+def read_text(path: Path) -> str:
+    """Raises UsageError for a file that is too large or no text."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            "job-file-too-large", f"{path} is larger than {MAX_BYTES // 1024} KiB", hint="pass a submit file"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(
+            "job-file-not-text", f"{path} is not UTF-8 text", hint="pass a submit file"
+        ) from None
+
+
+def lists_beside(path: Path) -> Lists:
+    """The lists in the folder of a submit file, from where it is submitted."""
+    return lambda name: _read_list(path.parent / name)
+
+
+def _read_list(path: Path) -> str | None:
+    """A list is often made later, by another program, and then its file is not here."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+    return None if len(data) > MAX_BYTES else data.decode(errors="replace")
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a file, as they are numbered here; ends of other systems' files are ends too."""
+    return re.split(r"\r\n|\n|\r", text)
+
+
+def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> SubmitFile:
+    """Raises UsageError, `name:line: what is wrong`, for what condor_submit would refuse or would execute."""
+    if text.startswith("#!"):
+        write = (
+            "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one"
+        )
+        raise UsageError(
+            "submit-file-is-script", f"{name}:1: this is a script, not a submit file", hint=write
+        )
+    reader = _SubmitReader(name, lists)
+    for line, end, statement in _statements(text, name):
+        reader.read(line, end, statement)
+    return reader.end()
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
+    """Logical lines with the numbers of their first and last. A `\\` at the end joins the next.
+
+    `#` begins a comment. One within a line that goes on is left out and goes on too where it ends in a
+    `\\`; one that does not ends the line, and HTCondor takes its last letter for a part of the value.
+    """
+    lines = split_lines(text)
+    if len(lines) > MAX_LINES:
+        raise UsageError(
+            "job-file-too-large", f"{name} has more than {MAX_LINES} lines", hint="pass a submit file"
+        )
+    number = 0
+    while number < len(lines):
+        first, line = number, lines[number].strip()
+        number += 1
+        if not line or line.startswith("#"):
+            continue
+        while line.endswith("\\") and number < len(lines):
+            more, number = lines[number].strip(), number + 1
+            if not more.startswith("#"):
+                line = line[:-1] + more
+            elif not more.endswith("\\"):
+                raise UsageError(
+                    "submit-comment-misplaced",
+                    f"{name}:{number}: the last letter of a comment inside a continued line becomes part "
+                    f"of the value",
+                    hint="move the comment above the line",
+                )
+        if match := _LONG.fullmatch(line):
+            end = f"@{match[2]}"
+            own = []
+            while number < len(lines) and lines[number].strip() != end:
+                own.append(lines[number])
+                number += 1
+            if number == len(lines):
+                raise UsageError(
+                    "submit-block-unclosed",
+                    f"{name}:{first + 1}: '{match[1]} @={match[2]}' is not closed",
+                    hint=f"add a line {end}",
+                )
+            number += 1
+            told = [part for part in map(str.strip, own) if part and not part.startswith("#")]
+            line = f"{match[1]} = " + " ".join(part.removesuffix("\\") for part in told)
+        elif re.match(r"queue\b", line, re.IGNORECASE) and _opens_list(line):
+            while number < len(lines) and lines[number].strip() != ")":
+                row = lines[number].strip()
+                line += "" if row.startswith("#") else "\n" + row
+                number += 1
+            if number == len(lines):
+                raise UsageError(
+                    "submit-block-unclosed",
+                    f"{name}:{first + 1}: the list of queue is not closed",
+                    hint="add a line )",
+                )
+            number += 1
+            line += "\n)"
+        yield first + 1, number, line
+
+
+def _opens_list(line: str) -> bool:
+    found = _FROM.fullmatch(line)
+    return found is not None and _list_of(found)[1].startswith("(") and ")" not in found[3]
+
+
+def _list_of(found: re.Match[str]) -> tuple[str, str]:
+    """The slice of a list, without its brackets, and the list, of a match of _FROM."""
+    part = _SLICE.match(found[3])
+    return (part[1] or "", found[3][part.end() :].rstrip()) if part else ("", found[3])
+
+
+# --- statements ----------------------------------------------------------------------------------
+
+
+class _SubmitReader:
+    """Goes through the statements of one file, in their order."""
+
+    def __init__(self, name: str, lists: Lists) -> None:
+        self.name = name
+        self.lists = lists
+        self.settings: dict[str, SubmitSetting] = {}
+        self.jobs: list[Jobs] = []
+        self.notes: list[tuple[int, str]] = []
+        self.branches: list[tuple[int, bool, bool, bool]] = []
+        """Of each open `if`: its line, whether this branch holds, whether one did, whether `else` came."""
+        self.used: set[str] = set()
+
+    def read(self, line: int, end: int, text: str) -> None:
+        word = _WORD.match(text)
+        keyword, rest = (word[1].lower(), word[2]) if word else ("", "")
+        if keyword in ("if", "elif", "else", "endif") and not rest.startswith("="):
+            self.used |= macro_names(rest) | {part.lower() for part in rest.split()}
+            self._branch(line, keyword, rest.strip())
+        elif all(holds for _, holds, _, _ in self.branches):
+            if keyword == "queue":
+                self._queue(line, rest)
+            elif keyword in ("include", "use", "warning", "error") and not rest.startswith("="):
+                self._direct(line, keyword, rest)
+            else:
+                self._set(line, end, text)
+
+    def end(self) -> SubmitFile:
+        if self.branches:
+            raise UsageError(
+                "submit-block-unclosed",
+                f"{self.name}:{self.branches[-1][0]}: this 'if' has no 'endif'",
+                hint="add a line endif",
+            )
+        return SubmitFile(name=self.name, jobs=tuple(self.jobs), notes=tuple(self.notes))
+
+    def _set(self, line: int, end: int, text: str) -> None:
+        match = _SETTING.fullmatch(text)
+        if not match:
+            raise UsageError(
+                "submit-line-invalid",
+                f"{self.name}:{line}: '{text[:60]}' is not 'command = value'",
+                hint="write command = value",
+            )
+        key = match[2].lower() if not match[1] else f"my.{match[2].lower()}"
+        value = self._appended(line, key, match[3].strip())
+        if len(value) > MAX_VALUE:
+            raise UsageError(
+                "submit-value-too-long",
+                f"{self.name}:{line}: a value of more than {MAX_VALUE} characters",
+                hint="write a shorter value",
+            )
+        if len(self.settings) >= MAX_SETTINGS:
+            raise UsageError(
+                "job-file-too-large",
+                f"{self.name}:{line}: more than {MAX_SETTINGS} different commands",
+                hint="write fewer commands",
+            )
+        before = self.settings.get(key)
+        if before is not None and self.jobs and before.line < self.jobs[-1].line:
+            before = None  # jobs that were queued above had it
+        if before is not None:
+            before = replace(before, before=None)  # one is enough to tell, and chains of thousands are not
+        written = match[1] + match[2]
+        self.settings[key] = SubmitSetting(
+            key=key, written=written, value=value, line=line, end=end, before=before
+        )
+
+    def _appended(self, line: int, key: str, value: str) -> str:
+        """Its own name in a value is what it was before, at once; others are filled when a job is queued."""
+        if "$(" not in value:
+            return value
+        before = self.settings.get(key)
+        own = re.compile(rf"(?<!\$)\$\({re.escape(key)}(?::([^()]*))?\)", re.IGNORECASE)
+        if before is None or not before.value:
+            return own.sub(lambda found: found[1] or "", value)
+        if len(value) + len(own.findall(value)) * len(before.value) > MAX_VALUE:
+            raise UsageError(
+                "submit-value-too-long",
+                f"{self.name}:{line}: a value of more than {MAX_VALUE} characters",
+                hint="write a shorter value",
+            )
+        return own.sub(lambda _: before.value, value)
+
+    def _direct(self, line: int, keyword: str, rest: str) -> None:
+        if keyword == "include":
+            raise UsageError(
+                "submit-include-unsupported",
+                f"{self.name}:{line}: imagefactory does not read or run included files",
+                hint="copy the included lines into the file, or check the output of condor_submit -dump",
+            )
+        if keyword == "error":
+            raise UsageError(
+                "submit-error-statement",
+                f"{self.name}:{line}: condor_submit stops here with the error '{rest.lstrip(': ')[:80]}'",
+            )
+        if keyword == "use":
+            self.notes.append(
+                (line, f"'use {rest[:40]}' depends on the configuration of the site and is not checked")
+            )
+
+    # --- if
+
+    def _branch(self, line: int, keyword: str, rest: str) -> None:
+        if keyword == "if":
+            outside = all(holds for _, holds, _, _ in self.branches)
+            if len(self.branches) >= MAX_DEPTH:
+                raise UsageError(
+                    "submit-condition-invalid",
+                    f"{self.name}:{line}: more than {MAX_DEPTH} nested 'if'",
+                    hint="nest fewer of them",
+                )
+            holds = outside and self._holds(line, rest)
+            self.branches.append((line, holds, holds or not outside, False))
+            return
+        if not self.branches:
+            raise UsageError(
+                "submit-condition-invalid",
+                f"{self.name}:{line}: '{keyword}' without 'if'",
+                hint=f"remove '{keyword}'",
+            )
+        first, _, done, last = self.branches.pop()
+        if keyword == "endif":
+            return
+        if last:
+            raise UsageError(
+                "submit-condition-invalid",
+                f"{self.name}:{line}: '{keyword}' after 'else'",
+                hint=f"remove '{keyword}'",
+            )
+        holds = not done and (keyword == "else" or self._holds(line, rest))
+        self.branches.append((first, holds, done or holds, keyword == "else"))
+
+    def _holds(self, line: int, condition: str) -> bool:
+        text = expand(condition, self.settings).strip()
+        negated, text = text.startswith("!"), text.removeprefix("!").strip()
+        return self._plain(line, text) is not negated
+
+    def _plain(self, line: int, text: str) -> bool:
+        word, _, name = text.partition(" ")
+        if word.lower() == "defined":
+            name = name.strip().lower()
+            set_to = self.settings.get(name)
+            return bool(set_to and set_to.value) or bool(re.fullmatch(r"[0-9.]+|true|false", name))
+        if found := _VERSION.fullmatch(text.lower()):
+            self.notes.append(
+                (line, f"'if version' is evaluated as for HTCondor {'.'.join(map(str, ASSUMED))}")
+            )
+            return _compare(found[1], tuple(int(part or 0) for part in found.groups()[1:]))
+        if text.lower() in _TRUE:
+            return True
+        if not text or text.lower() in _FALSE:
+            return False
+        try:
+            return float(text) != 0
+        except ValueError:
+            raise UsageError(
+                "submit-condition-invalid",
+                f"{self.name}:{line}: '{text[:60]}' is not a condition of condor_submit",
+                hint="write true, false, a number, 'defined name' or 'version >= 23.9.0'",
+            ) from None
+
+    # --- queue
+
+    def _queue(self, line: int, rest: str) -> None:
+        if len(self.jobs) >= MAX_QUEUES:
+            raise UsageError(
+                "job-file-too-large",
+                f"{self.name}:{line}: more than {MAX_QUEUES} queue lines",
+                hint="write one queue line with a list",
+            )
+        self.used |= macro_names(rest)
+        text = expand(_UNSET.sub(self._unset, rest), self.settings).strip()
+        count: int | None = 1
+        if found := _UNKNOWN_COUNT.fullmatch(text):
+            count, text = None, found[1]
+        elif text:
+            count, text = self._count(line, text)
+        variables: tuple[str, ...] = ()
+        if text:
+            variables, items = self._items(line, text)
+            count = None if items is None or count is None else count * items
+        others = {own: self.settings[other] for other, own in ALIASES.items() if other in self.settings}
+        settings = {**others, **self.settings}
+        self.jobs.append(
+            Jobs(
+                line=line,
+                count=count,
+                settings=settings,
+                variables=variables,
+                used=frozenset(self.used),
+            )
+        )
+
+    def _count(self, line: int, text: str) -> tuple[int, str]:
+        """The number that a `queue` begins with, perhaps calculated, 1 where there is none; and the rest."""
+        listed = _FROM.fullmatch(text)
+        own = listed[1] if listed else text
+        for end in sorted({len(own), *(found.start() for found in re.finditer(r"\s+", own))}, reverse=True):
+            number = literal(text[:end])
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                if not 0 <= number <= _MOST:
+                    raise UsageError(
+                        "submit-queue-invalid",
+                        f"{self.name}:{line}: 'queue {text[:60]}' is not a number of jobs",
+                        hint="write queue 10",
+                    )
+                return int(number), text[end:].strip()
+        return 1, text
+
+    def _unset(self, macro: re.Match[str]) -> str:
+        """What a command line or a DAG sets is as unknown as the environment."""
+        return macro[0] if macro[1].lower() in self.settings else f"$UNSET({macro[1]})"
+
+    def _items(self, line: int, text: str) -> tuple[tuple[str, ...], int | None]:
+        """The variables of a list and how many items it has; None where these are not in the file."""
+        match = _FROM.fullmatch(text)
+        if not match or not match[3].strip():
+            raise UsageError(
+                "submit-queue-invalid",
+                f"{self.name}:{line}: 'queue {text[:60]}' is not valid",
+                hint="write queue 10, or queue x in (a b)",
+            )
+        names = tuple(name.lower() for name in re.split(r"[,\s]+", match[1]) if name) or ("item",)
+        part, given = _list_of(match)
+        kind, rows = match[2].lower(), re.fullmatch(r"\((.*)\)", given, re.DOTALL)
+        if kind == "matching" or (kind == "from" and rows is None and _unknown_list(given)):
+            return names, None  # a program's list is not known here: nothing is run
+        listed = rows[1] if rows else self.lists(given.strip()) if kind == "from" else given
+        if listed is None:
+            return names, None
+        separator = r"\n" if kind == "from" or (rows and "\n" in listed) else r"[,\s]+"
+        every = [row for row in re.split(separator, listed) if row.strip()]
+        return names, _count(len(every), part)
+
+
+def _unknown_list(given: str) -> bool:
+    return given.rstrip().endswith("|") or bool(FUNCTION.search(given))
+
+
+def _count(items: int, part: str) -> int | None:
+    """How many of them a slice leaves; None for one that cannot be read here."""
+    if not part:
+        return items
+    bounds = [one.strip() for one in part.split(":")]
+    try:
+        return (
+            len(range(items)[slice(*(int(one) if one else None for one in bounds))]) if ":" in part else None
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def _compare(how: str, asked: tuple[int, ...]) -> bool:
+    return {
+        ">=": asked <= ASSUMED,
+        "<=": asked >= ASSUMED,
+        "==": asked == ASSUMED,
+        "!=": asked != ASSUMED,
+        ">": asked < ASSUMED,
+        "<": asked > ASSUMED,
+    }[how]

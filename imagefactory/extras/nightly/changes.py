@@ -1,0 +1,290 @@
+"""What a night changed: the plan before it, the plan after it, and what went wrong. Pure.
+
+    make_plan() -> keep_plan() -> a file ... keep_plan() -> compare() -> NightReport
+
+Nothing is remembered of the work itself: what was built and proven is what the second plan finds done, so a
+night that was killed and run again, or that others helped, is told as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated
+
+from imagefactory.serialize import LONGEST_TEXT, Most, shown_line
+from imagefactory.errors import EXIT_BUILD, EXIT_CHECK, EXIT_LOCK
+from imagefactory.gpu.values import Answer, Basis, row_of
+from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell
+from imagefactory.trust.claims import ProofAges, proof_ages
+
+MOST = 1_000_000
+FEW = 3
+"""Targets that a row of several names."""
+QUIET, OFF = 45, 60
+"""Days after a repository's last commit: it is said, and GitHub switches its schedules off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCell:
+    """`gpu` tells its device, `proven` and `until` the newest proof; `refused` is what a verdict said against
+    it, beginning with its word, empty where none did."""
+
+    gpu: str
+    capability: str
+    state: CellState
+    required: bool
+    proven: datetime | None
+    until: datetime | None
+    refused: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTarget:
+    """A planned target, in words. `image` is the digest of what is there."""
+
+    name: str
+    state: CellState
+    reason: str
+    hint: str
+    image: str
+    cells: Annotated[tuple[KeptCell, ...], Most(MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    """A plan in a file, with what it was asked: the same is asked again to see what changed.
+
+    Where `devices` were listed, what is unchanged is proven. `waiting` are targets that are left for another
+    night.
+    """
+
+    made: datetime
+    registry: str
+    names: Annotated[tuple[str, ...], Most(MOST)]
+    devices: Annotated[tuple[PlanGpu, ...], Most(MOST)]
+    targets: Annotated[tuple[KeptTarget, ...], Most(MOST)] = ()
+    waiting: Annotated[tuple[str, ...], Most(MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightRow:
+    """A line of the page: what, on which capabilities (joined), why, and what to do about it.
+
+    `machines` are those of a pool on which it happened.
+    """
+
+    what: str
+    on: str = ""
+    why: str = ""
+    hint: str = ""
+    code: int = 0
+    machines: tuple[str, ...] = ()
+
+
+Rows = Annotated[tuple[NightRow, ...], Most(MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightReport:
+    """A night. What is `broken` stays so until somebody does something; what is `due` waits for its turn.
+
+    `notes` are lines that a person should read; `place` is the registry.
+    """
+
+    started: datetime
+    ended: datetime
+    place: str
+    built: Rows
+    proven: Rows
+    broken: Rows
+    due: Rows
+    ages: ProofAges
+    notes: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int:
+        """The exit code: of what broke the earliest stage's, 0 where nothing did."""
+        return min((row.code for row in self.broken), default=0)
+
+
+def is_news(night: NightReport, last: NightReport | None) -> bool:
+    """Whether somebody should hear of it: things were done, or what is broken is not what was."""
+    was = {(row.what, row.on, row.code) for row in last.broken} if last else set()
+    is_ = {(row.what, row.on, row.code) for row in night.broken}
+    return bool(night.built or night.proven) or was != is_
+
+
+def keep_plan(plan: Plan, asked: KeptPlan) -> KeptPlan:
+    """A plan as it is kept; `asked` has no targets yet."""
+    return replace(
+        asked,
+        targets=tuple(
+            KeptTarget(
+                name=one.target.name,
+                state=one.state,
+                reason=one_line(one.reason),
+                hint=one_line(one.hint),
+                image=one.image,
+                cells=tuple(_keep_cell(cell) for cell in one.cells),
+            )
+            for one in plan.targets
+        ),
+    )
+
+
+def _keep_cell(cell: PlannedCell) -> KeptCell:
+    claim = cell.ruling.claim
+    no = claim if claim and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.NO) else None
+    return KeptCell(
+        gpu=str(cell.device),
+        capability=row_of(cell.device.capability, cell.device.part),
+        state=cell.state,
+        required=cell.required,
+        proven=cell.proven,
+        until=cell.until,
+        refused=one_line(f"{no.rule}: {no.reason}") if no else "",
+    )
+
+
+def one_line(text: str) -> str:
+    """A message of several lines as one that may stand in a document."""
+    return shown_line(text)[:LONGEST_TEXT]
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightTold:
+    """What the two plans do not say: when it was, where, what steps said of their `failures`, and notes.
+
+    `ages` are those of the signed catalog; None where there is none, then the plan's own devices tell them.
+    """
+
+    started: datetime
+    ended: datetime
+    place: str
+    failures: tuple[NightRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    ages: ProofAges | None = None
+
+
+def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
+    """What came to be between two plans, and what is still to be done.
+
+    A failure of a step tells why; a target or GPU that one speaks of is not told of twice, nor a cause.
+    """
+    was = {target.name: target for target in before.targets}
+    told_of = {(row.what, row.on) for row in told.failures} | {
+        (row.what, "") for row in told.failures if not row.on
+    }
+    built, proven, due = [], [], []
+    broken = [*told.failures]
+    for target in after.targets:
+        old = was.get(target.name)
+        if target.image and target.image != (old.image if old else ""):
+            built.append(NightRow(what=target.name, why=target.image))
+        held = {cell.gpu for cell in old.cells if before.devices and _held(cell)} if old else set()
+        same = old is not None and old.image == target.image
+        new = [c for c in target.cells if after.devices and _held(c) and not (same and c.gpu in held)]
+        if new:
+            proven.append(NightRow(what=target.name, on=_capabilities(new)))
+        broken += [row for row in _broken(target, old) if (row.what, row.on) not in told_of]
+        due += [row for row in _due(target) if (row.what, "") not in told_of]
+    proofs = (
+        (cell.proven, cell.until)
+        for target in after.targets
+        for cell in target.cells
+        if cell.proven and cell.until
+    )
+    return NightReport(
+        started=told.started,
+        ended=told.ended,
+        place=told.place,
+        built=tuple(built),
+        proven=tuple(proven),
+        broken=by_cause(broken),
+        due=tuple(due),
+        ages=told.ages or proof_ages(proofs, told.ended),
+        notes=told.notes,
+    )
+
+
+def by_cause(rows: Iterable[NightRow]) -> tuple[NightRow, ...]:
+    """Rows with one reason as one row, in the place of the first: what and where it was is of all of them."""
+    alike: dict[tuple[str, int], list[NightRow]] = {}
+    for row in rows:
+        alike.setdefault((row.why, row.code), []).append(row)
+    return tuple(_unite(same) if len(same) > 1 else same[0] for same in alike.values())
+
+
+def _unite(rows: list[NightRow]) -> NightRow:
+    names = list(dict.fromkeys(row.what for row in rows))
+    places = dict.fromkeys(one for row in rows for one in row.on.split(", ") if one)
+    hints = dict.fromkeys(row.hint for row in rows if row.hint)
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return replace(
+        rows[0],
+        what=one_line(f"{', '.join(names[:FEW])}{more}"),
+        on=one_line(", ".join(places)),
+        hint=one_line(f"{rows[0].hint} (and {len(hints) - 1} more)") if len(hints) > 1 else rows[0].hint,
+        machines=tuple(dict.fromkeys(name for row in rows for name in row.machines)),
+    )
+
+
+def _held(cell: KeptCell) -> bool:
+    return cell.state is CellState.UNCHANGED
+
+
+def _capabilities(cells: Iterable[KeptCell]) -> str:
+    return ", ".join(dict.fromkeys(cell.capability for cell in cells))
+
+
+def _broken(target: KeptTarget, old: KeptTarget | None) -> Iterator[NightRow]:
+    """Nothing to build from; or a verdict that says no where the recipe asks for yes, or that is new."""
+    if target.state is CellState.BLOCKED:
+        yield NightRow(what=target.name, why=target.reason, hint=target.hint, code=EXIT_LOCK)
+    known = {(cell.gpu, cell.refused) for cell in old.cells} if old else set()
+    for cell in target.cells:
+        if cell.refused and (cell.required or (cell.gpu, cell.refused) not in known):
+            rule = cell.refused.partition(":")[0]
+            hint = f"another version, or `imagefactory verify TARGET --allow {rule}` to try again"
+            yield NightRow(what=target.name, on=cell.capability, why=cell.refused, hint=hint, code=EXIT_CHECK)
+
+
+def _due(target: KeptTarget) -> Iterator[NightRow]:
+    if target.state is CellState.BUILD:
+        yield NightRow(what=target.name, why=f"to build: {target.reason}")
+        return
+    cells = [cell for cell in target.cells if cell.state is CellState.VERIFY]
+    if cells:
+        last = max((cell.proven for cell in cells if cell.proven), default=None)
+        why = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
+        yield NightRow(what=target.name, on=_capabilities(cells), why=why)
+
+
+def unbuilt(before: KeptPlan, after: KeptPlan) -> tuple[NightRow, ...]:
+    """What was to be built and still is, where nobody saw the steps: their logs say why."""
+    was = {target.name for target in before.targets if target.state is CellState.BUILD}
+    was -= set(before.waiting)
+    why = "it was to be built, and still is"
+    hint = "the night's run has a job of that name, whose log says why"
+    return tuple(
+        NightRow(what=target.name, why=why, hint=hint, code=EXIT_BUILD)
+        for target in after.targets
+        if target.name in was and target.state is CellState.BUILD
+    )
+
+
+def dormant(last_commit: datetime, now: datetime) -> str:
+    """What to do before GitHub switches the nights off, empty where there is time."""
+    days = (now - last_commit).days
+    if days <= QUIET:
+        return ""
+    left = max(OFF - days, 0)
+    return (
+        f"the last commit is {days} days old: GitHub switches schedules off after {OFF} days, in {left}; "
+        "merge a pull request of relock.yml, or push any commit (switched off, Actions enables it again)"
+    )

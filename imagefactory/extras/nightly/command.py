@@ -1,0 +1,336 @@
+"""The night command, which builds, verifies and publishes what is due."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    error_json,
+    explain,
+    json_option,
+    reject_conflict,
+    say,
+    say_json,
+    say_next,
+    targets_argument,
+    terminal_width,
+    write,
+)
+from imagefactory.cli.sweeps import find_pool
+from imagefactory.cli.arguments import Duration
+from imagefactory.errors import FactoryError, printable, without_logins
+from imagefactory.settings.choices import POOLS
+
+if TYPE_CHECKING:
+    from imagefactory.extras.nightly.changes import NightReport
+    from imagefactory.stages.night_steps import Command
+
+Hook = Callable[[str, "Mapping[str, object]"], None]
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option(
+    "--pool",
+    type=click.Choice(tuple(POOLS)),
+    help="Verify on this pool.  [default: on this machine's GPU, where it has one]",
+)
+@click.option(
+    "--wait-limit",
+    "wait",
+    type=Duration(),
+    metavar="TIME",
+    help="How long the pool is waited for; what comes later, the next night collects.  [default: 6h]",
+)
+@click.option("--html", type=_FOLDER, metavar="DIR", help="Write the site of `report` there, with the night.")
+@click.option(
+    "--mail",
+    metavar="COMMAND",
+    help="Run it, the summary on its stdin, when something was done or what is broken changed: "
+    "'mail -s night me'.",
+)
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.prom",
+    help="Write the night's numbers for Prometheus's textfile collector.",
+)
+@click.option(
+    "--webhook",
+    metavar="URL|FILE",
+    help="Post the night as JSON, as --json prints it. A FILE holds the address, if that is a secret.",
+)
+@click.option(
+    "--install",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Write a service and a timer for systemd that do this each night; enable nothing.",
+)
+@click.option(
+    "--kept",
+    "plan",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Do nothing: tell what changed since the plan that `plan --keep FILE` kept.",
+)
+@click.option(
+    "--github",
+    is_flag=True,
+    help="Of --kept: print the text of an issue in Markdown, nothing where nothing is broken.",
+)
+@json_option
+@click.pass_obj
+def night(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    pool: str | None,
+    wait: timedelta | None,
+    html: Path | None,
+    mail: str | None,
+    metrics: Path | None,
+    webhook: str | None,
+    install: Path | None,
+    plan: Path | None,
+    github: bool,
+    as_json: bool,
+) -> None:
+    """Build, verify and publish what is due: for cron and timers.
+
+    \b
+    imagefactory night --pool htcondor --mail 'mail -s night me'
+    imagefactory night --pool htcondor --install ~/.config/systemd/user
+    17 2 * * *  cd /home/me/factory && imagefactory night -q --pool htcondor
+
+    What the registry lacks is built and pushed, what is not proven is verified, tags follow, and the
+    catalogue is signed anew whatever else failed. Then it tells what was built and proven, what is broken
+    and what is due. One night at a time; one that was killed is run again and goes on. All that was said is
+    kept in <store>/nights, of the last 60.
+
+    Exit code 0 where nothing is broken, else the earliest failed stage's.
+    """
+    from imagefactory.extras.nightly.changes import is_news
+    from imagefactory.extras.nightly.view import format_night
+    from imagefactory.extras.nightly.night import NightAsk, run_night
+    from imagefactory.stages.night_steps import NightBench
+    from imagefactory.extras.nightly.nights import LOG, keep_reserve, last_night, new_night, one_night
+    from imagefactory.actions.sweep import format_id
+    from imagefactory.verify.evidence import LocalEvidence
+
+    options = {
+        "--pool": pool,
+        "--wait-limit": f"{int(wait.total_seconds())}s" if wait else None,
+        "--html": str(html.absolute()) if html else None,
+        "--mail": mail,
+        "--metrics": str(metrics.absolute()) if metrics else None,
+        "--webhook": webhook,
+    }
+    words = [*names, *(name for name, value in options.items() if value), *(["--install"] if install else ())]
+    reject_conflict(
+        wait and not pool, "--wait-limit requires --pool", "add --pool htcondor or remove --wait-limit"
+    )
+    reject_conflict(
+        github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"
+    )
+    reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
+    reject_conflict(
+        plan and words,
+        f"--kept and {words[0][:80] if words else ''} exclude each other",
+        "remove one of them",
+    )
+    if install:
+        return _install(call, names, install, options, as_json=as_json)
+    if plan:
+        return _changed(call, plan, github=github, as_json=as_json)
+    settings = call.settings
+    ask = NightAsk(names=names, pool=pool or "", html=html)
+    ask = replace(ask, wait=wait) if wait else ask
+    hook = _webhook(call, webhook)
+    with _telling(mail, hook), one_night(settings):
+        factory, last = call.sound_factory, last_night(settings)
+        folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
+        bench = NightBench(
+            clock=lambda: datetime.now(UTC),
+            pause=time.sleep,
+            pools=find_pool,
+            evidence=LocalEvidence(),
+            run=_runner(settings.root_path, folder / LOG),
+        )
+        report = run_night(factory, ask, bench, folder, call.progress)
+    log = f"log: {folder / LOG}"
+    if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
+        _mail(mail, f"{format_night(report)}\n\n{log}\n")
+    hook("night", night_json(report, folder))
+    keep_reserve(settings)
+    if metrics:
+        _write_metrics(call, metrics, report)
+    if as_json:
+        say_json("night", night_json(report, folder))
+    else:
+        say(f"{format_night(report, terminal_width())}\n\n{log}")
+    if report.code:
+        raise click.exceptions.Exit(report.code)
+    return say_next("status") if pool else say_next("report", "--html", "site")
+
+
+def _webhook(call: Call, text: str | None) -> Hook:
+    """Return a function that posts a document to --webhook. A failed post prints a warning only."""
+    from imagefactory.stages.webhook import post_json, read_address
+
+    url = read_address(text) if text else ""
+
+    def post(kind: str, value: Mapping[str, object]) -> None:
+        if not url:
+            return
+        try:
+            post_json(call.access, url, {"format": f"imagefactory.{kind}/1", **value})
+        except FactoryError as error:
+            write(2, f"warning: {error.message}")
+
+    return post
+
+
+def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
+    """Write the metrics. A file that cannot be written prints a warning only."""
+    from imagefactory.fs import replace_text
+    from imagefactory.report.night_metrics import format_metrics
+    from imagefactory.actions.read_catalog import kept_expiry
+
+    try:
+        replace_text(path, format_metrics(report, kept_expiry(call.settings)))
+    except OSError as error:
+        write(2, f"warning: cannot write {path}: {error.strerror}")
+
+
+@contextmanager
+def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
+    """Report by mail and webhook a night that could not start: another is running, the disk is full."""
+    try:
+        yield
+    except (FactoryError, OSError) as error:
+        hook("error", {"errors": [error_json(error if isinstance(error, FactoryError) else explain(error))]})
+        if mail:
+            hint = f"\nhint: {error.hint}" if isinstance(error, FactoryError) else ""
+            _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
+        raise
+
+
+def _runner(root: Path, log: Path) -> Command:
+    """Return a function that runs this program and logs its output. It ends with this process."""
+    program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        with _opened(log) as file:
+            _add(file, f"\n$ imagefactory {shlex.join(words)}\n")
+            with subprocess.Popen(
+                (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
+            ) as step:
+                try:
+                    output = step.communicate()[0]
+                except BaseException:
+                    step.terminate()
+                    raise
+            _add(file, f"{output}exit code {step.returncode}\n")
+        return step.returncode, output
+
+    return run
+
+
+def _opened(log: Path) -> FileIO:
+    """Open the log to append; on a full disk open /dev/null, as a step matters more than its log."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
+def _add(log: FileIO, text: str) -> None:
+    with suppress(OSError):
+        log.write(text.encode())
+
+
+def _mail(command: str, text: str) -> None:
+    """Pipe the text to the command. A command that fails prints a warning only."""
+    words = ("/bin/sh", "-c", command)
+    plain = re.sub("(?m)^~", " ~", printable(text))  # some mail programs run a line of `~!COMMAND`
+    process = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
+        output = without_logins(process.stderr).strip()
+        write(2, f"warning: --mail ended with exit code {process.returncode}: {output}".rstrip(": "))
+
+
+def _install(
+    call: Call, names: tuple[str, ...], folder: Path, options: dict[str, str | None], *, as_json: bool
+) -> None:
+    from imagefactory.fs import replace_all
+    from imagefactory.extras.nightly.units import enabling, format_units
+
+    root = str(call.settings.root_path.absolute())
+    options |= {"--webhook": _named(options["--webhook"])}
+    words = [word for name, value in options.items() if value for word in (name, value)]
+    command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
+    files = format_units(root, command, os.environ)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_all({folder / name: text.encode() for name, text in files.items()})
+    if as_json:
+        return say_json("night-units", {"files": [str(folder / name) for name in files]})
+    for name in files:
+        say(f"wrote {folder / name}")
+    return say("\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling()))))
+
+
+def _named(webhook: str | None) -> str:
+    """Return the webhook for a unit, a file by its absolute path. Raises UsageError if it is invalid."""
+    from imagefactory.stages.webhook import read_address
+
+    if not webhook:
+        return ""
+    read_address(webhook)
+    return webhook if "://" in webhook else str(Path(webhook).expanduser().absolute())
+
+
+def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
+    from imagefactory.extras.nightly.changes import NightTold, dormant
+    from imagefactory.extras.nightly.view import format_issue, format_night
+    from imagefactory.extras.nightly.night import last_commit, night_since
+    from imagefactory.extras.nightly.nights import NIGHT, new_night, read_kept_plan, write_night
+    from imagefactory.actions.sweep import format_id
+
+    factory, now = call.factory, datetime.now(UTC)
+    before, commit = read_kept_plan(plan), last_commit(factory.settings.root_path)
+    note = dormant(commit, now) if commit and github else ""
+    context = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
+    report = night_since(factory, before, context)
+    folder = new_night(factory.settings, format_id(now, os.urandom(2)))
+    write_night(folder / NIGHT, report)
+    if as_json:
+        say_json("night", night_json(report, folder))
+    elif github:
+        if text := format_issue(report).rstrip():
+            write(1, text)
+    else:
+        say(format_night(report, terminal_width()))
+
+
+def night_json(report: NightReport, folder: Path) -> dict[str, object]:
+    """Return a nightly run as JSON."""
+    from imagefactory.serialize import format_value
+
+    return {"folder": str(folder), "exit_code": report.code, **format_value(report)}

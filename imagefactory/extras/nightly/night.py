@@ -1,0 +1,345 @@
+"""A night: what is due is built, pushed and verified, tags follow, and the catalogue is signed anew.
+
+    plan -> build --push -> verify, collect --promote -> promote -> reconcile -> catalogue -> store gc
+         -> plan -> compare
+
+Each step is this program's own command, in a process of its own, as a person would type it: what one of them
+meets, a bug or a killed process too, is told and ends no other. `--json` says what went wrong. Nothing is
+remembered between steps but what registry, store and sweeps hold, so a night that was killed is simply run
+again: images that are there are not built, sweeps that are underway are waited for and collected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from imagefactory.access import open_answering, registry_place
+from imagefactory.catalogue.model import SOON
+from imagefactory.errors import (
+    EXIT_CHECK,
+    EXIT_NOTHING_SELECTED,
+    EXIT_REGISTRY,
+    EXIT_USAGE,
+    FactoryError,
+    NoGpuError,
+    RegistryError,
+    UsageError,
+)
+from imagefactory.project import Factory
+from imagefactory.fs import no_space
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.values import row_of
+from imagefactory.lock.git import ask_git
+from imagefactory.extras.nightly.changes import KeptPlan, NightReport, NightRow, NightTold, compare, keep_plan, one_line, unbuilt
+from imagefactory.matrix.night import oldest_drivers, starts_by_kit
+from imagefactory.matrix.plan import (
+    CellState,
+    Plan,
+    PlanGpu,
+    PlanInput,
+    PlannedTarget,
+    TargetStatus,
+    make_plan,
+)
+from imagefactory.model import Target
+from imagefactory.schedulers.inventory import write_inventory
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.progress import Progress
+from imagefactory.recipes.expand import select
+from imagefactory.settings.own_commands import parse_machines
+from imagefactory.stages.night_steps import NightBench, Steps
+from imagefactory.stages.night_sweeps import collect_sweeps
+from imagefactory.extras.nightly.nights import BEFORE, NIGHT, SWEPT, has_reserve, killed_before, nights_folder, release_reserve, write_kept_plan, write_night
+from imagefactory.actions.plan import Asking, inventory_devices, read_stages
+from imagefactory.actions.read_catalog import kept_expiry
+from imagefactory.actions.sweep_images import ImagePlace, choose_kind, read_pool_stages
+from imagefactory.schedulers.cells import BUDGET, CLAIMED
+from imagefactory.trust.claims import ProofAges
+
+EXPIRY = "catalog expiry"
+NIGHTS = "nights"
+"""What a failure is about where a night cannot be kept."""
+HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightAsk:
+    """The targets to care for (none: all), the pool (empty: this machine's GPU), and how long it is waited
+    for. `html` is where the site is written, None for nowhere."""
+
+    names: tuple[str, ...] = ()
+    pool: str = ""
+    wait: timedelta = 6 * HOUR
+    html: Path | None = None
+
+
+def run_night(
+    factory: Factory, ask: NightAsk, bench: NightBench, folder: Path, progress: Progress
+) -> NightReport:
+    """All of a night, kept in `folder`. Raises UsageError where no registry is set; what fails is told."""
+    if not factory.settings.registry.value:
+        raise UsageError(
+            "no-registry-set",
+            "a nightly run pushes and publishes, but no registry is set",
+            hint='set registry = "HOST/PATH" in imagefactory.toml',
+        )
+    targets = select(factory.targets, ask.names)
+    steps = Steps(bench=bench, progress=progress, faults=tuple(map(str, factory.faults)))
+    return _Night(factory=factory, ask=ask, folder=folder, targets=targets, steps=steps).run()
+
+
+def night_since(factory: Factory, before: KeptPlan, told: NightTold) -> NightReport:
+    """What changed since a plan, whoever did it. Raises RegistryError, and NothingSelectedError."""
+    targets = select(factory.targets, before.names)
+    stages = read_stages(factory, targets, Asking(now=told.ended, registry=before.registry))
+    plan = make_plan(PlanInput(stages=stages, devices=before.devices, on_machines=True))
+    after = keep_plan(plan, replace(before, made=told.ended, targets=()))
+    return compare(before, after, replace(told, failures=(*told.failures, *unbuilt(before, after))))
+
+
+def last_commit(root: Path) -> datetime | None:
+    """When a factory's repository last changed; None where git tells of none."""
+    # The runner of CI that checked it out is not who asks.
+    printed = ask_git(root, "log", "-1", "--format=%ct", options=("-c", "safe.directory=*"))
+    text = printed.decode("ascii", "replace").strip()
+    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
+
+
+@dataclass(kw_only=True)
+class _Night:
+    factory: Factory
+    ask: NightAsk
+    folder: Path
+    targets: tuple[Target, ...]
+    steps: Steps
+    ages: ProofAges | None = None
+
+    def run(self) -> NightReport:
+        started, killed = self.steps.bench.clock(), killed_before(self.factory.settings)
+        for fault in self.factory.faults:
+            why = str(replace(fault, location=""))
+            self.steps.tell(NightRow(what=one_line(fault.location), why=one_line(why), code=EXIT_USAGE))
+        if not has_reserve(self.factory.settings):
+            self.steps.fail(NIGHTS, no_space(nights_folder(self.factory.settings)))
+        devices = self._devices()
+        before: KeptPlan | None = None
+        with self.steps.telling("plan"):
+            plan = self._plan(devices)
+            before = killed or keep_plan(plan, self._asked(devices))
+            with self.steps.telling(NIGHTS):
+                write_kept_plan(self.folder / BEFORE, before)
+            built = self._build(plan)
+            self._verify(plan, built, on_gpus=bool(devices))
+        if self.ask.pool:
+            with self.steps.telling("collect"):
+                collect_sweeps(self.factory.settings, self.ask.wait, self.steps)
+        release_reserve(self.factory.settings)
+        lost = any((row.what, row.code) == ("plan", EXIT_REGISTRY) for row in self.steps.failures)
+        away = lost and self._is_away()
+        if not away:
+            promotable = [one.name for one in self.targets]
+            _, said = self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+            self.steps.notes += waiting_tags(said)
+            self.steps.do("reconcile", "reconcile")
+        _, catalogue = self.steps.do("catalogue", "catalogue")
+        self.ages = _ages_in(catalogue.get("proofs"))
+        self._warn_of_expiry()
+        self.steps.do("store", "store", "gc")
+        after = before
+        with self.steps.telling("plan"):
+            after = after if away else keep_plan(self._plan(devices), self._asked(devices))
+        report = self._report(started, before, after)
+        if self.ask.html:
+            done = len(self.steps.failures)
+            self.steps.do("report", "report", "--html", str(self.ask.html), "--registry", self._registry)
+            if len(self.steps.failures) > done:
+                report = self._report(started, before, after)
+        return report
+
+    def _is_away(self) -> bool:
+        """Whether the registry still does not answer. Then each step would wait in vain and report the same;
+        the catalog is tried all the same."""
+        host, _ = registry_place(self.factory)
+        try:
+            open_answering(self.factory, host, hurried=True)
+        except RegistryError:
+            self.steps.notes.append(f"{host} does not answer: the next nightly run moves the tags")
+            return True
+        return False
+
+    def _report(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
+        report = self._compare(started, before, after)
+        try:
+            write_night(self.folder / NIGHT, report)
+        except (FactoryError, OSError) as error:
+            self.steps.fail(NIGHTS, error)
+            report = self._compare(started, before, after)
+        return report
+
+    def _warn_of_expiry(self) -> None:
+        """Nights that cannot sign are told until the last signed catalog expires: from a week before, of its
+        own."""
+        expires = kept_expiry(self.factory.settings)
+        if expires and expires - self.steps.bench.clock() < SOON:
+            why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
+            self.steps.tell(NightRow(what=EXPIRY, why=why, hint="imagefactory catalogue", code=EXIT_CHECK))
+
+    def _compare(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
+        empty = self._asked(())
+        told = NightTold(
+            started=started,
+            ended=self.steps.bench.clock(),
+            place=self._registry,
+            failures=tuple(self.steps.failures),
+            notes=tuple(self.steps.notes),
+            ages=self.ages,
+        )
+        return compare(before or empty, after or before or empty, told)
+
+    def _asked(self, devices: tuple[PlanGpu, ...]) -> KeptPlan:
+        return KeptPlan(
+            made=self.steps.bench.clock(), registry=self._registry, names=self.ask.names, devices=devices
+        )
+
+    # --- what is due -----------------------------------------------------------------------------
+
+    @property
+    def _registry(self) -> str:
+        return self.factory.settings.registry.value
+
+    def _devices(self) -> tuple[PlanGpu, ...]:
+        """The GPUs to verify on: of the pool every kind but slices (MIG), which its sweeps take on request
+        alone; else the first of this machine. None where there are none: then images are built alone."""
+        if self.ask.pool:
+            kinds: tuple[PlanGpu, ...] = ()
+            with self.steps.telling("pool"):
+                inventory = self.steps.bench.pools(self.ask.pool).inventory(self.steps.bench.clock())
+                write_inventory(self._inventory, inventory)
+                patterns = parse_machines(self.factory.settings.sweep_machines.value)
+                listed, avoided = inventory_devices(inventory, patterns)
+                kinds = tuple(one for one in listed if one not in avoided and not one.part)
+                left = {(kind.capability, kind.part) for kind in kinds}
+                self.steps.notes += [
+                    one_line(f"nothing is verified on {kind}: {reason}")
+                    for kind, reason in avoided.items()
+                    if (kind.capability, kind.part) not in left and not kind.part
+                ]
+            return kinds
+        try:
+            hardware = self.steps.bench.evidence.read()
+        except NoGpuError as error:
+            self.steps.notes.append(one_line(f"nothing is verified: {error.message}"))
+            return ()
+        gpu = hardware.gpus[0]
+        capability = parse_capability(gpu.capability)
+        driver = "" if capability.processor else hardware.driver
+        return (PlanGpu(capability=capability, name=gpu.name, driver=driver),)
+
+    @property
+    def _inventory(self) -> Path:
+        return self.folder / "inventory.json"
+
+    def _plan(self, devices: tuple[PlanGpu, ...]) -> Plan:
+        """Against the registry; where jobs run .sif files, also the store, whose verdicts are theirs."""
+        now = self.steps.bench.clock()
+        with self.steps.progress.stage("plan"):
+            stages = read_stages(self.factory, self.targets, Asking(now=now, registry=self._registry))
+            kind = choose_kind(self.factory, "", self._registry) if self.ask.pool else ImageKind.DOCKER
+            if kind is not ImageKind.DOCKER:
+                place = ImagePlace(kind=kind, registry=self._registry, folder=self.folder, now=now)
+                here = read_pool_stages(self.factory, self.targets, place)
+                stages = tuple(map(_both, stages, here))
+        return oldest_drivers(make_plan(PlanInput(stages=stages, devices=devices, on_machines=True)))
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _build(self, plan: Plan) -> frozenset[str]:
+        """Builds and pushes what is due, each in a process of its own. The names of what came to be."""
+        due = [one.target.name for one in plan.targets if one.state is CellState.BUILD]
+        return frozenset(name for name in due if self.steps.do(name, "build", "--push", name)[0] == 0)
+
+    def _verify(self, plan: Plan, built: frozenset[str], *, on_gpus: bool) -> None:
+        ready = [one for one in plan.targets if on_gpus and _is_due(one, built)]
+        if self.ask.pool:  # which starts kits
+            ready = [one for one in ready if starts_by_kit(one.target)]
+        if not ready:
+            return
+        if self.ask.pool:
+            names = [one.target.name for one in ready]
+            words = ("--pool", self.ask.pool, "--inventory", str(self._inventory), *names)
+            code, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
+            notes = told.get("notes")
+            self.steps.notes += [one_line(str(one)) for one in notes] if isinstance(notes, list) else []
+            self.steps.notes += _not_queued(code, told)
+            if isinstance(told.get("folder"), str):
+                (self.folder / SWEPT).write_text(told["folder"] + "\n", "utf-8")
+            return
+        for one in ready:
+            name = one.target.name
+            image = name if name in built else f"{name}@{one.image}"
+            self.steps.do(name, "verify", "--registry", self._registry, "--promote", image)
+
+
+def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
+    """Why cells that are due were not queued, though nothing is wrong: another store has them, or they are
+    over the budget.
+    """
+    rows = told.get("errors" if code == EXIT_NOTHING_SELECTED else "left_out", ())
+    if code == EXIT_NOTHING_SELECTED:
+        yield from (one_line(str(row.get("message", ""))) for row in rows)
+        return
+    reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
+    yield from (one_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
+    over = [row for row in rows if row.get("rule") == BUDGET]
+    if over:
+        cells = ", ".join(
+            f"{row.get('target')} on {row_of(row.get('capability'), str(row.get('part', '')))}"
+            for row in over
+        )
+        waits = "cells are over the budget and wait" if len(over) > 1 else "cell is over the budget and waits"
+        yield one_line(f"{len(over)} {waits} for another nightly run: {cells}")
+
+
+def waiting_tags(said: Mapping[str, object]) -> list[str]:
+    """What the JSON of `promote` says of tags that lack approvals: a night gives one at most."""
+    results = said.get("results")
+    rows = [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
+    return [
+        one_line(f"{row.get('target')}: {tag.get('tag')} waits for {tag.get('missing')} more approvals")
+        for row in rows
+        for tag in row.get("tags", ())
+        if isinstance(tag, dict) and tag.get("missing")
+    ]
+
+
+def _ages_in(proofs: object) -> ProofAges | None:
+    """What the catalog's own command says of the age of its verdicts, in its JSON."""
+    if not isinstance(proofs, dict) or not isinstance(proofs.get("lapsing"), int):
+        return None
+    oldest = proofs.get("oldest")
+    try:
+        made = datetime.fromisoformat(oldest) if oldest else None
+    except (TypeError, ValueError):
+        return None
+    return ProofAges(oldest=made, lapsing=proofs["lapsing"])
+
+
+def _both(there: TargetStatus, here: TargetStatus) -> TargetStatus:
+    """Of a target whose .sif is what runs: what either lacks is to be made, and the .sif's verdicts count."""
+    return replace(
+        there,
+        block=there.block or here.block,
+        missing=there.missing or here.missing,
+        verdicts=here.verdicts,
+    )
+
+
+def _is_due(planned: PlannedTarget, built: frozenset[str]) -> bool:
+    if planned.target.name not in built and planned.state is not CellState.VERIFY:
+        return False
+    return any(cell.state in (CellState.BUILD, CellState.VERIFY) for cell in planned.cells)

@@ -1,0 +1,103 @@
+"""A night as a person reads it: in a mail, in the issue of a repository. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import groupby
+
+from imagefactory.serialize import shown_line
+from imagefactory.extras.nightly.changes import NightReport, NightRow
+from imagefactory.views.text import fold, wrap
+from imagefactory.views.verdicts import format_ages
+
+WIDTH = 80
+MOST = 60
+"""Rows of one kind in a mail or an issue; the page has all."""
+KINDS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
+"""The parts of a page, what needs somebody first."""
+
+
+def headline(night: NightReport) -> str:
+    """`2 built, 5 verified, 1 broken, 3 due`."""
+    titles = dict(KINDS)
+    kinds = ("built", "proven", "broken", "due")
+    return ", ".join(f"{len(rows_of(night, kind))} {titles[kind].lower()}" for kind in kinds)
+
+
+def rows_of(night: NightReport, kind: str) -> Sequence[NightRow]:
+    rows = getattr(night, kind)
+    assert isinstance(rows, tuple)
+    return rows
+
+
+def title_of(row: NightRow) -> str:
+    """`pytorch-2.3-cu121 on 8.0, 9.0`."""
+    return f"{row.what} on {row.on}" if row.on else row.what
+
+
+def why_of(row: NightRow) -> str:
+    """`no-gpu: cuInit says 100 (gpu07, gpu08)`."""
+    return f"{row.why} ({', '.join(row.machines)})" if row.machines else row.why
+
+
+def format_took(start: datetime, end: datetime) -> str:
+    """`3 h 12 min`."""
+    minutes = round((end - start).total_seconds() / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def format_night(night: NightReport, width: int | None = WIDTH) -> str:
+    """The whole night in lines of `width` columns."""
+    lines = [
+        f"night of {night.started:%Y-%m-%d %H:%M} UTC, {format_took(night.started, night.ended)}: "
+        f"{headline(night)}",
+        f"{night.place}: {format_ages(night.ages)}",
+        *night.notes,
+    ]
+    lines = fold(lines, width)
+    for kind, title in KINDS:
+        if rows := rows_of(night, kind):
+            lines += ["", title.lower(), *_lines(rows, kind, width or WIDTH)]
+    return "\n".join(lines)
+
+
+def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
+    for row in rows[:MOST]:
+        why = "" if kind == "built" else why_of(row)
+        first = f"  {title_of(row)}"
+        if why and len(first) + 2 + len(why) <= width:
+            yield f"{first}: {why}"
+        else:
+            yield first + (":" if why else "")
+            yield from (f"      {line}" for line in wrap(why, width - 6))
+        if row.hint:
+            yield from (f"      {line}" for line in wrap(f"hint: {row.hint}", width - 6))
+    if len(rows) > MOST:
+        yield f"  and {len(rows) - MOST} more"
+
+
+def format_issue(night: NightReport) -> str:
+    """The text of the one issue, in Markdown: empty where nothing is broken and nothing is to be read."""
+    if not night.broken and not night.notes:
+        return ""
+    lines = [
+        f"The night of {night.started:%Y-%m-%d %H:%M} UTC: {headline(night)}; {format_ages(night.ages)}."
+    ]
+    lines += [f"\n**{_quoted(note)}**" for note in night.notes]
+    for code, some in groupby(night.broken[:MOST], key=lambda row: row.what):
+        lines.append(f"\n- {_quoted(code)}")
+        for row in some:
+            on = f"on {row.on}: " if row.on else ""
+            lines.append(f"  - {_quoted(on + why_of(row))}")
+            lines += [f"    *hint:* {_quoted(row.hint)}"] if row.hint else []
+    if len(night.broken) > MOST:
+        lines.append(f"\nand {len(night.broken) - MOST} more")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """As code, whatever is in it: an error's words mention nobody, link nowhere and are no markup."""
+    text = shown_line(text)
+    fence = "`" * (max((len(list(run)) for mark, run in groupby(text) if mark == "`"), default=0) + 1)
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

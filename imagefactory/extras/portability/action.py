@@ -1,0 +1,296 @@
+"""A person's models exported in one image and run by runtimes, there and elsewhere; signed and attached."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagefactory.access import Access
+from imagefactory.errors import NoGpuError, UsageError
+from imagefactory.project import Factory
+from imagefactory.fs import explain_full_disk, locked_folder, replace_bytes
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.oci.artifacts import put_files
+from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
+from imagefactory.oci.graph import artifact_of, read_manifest
+from imagefactory.oci.model import Descriptor, Image
+from imagefactory.progress import Progress
+from imagefactory.runtime.emulator import refuse_emulated
+from imagefactory.actions.resolve import Chosen, choose_image
+from imagefactory.actions.run import view_folder
+from imagefactory.actions.runner import make_runner, scratch_folder
+from imagefactory.stages.sign import signing_key
+from imagefactory.stages.statements import Attaching, attach_all, places_of
+from imagefactory.actions.verdicts import called
+from imagefactory.actions.verify import VerifyBench, runner_name
+from imagefactory.suite.portability.runtimes import RUNTIMES
+from imagefactory.verdicts.portable import SignedPortable, sign_portable
+from imagefactory.trust.policy import read_trust
+from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, seen_gpus, visible_gpus
+from imagefactory.verify.model import Hardware
+from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
+from imagefactory.extras.portability.run import DATA, ONNX, Exported, Shop, export_models, not_run, parse_runtime, refuse_lacking, try_models
+from imagefactory.extras.portability.report import PortableModel, PortableReport, PortableRow, Served
+from imagefactory.verify.suite_files import suite_digest
+
+ONNX_TYPE = "application/vnd.imagefactory.model.v1+onnx"
+TITLE = "org.opencontainers.image.title"
+STATEMENT = "portable.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortabilityOptions:
+    """`models` is a file of Python, `to` names runtimes (`openvino-cpu`, `onnxruntime-cpu@TARGET`).
+
+    `batches` are the sizes to time. `output` is the folder for models and report. The statement goes to the
+    store and, with `registry` (`host[/path]`), there too. `runner` is empty for the setting, or what fits.
+    """
+
+    models: Path
+    to: tuple[str, ...]
+    batches: tuple[int, ...]
+    output: Path
+    registry: str = ""
+    runner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ported:
+    """What became of it. `why` says who signed it, or why nobody did; `attached` are the places with it."""
+
+    report: PortableReport
+    why: str
+    attached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """The runtimes to be tried in one image."""
+
+    chosen: Chosen
+    runtimes: tuple[str, ...]
+
+    @property
+    def gpu(self) -> bool:
+        return any(RUNTIMES[name].gpu for name in self.runtimes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What every step needs. `hardware` is None where no runtime needs a GPU."""
+
+    access: Access
+    options: PortabilityOptions
+    bench: VerifyBench
+    hardware: Hardware | None
+    progress: Progress
+    folder: Path
+    asked: Mapping[str, Any]
+
+
+def port_models(
+    factory: Factory, name: str, options: PortabilityOptions, bench: VerifyBench, progress: Progress
+) -> Ported:
+    """Exports the models in the image of `name`, tries them, writes what came of it, and signs what holds.
+
+    Raises NoGpuError where a runtime needs a GPU and this machine has none, UsageError for a runtime that an
+    image lacks and for models that cannot be shown, CheckFailedError where a program did not come to its end.
+    """
+    models, key = shown_models(factory, options.models), signing_key(factory, bench.clock())
+    source = choose_image(factory, name, options.registry, progress, gpu=False)
+    groups = _groups(factory, source, options.to, progress)
+    hardware = bench.evidence.read() if any(group.gpu for group in groups) else None
+    started, nonce = bench.clock(), format_nonce(bench.random(NONCE_BYTES))
+    scratch = scratch_folder(factory, runner_name(factory, source.made, options.runner))
+    with explain_full_disk(options.output):
+        options.output.mkdir(parents=True, exist_ok=True)
+        with locked_folder("portability-", scratch) as folder:
+            work = _Work(
+                access=factory,
+                options=options,
+                bench=bench,
+                hardware=hardware,
+                progress=progress,
+                folder=folder,
+                asked={"nonce": nonce, "batches": list(options.batches)},
+            )
+            exported = _export(work, source, models, gpu=groups[0].chosen is source and groups[0].gpu)
+            rows = [*exported.rows]
+            for group in groups:
+                rows += _try(work, group, exported)
+            for model in _done(exported):
+                for end in (ONNX, DATA):
+                    file = f"{model.name}{end}"
+                    shutil.move(folder / "export" / file, options.output / file)
+    report = PortableReport(
+        subject=source.subject,
+        suite=suite_digest(),
+        nonce=nonce,
+        started=started,
+        ended=bench.clock(),
+        runner=runner_name(factory, source.made, options.runner),
+        processor=exported.processor,
+        threads=exported.threads,
+        gpus=hardware.gpus if hardware else (),
+        driver=hardware.driver if hardware else "",
+        models=exported.models,
+        served=tuple(
+            Served(by=one, subject=group.chosen.subject) for group in groups for one in group.runtimes
+        ),
+        rows=tuple(rows),
+    )
+    if not report.portable:
+        return Ported(report=report, why="unsigned: not every model computed the same")
+    if key is None:
+        return Ported(report=report, why="unsigned: no key (imagefactory keys new NAME)")
+    days = read_trust(factory.settings.files).policy.days
+    signed = sign_portable(report, key, now=bench.clock(), days=days)
+    replace_bytes(options.output / STATEMENT, signed.envelope)
+    places = _attach(factory, source, signed, options.output, progress)
+    return Ported(report=report, why=f"signed by '{key.name}'", attached=places)
+
+
+def shown_models(access: Access, path: Path) -> Path:
+    """The file with its folder resolved. Raises UsageError where that folder cannot be shown to an image."""
+    path = path.resolve()
+    if path.suffix != ".py" or not path.is_file():
+        raise UsageError(
+            "models-file-invalid",
+            f"--models {path} is not a Python file",
+            hint="pass a .py file with a function models()",
+        )
+    mount, told = view_folder(access, path.parent)
+    if mount is None:
+        raise UsageError(
+            "models-directory-private",
+            f"--models {path}: {told.partition(' and is not')[0]}",
+            hint="the image sees its whole directory: move it, with its weights, into one of its own",
+        )
+    return path
+
+
+def _groups(factory: Factory, source: Chosen, to: tuple[str, ...], progress: Progress) -> tuple[_Group, ...]:
+    """The runtimes by the image in which they run, that which exports first where it has any."""
+    asked = [parse_runtime(text) for text in to]
+    names = [runtime for runtime, _ in asked]
+    twice = next((name for name in names if names.count(name) > 1), "")
+    if twice:
+        raise UsageError(
+            "option-conflict", f"--to {twice} is repeated", hint="run the command once for each image"
+        )
+    groups = []
+    for image in sorted({image for _, image in asked}):
+        chosen = choose_image(factory, image, "", progress, gpu=False) if image else source
+        runtimes = tuple(runtime for runtime, own in asked if own == image)
+        for runtime in runtimes:
+            refuse_lacking(runtime, chosen.definition)
+        if isinstance(chosen.made, Image):
+            refuse_emulated(chosen.made.name, chosen.made.architecture)
+        groups.append(_Group(chosen=chosen, runtimes=runtimes))
+    return tuple(groups)
+
+
+def _export(work: _Work, source: Chosen, models: Path, *, gpu: bool) -> Exported:
+    where = work.options.models.name
+    with work.progress.stage(f"{_target(source)}: export {where}"):
+        shop = _open(work, source, gpu=gpu)
+        return export_models(shop, models, work.folder / "export", {**work.asked, "gpu": gpu}, where)
+
+
+def _try(work: _Work, group: _Group, exported: Exported) -> tuple[PortableRow, ...]:
+    """A row for each runtime and model, also of those that were not exported."""
+    done = _done(exported)
+    lost = [model for model in exported.models if model not in done]
+    rows = [row for name in group.runtimes for row in not_run(lost, name, "it was not exported")]
+    title = f"{_target(group.chosen)}: {', '.join(group.runtimes)}"
+    with work.progress.stage(title):
+        if done:
+            told = [
+                {name: getattr(model, name) for name in ("name", "tolerance", "batched", "held_out")}
+                for model in done
+            ]
+            asked = {**work.asked, "runtimes": list(group.runtimes), "models": told}
+            folder = work.folder / f"try-{group.runtimes[0]}"
+            shop = _open(work, group.chosen, gpu=group.gpu)
+            rows += try_models(shop, work.folder / "export", folder, asked, title)
+    return tuple(rows)
+
+
+def _done(exported: Exported) -> tuple[PortableModel, ...]:
+    return tuple(model for model in exported.models if model.digest)
+
+
+def _target(chosen: Chosen) -> str:
+    return chosen.definition.target.name
+
+
+def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
+    """The image, brought to where its runner starts it; with the machine's GPU of its maker where asked.
+
+    Raises UsageError where this machine has GPUs of the other maker alone.
+    """
+    visible: tuple[tuple[str, str], ...] = ()
+    if gpu and work.hardware is not None:
+        amd = bool(rocm_of(chosen.definition.target.cuda))
+        seen = seen_gpus(work.hardware, work.access.environ, amd=amd)
+        if seen is None:
+            name = VISIBLE_AMD if amd else VISIBLE
+            value = work.access.environ[name][:200]
+            raise NoGpuError(
+                "gpu-not-visible",
+                f"{name}={value!a} matches no GPU of this machine",
+                hint="request a GPU from the batch system",
+            )
+        met = choose_gpus(seen, "", amd=amd)
+        if not met:
+            maker = "AMD" if amd else "NVIDIA"
+            raise UsageError(
+                "gpu-vendor-mismatch",
+                f"{_target(chosen)} is for {maker} GPUs, and this machine has others",
+                hint="choose an image for this machine's GPUs",
+            )
+        visible = visible_gpus(work.hardware, met, work.access.environ)
+    runner, made = work.bench.runner, chosen.made
+    if runner is None:
+        with work.access.layout.in_use(work.progress):
+            name = runner_name(work.access, made, work.options.runner)
+            runner = make_runner(work.access, name, _target(chosen), work.progress)
+            runner.require()
+            made = runner.prepare(made, checked=True)
+    return Shop(made=made, definition=chosen.definition, runner=runner, gpus=gpu, visible=visible)
+
+
+def _attach(
+    access: Access, chosen: Chosen, signed: SignedPortable, folder: Path, progress: Progress
+) -> tuple[str, ...]:
+    """Puts the models' files and the statement beside the image, here and in its registry."""
+    report, found = signed.statement.report, []
+    files = {model_file(model): folder / f"{model.name}{ONNX}" for model in report.models}
+    for place, subject in places_of(access, report.subject, chosen.where):
+        root = read_manifest(place, subject.manifest).descriptor
+        with access.layout.in_use(progress):
+            put_files(place, artifact_of(MODELS_TYPE, root, tuple(files), {}), files)
+        attaching = Attaching(
+            subject=subject,
+            kind=PORTABLE_TYPE,
+            envelope=signed.envelope,
+            until=signed.statement.expires,
+        )
+        for fault in attach_all(access, place, (attaching,), progress):
+            if fault:
+                raise fault
+        found.append(called(place))
+    return tuple(found)
+
+
+def model_file(model: PortableModel) -> Descriptor:
+    """A model's file as a layer of an artifact."""
+    return Descriptor(
+        media_type=ONNX_TYPE,
+        digest=model.digest,
+        size=model.size,
+        annotations=((TITLE, f"{model.name}{ONNX}"),),
+    )

@@ -1,0 +1,179 @@
+"""imagefactory portability."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    registry_option,
+    reject_conflict,
+    runner_option,
+    say,
+    say_json,
+    say_next,
+    terminal_width,
+)
+from imagefactory.errors import CheckFailedError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.extras.portability.action import PortabilityOptions
+
+MOST_BATCHES, LARGEST_BATCH = 8, 65536
+FOLDER = "portable"
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of Python whose function models() gives your models. Without: what was signed of the image.",
+)
+@click.option(
+    "--to",
+    multiple=True,
+    metavar="RUNTIME[@TARGET]",
+    help="onnxruntime-cpu, -cuda, -tensorrt, -migraphx, -rocm, openvino-cpu, tvm-cpu; in another image with "
+    "@TARGET (repeatable).",
+)
+@click.option("--batch", "batches", default="1,8", show_default=True, metavar="N,..", help="Sizes to time.")
+@runner_option
+@registry_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"The folder for models and report.  [default: {FOLDER}]",
+)
+@json_option
+@click.pass_obj
+def portability(
+    call: Call,
+    /,
+    *,
+    name: str,
+    models: Path | None,
+    to: tuple[str, ...],
+    batches: str,
+    runner: str | None,
+    place: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Prove that trained models compute the same in other runtimes.
+
+    \b
+      imagefactory portability pytorch-onnx-2.15-cu132 --models models.py --to onnxruntime-cuda
+      imagefactory portability pytorch-onnx-2.15-cu132 --models models.py \\
+          --to onnxruntime-cpu@onnxruntime-1.31-cpu --to openvino-cpu@openvino-2026.4-cpu
+      imagefactory portability pytorch-onnx-2.15-cu132             what was signed of it
+      imagefactory portability pytorch-onnx-2.15-cu132 -o models   the models' files again
+
+    models() gives a list of dicts: `name`, `model` (of PyTorch, TensorFlow or JAX) and `sample` (NumPy arrays
+    by the inputs' names, rows first); and where you want them `held_out`, `tolerance`, `override` (the method
+    in place of one that draws random numbers) and `batched`. Each is exported to ONNX in the image, run by
+    each runtime and compared on what is held out. Where all are the same and this machine holds a key, that
+    is signed and attached with the models. Exit code 0 where all are the same, 9 where not.
+    """
+    from imagefactory.extras.portability.action import PortabilityOptions
+
+    if models is None:
+        reject_conflict(to, "--to requires --models", "add --models models.py")
+        reject_conflict(runner, "--runner requires --models", "add --models models.py")
+        return _show(call, name, place, output=output, as_json=as_json)
+    if not to:
+        raise UsageError(
+            "argument-missing", "no runtime is given", hint="add --to onnxruntime-cpu, or --to RUNTIME@TARGET"
+        )
+    options = PortabilityOptions(
+        models=models,
+        to=to,
+        batches=_batches(batches),
+        output=output or Path(FOLDER),
+        registry=place,
+        runner=runner or "",
+    )
+    return _port(call, name, options, as_json=as_json)
+
+
+def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) -> None:
+    import json
+
+    from imagefactory.cli.verify import bench
+    from imagefactory.fs import replace_text
+    from imagefactory.extras.portability import view as report
+    from imagefactory.report.html.portability import format_page
+    from imagefactory.extras.portability.action import port_models
+    from imagefactory.extras.portability.report import format_portable
+
+    run = port_models(call.factory, name, options, bench(), call.progress)
+    value = format_portable(run.report)
+    page = options.output / "portability.html"
+    replace_text(options.output / "report.json", json.dumps(value, indent=1) + "\n")
+    replace_text(page, format_page(run.report))
+    word = report.word_of(run.report)
+    if as_json:
+        summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
+        say_json("portability", {"report": value, "output": str(options.output), **summary})
+    else:
+        fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
+        fields += [("attached", place) for place in run.attached]
+        say(f"{report.format_portability(run.report, terminal_width())}\n\n{report.fields_of(fields)}")
+    if not run.report.portable:
+        raise CheckFailedError(
+            "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
+        )
+    if not run.attached:
+        return say_next("keys", "new", "lab")
+    return say_next("portability", name, *_registry(options.registry))
+
+
+def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
+    from imagefactory.extras.portability.view import format_statements
+    from imagefactory.stages.read_portable import read_portable, write_models
+    from imagefactory.extras.portability.report import format_portable
+
+    result = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
+    written = write_models(result, output) if output else ()
+    if as_json:
+        rows = [
+            {
+                "digest": row.digest,
+                "standing": row.standing.value,
+                "why": row.why,
+                "report": format_portable(row.statement.report) if row.statement else None,
+            }
+            for row in result.judged
+        ]
+        return say_json(
+            "portability", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
+        )
+    say(format_statements(result.judged, result.manifest, terminal_width()))
+    for path in written:
+        say(f"wrote {path}")
+    again = result.newest and not written
+    return say_next("portability", name, *_registry(place), "-o", "models") if again else None
+
+
+def _registry(place: str) -> tuple[str, ...]:
+    return ("--registry", place) if place else ()
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    """Return the batch sizes, sorted. Raises UsageError for an invalid list."""
+    parts = [part.strip() for part in text.split(",")]
+    fine = all(part.isdecimal() and 0 < int(part) <= LARGEST_BATCH for part in parts)
+    if not fine or len(parts) > MOST_BATCHES:
+        raise UsageError(
+            "option-invalid",
+            f"--batch {text} is not a list of at most {MOST_BATCHES} sizes from 1 to {LARGEST_BATCH}",
+            hint="write, for example, --batch 1,8,32",
+        )
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,106 @@
+"""Portability as a person reads it: each model by each runtime, how far off, how long it takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from imagefactory.serialize import format_time
+from imagefactory.model import CheckState
+from imagefactory.progress import format_bytes
+from imagefactory.views.text import format_fields, format_table
+from imagefactory.verdicts.portable import JudgedPortable
+from imagefactory.extras.portability.report import Latency, PortableReport, PortableRow
+
+WORDS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
+REFERENCE = "reference"
+"""Of a model's own framework on the CPU: what the others are compared with."""
+PORTABLE, NOT_PORTABLE = "portable", "not portable"
+
+
+def format_portability(report: PortableReport, width: int | None = None) -> str:
+    """A row for each model and runtime, what was wrong below, and the word for all of it."""
+    batches = batches_of(report)
+    header = ("MODEL", "BY", "VERSION", "RESULT", "OFF BY", "AT MOST", *(f"BATCH {one}" for one in batches))
+    most = {model.name: model.tolerance for model in report.models}
+    rows, last = [], ""
+    for row in report.rows_by_model:
+        off = "" if row.error is None or says(report, row) == REFERENCE else f"{row.error:.1e}"
+        bound = f"{most[row.model]:.0e}" if off else ""
+        named = row.model if row.model != last else ""
+        times = (format_latency(row, batch) for batch in batches)
+        rows.append((named, row.by, row.version, says(report, row), off, bound, *times))
+        last = row.model
+    blocks = [format_table(header, rows, width, drop=("VERSION", "AT MOST", "OFF BY"))]
+    if batches:
+        blocks[0] += "\n\nmilliseconds of one pass: median/95th percentile"
+    wrong = [f"{row.model} by {row.by}: {row.detail}" for row in report.rows if row.detail]
+    if wrong:
+        blocks.append("\n".join(wrong))
+    return "\n\n".join((where(report), *blocks))
+
+
+def where(report: PortableReport) -> str:
+    """What was exported where, on which machine."""
+    gpus = "".join(f", {gpu.name} ({gpu.capability}), driver {report.driver}" for gpu in report.gpus[:1])
+    return (
+        f"{report.subject.target}  on {report.processor}, {report.threads} threads{gpus}, by {report.runner}"
+    )
+
+
+def says(report: PortableReport, row: PortableRow) -> str:
+    """`same`, `DIFFERS`, `FAILED` of what computed nothing, `not run`, or what others are compared with."""
+    if row.state is CheckState.FAILED and not row.outcome.startswith("wrong"):
+        return "FAILED"
+    own = {(model.name, f"{model.framework}-cpu") for model in report.models}
+    return REFERENCE if row.state is CheckState.PASSED and (row.model, row.by) in own else WORDS[row.state]
+
+
+def batches_of(report: PortableReport) -> tuple[int, ...]:
+    return tuple(sorted({one.batch for row in report.rows for one in row.latencies}))
+
+
+def latency_of(row: PortableRow, batch: int) -> Latency | None:
+    return next((one for one in row.latencies if one.batch == batch), None)
+
+
+def format_latency(row: PortableRow, batch: int) -> str:
+    one = latency_of(row, batch)
+    return f"{_short(one.p50)}/{_short(one.p95)}" if one else ""
+
+
+def _short(milliseconds: float) -> str:
+    return f"{milliseconds:.2g}" if milliseconds < 10 else f"{milliseconds:.0f}"
+
+
+def word_of(report: PortableReport) -> str:
+    return PORTABLE if report.portable else NOT_PORTABLE
+
+
+def format_files(report: PortableReport) -> list[tuple[str, str]]:
+    """The models' files as fields."""
+    return [
+        (
+            "model",
+            f"{model.name}.onnx  {format_bytes(model.size)}, operator set {model.opset}, {model.digest}",
+        )
+        for model in report.models
+        if model.digest
+    ]
+
+
+def format_statements(judged: Sequence[JudgedPortable], manifest: str, width: int | None = None) -> str:
+    """What was signed of one image, a row each, and the newest that holds whole."""
+    if not judged:
+        return f"nobody signed that models of {manifest} are portable"
+    rows = []
+    for one in judged:
+        made = one.statement
+        names = ", ".join(model.name for model in made.report.models) if made else ""
+        runtimes = ", ".join(served.by for served in made.report.served) if made else ""
+        until = format_time(made.expires)[:10] if made else ""
+        rows.append((one.digest[7:19], one.standing.value, until, f"{names} by {runtimes}; {one.why}"))
+    return format_table(("STATEMENT", "STANDING", "UNTIL", "MODELS"), rows, width)
+
+
+def fields_of(pairs: Iterable[tuple[str, str]]) -> str:
+    return format_fields(list(pairs), indent="")

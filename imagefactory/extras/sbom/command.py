@@ -1,0 +1,148 @@
+"""imagefactory sbom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    reject_conflict,
+    say,
+    say_document,
+    say_json,
+    terminal_width,
+)
+from imagefactory.errors import EXIT_BILL, UsageError
+
+LICENCES, VULNERABILITIES = "licences", "vulnerabilities"
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["cyclonedx", "spdx"]),
+    default="cyclonedx",
+    show_default=True,
+    help="CycloneDX 1.6 or SPDX 2.3, both as JSON.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: stdout.")
+@click.option(
+    "--check",
+    "checks",
+    multiple=True,
+    type=click.Choice([LICENCES, VULNERABILITIES]),
+    help="Check it instead of printing it; exit code 10 where something is found.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="LICENCE",
+    help="A licence that is allowed: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licences`]",
+)
+@click.option(
+    "--osv",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE|FOLDER",
+    help="OSV records: a file, a folder of them, an export (all.zip).",
+)
+@json_option
+@click.pass_obj
+def sbom(
+    call: Call,
+    name: str,
+    kind: str,
+    output: Path | None,
+    checks: tuple[str, ...],
+    allow: tuple[str, ...],
+    osv: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Write the bill of materials: every package, its hash and licence.
+
+    \b
+      imagefactory sbom pytorch-2.3-cu121                    a target: what its locks name
+      imagefactory sbom pytorch:2.3-cu121                    an image of the store, or its digest
+      imagefactory sbom registry.example.org/pytorch:2.3     an image of a registry
+      imagefactory sbom pytorch:2.3-cu121 --check licences --allow 'BSD-*' --allow MIT
+      imagefactory sbom pytorch:2.3-cu121 --check vulnerabilities --osv all.zip
+
+    Licences are what packages say of themselves: of a target those in the cache, else its image in the store.
+    What is not known is NOASSERTION. The same input gives the same bytes.
+    """
+    from itertools import chain
+
+    from imagefactory.fs import replace_text
+    from imagefactory.lock.bill.allowed import check_licences
+    from imagefactory.lock.bill.cyclonedx import format_cyclonedx
+    from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
+    from imagefactory.extras.sbom.formats import format_spdx
+    from imagefactory.report import sbom as report
+    from imagefactory.extras.sbom.action import bill_of
+
+    access = call.access
+    allowed = allow or access.settings.allowed_licences
+    _refuse_useless(checks, (allow, osv, allowed), as_json=as_json and not output)
+    bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
+    blocks, value, holds = [], report.bill_json(bill), True
+    if output or not checks:
+        text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
+        if output is None:
+            return say_document(text.rstrip("\n"))
+        replace_text(output, text)
+        blocks.append(report.format_bill(bill, str(output)))
+        value |= {"path": str(output), "kind": kind}
+    width = terminal_width()
+    if LICENCES in checks:
+        licences = check_licences(bill, allowed)
+        blocks.append(report.format_licences(licences, width))
+        value[LICENCES] = report.licences_json(licences)
+        holds = licences.holds
+    if VULNERABILITIES in checks:
+        vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
+        blocks.append(report.format_vulnerabilities(vulnerabilities, width))
+        value[VULNERABILITIES] = report.vulnerabilities_json(vulnerabilities)
+        holds = holds and not vulnerabilities.found
+    if as_json:
+        say_json("sbom", value)
+    else:
+        say("\n\n".join(blocks))
+    raise click.exceptions.Exit(0 if holds else EXIT_BILL)
+
+
+def _refuse_useless(
+    checks: tuple[str, ...],
+    inputs: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
+    *,
+    as_json: bool,
+) -> None:
+    """Raises UsageError for options without effect, and for checks without their inputs."""
+    allow, osv, allowed = inputs
+    reject_conflict(
+        as_json and not checks,
+        "--json requires --check: the bill of materials itself is JSON",
+        "remove --json, or write the bill with --output",
+    )
+    licences, osv_option = "--check licences", "--check vulnerabilities"
+    reject_conflict(allow and LICENCES not in checks, f"--allow requires {licences}", f"add {licences}")
+    reject_conflict(
+        osv and VULNERABILITIES not in checks, f"--osv requires {osv_option}", f"add {osv_option}"
+    )
+    if LICENCES in checks and not allowed:
+        raise UsageError(
+            "argument-missing",
+            "no license is allowed",
+            hint="add --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
+        )
+    if VULNERABILITIES in checks and not osv:
+        raise UsageError(
+            "argument-missing",
+            "no OSV records are given",
+            hint="add --osv all.zip (an export of an ecosystem), a directory or a file",
+        )

@@ -1,0 +1,356 @@
+"""What packages tell of themselves: wheels and conda archives of the cache, and the layers of an image.
+
+Of an image count dpkg's list with the copyright files beside it, conda's records, and METADATA of what lies
+in a site-packages and is neither's.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packageurl import PackageURL
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+
+from imagefactory.errors import StoreError
+from imagefactory.lock.bill.licences import (
+    NO_FIELD,
+    copyright_licences,
+    metadata_licences,
+    plain,
+    read_licence,
+    unique,
+)
+from imagefactory.extras.sbom.bill import Component, Kind, Licence, merge_carried, sorted_components
+from imagefactory.lock.debian.sources import parse_stanzas
+from imagefactory.model import LockedPackage, LockedWheel
+from imagefactory.oci.inflate import DamagedError
+from imagefactory.oci.tar_stream import FILE, FOLDER, HIDDEN, REMOVED, SYMLINK, TarStream, entries
+from imagefactory.oci.tree import OPAQUE, WHITEOUT
+from imagefactory.scan.conda import read_index
+from imagefactory.scan.findings import readable_path
+from imagefactory.scan.zip import damaged, member_bytes, members_of
+
+LARGEST = 64 << 20  # bytes of one record; conda's list every file of a package
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HINT = "build or pull the image again"
+_STATUS, _RELEASE, _DOC = "var/lib/dpkg/status", "usr/lib/os-release", "usr/share/doc/"
+_COPYRIGHT = re.compile(r"usr/share/doc/[^/]+(?:/copyright)?")
+_METADATA = ".dist-info/METADATA"
+_SBOM = re.compile(r"(?:^|(?<=/))[^/]+\.dist-info/sboms/[^/]+\.json")
+_DIST_INFO = re.compile(  # dist-packages are Debian's own, but for those below /usr/local
+    r"(?:(?:.*/)?site-packages|usr/local/lib/python3[^/]*/dist-packages)/[^/]+\.dist-info/METADATA"
+)
+_CONDA_META = re.compile(r"((?:.*/)?)conda-meta/[^/]+\.json")
+
+Known = tuple[tuple[Licence, ...], str]
+"""Licences, and why there are none."""
+
+
+# --- packages of the cache -------------------------------------------------------------------------
+
+
+def package_licences(package: LockedPackage, path: Path) -> Known:
+    """What the archive at `path` says. Raises UsageError for one that is damaged."""
+    if not isinstance(package, LockedWheel):
+        try:
+            return _record_licences(json.loads(read_index(path)))
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise damaged(path, f"info/index.json: {error}") from error
+    for member in members_of(path):
+        if member.filename.count("/") == 1 and member.filename.endswith(_METADATA):
+            if member.file_size > LARGEST:
+                break
+            try:
+                return metadata_licences(b"".join(member_bytes(path, member)))
+            except DamagedError as error:
+                raise damaged(path, str(error)) from error
+    return (), "its wheel has no METADATA"
+
+
+def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[Component, ...], tuple[str, ...]]:
+    """The libraries that a wheel says it carries, and what is wrong with what it says of them (PEP 770)."""
+    if not isinstance(package, LockedWheel):
+        return (), ()
+    found, faults = list[Component](), list[str]()
+    for member in members_of(path):
+        if _SBOM.fullmatch(member.filename):
+            try:
+                if member.file_size > LARGEST:
+                    raise ValueError(f"it has {member.file_size} bytes")
+                data = b"".join(member_bytes(path, member))
+                found += _carried(data, (Kind.PYPI, package.name, package.version))
+            except (DamagedError, ValueError) as error:
+                faults.append(f"{package.filename}: {member.filename[:200]} cannot be read: {error}")
+    return tuple(found), tuple(faults)
+
+
+def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[Component]:
+    """The libraries of a CycloneDX document, but its owner. Raises ValueError for what is none."""
+    try:
+        document = json.loads(data)
+        if document.get("bomFormat") != "CycloneDX":
+            raise ValueError("it is not a CycloneDX document")
+        rows = list(document.get("components") or ())
+        for row in rows:  # which may hold others
+            rows += row.get("components") or ()
+            if not row.get("purl"):
+                continue
+            purl = PackageURL.from_string(str(row["purl"]))
+            if purl.type not in set(Kind) or not purl.version:
+                continue
+            name = canonicalize_name(purl.name) if purl.type == Kind.PYPI else plain(purl.name)
+            one = Component(
+                kind=Kind(purl.type),
+                name=name,
+                version=plain(purl.version),
+                namespace=plain(purl.namespace or ""),
+                licences=(licences := _document_licences(row)),
+                why="" if licences else "the wheel that carries it does not say it",
+                qualifiers=tuple(
+                    sorted((plain(key), plain(value)) for key, value in purl.qualifiers.items())
+                ),
+                within=(owner,),
+            )
+            if one.key != owner:
+                yield one
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
+
+
+def _document_licences(row: dict[str, Any]) -> tuple[Licence, ...]:
+    texts = []
+    for one in row.get("licenses") or ():
+        own: dict[str, Any] = one.get("license") or {}
+        texts.append(str(one.get("expression") or own.get("id") or own.get("name") or ""))
+    return unique([read_licence(text) for text in texts])
+
+
+def _record_licences(record: dict[str, Any]) -> Known:
+    found = unique([read_licence(str(record.get("license") or ""))])
+    return found, "" if found else NO_FIELD
+
+
+def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str], ...]:
+    """Of a conda package's address in package-url's words; `channel` as the channel's host names it."""
+    folder, _, filename = url.partition("://")[2].partition("/")[2].rpartition("/")
+    channel = folder.removesuffix(subdir).strip("/")
+    kind = "tar.bz2" if filename.endswith(".tar.bz2") else "conda" if filename.endswith(".conda") else ""
+    pairs = (("build", build), ("channel", channel), ("subdir", subdir), ("type", kind))
+    return tuple((key, value) for key, value in pairs if value)
+
+
+# --- layers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """A package by its own file; `owned` are METADATA files that it installed."""
+
+    component: Component
+    owned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sbom:
+    """What a wheel says that it carries, of a package that is still to be named."""
+
+    data: bytes
+
+
+_Fact = _Record | Known | _Sbom | str
+
+
+class Layers:
+    """Layers one over the other, the lowest added first: what is seen of them together."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, _Fact] = {}  # by path; a text is a file's, of a symbolic link its target
+        self._links: dict[str, str] = {}
+        self.faults: list[str] = []
+
+    def add(self, chunks: Iterator[bytes]) -> None:
+        """The tar in `chunks`. Raises DamagedError."""
+        stream = TarStream(chunks)
+        facts: dict[str, _Fact] = {}
+        links: dict[str, str] = {}
+        every: dict[str, _Fact] = {}  # a cache's files too: an environment may be hard links to them
+
+        def drop(path: str) -> None:
+            facts.pop(path, None)
+            links.pop(path, None)
+            every.pop(path, None)
+
+        for entry in entries(stream):
+            path = readable_path(entry.path)
+            folder, _, name = path.rpartition("/")
+            if entry.kind == HIDDEN and name == OPAQUE:
+                self._remove(folder, itself=False)
+            elif entry.kind == HIDDEN:
+                self._remove(posixpath.join(folder, name[len(WHITEOUT) :]), itself=True)
+            elif entry.kind == REMOVED:
+                for one in [one for one in (*every, *links) if one == path or one.startswith(f"{path}/")]:
+                    drop(one)
+            elif entry.kind != FOLDER and (_tells(path) or path.endswith(_METADATA)):
+                drop(path)
+                same = readable_path("/".join(entry.target))
+                if entry.kind == SYMLINK:
+                    target = readable_path(entry.linkname)
+                    links[path] = posixpath.normpath(posixpath.join("/", folder, target))[1:]
+                elif entry.kind == FILE:
+                    if entry.size > LARGEST:
+                        raise DamagedError(f"{path[:200]} has {entry.size} bytes")
+                    every[path] = _read(path, entry.read(entry.size))
+                elif same in every:
+                    every[path] = every[same]
+                if _tells(path) and path in every:
+                    facts[path] = every[path]
+        stream.drain()
+        for path in (*facts, *links):
+            self._remove(path, itself=True)
+        self._facts |= facts
+        self._links |= links
+
+    def _remove(self, path: str, *, itself: bool) -> None:
+        below = f"{path}/" if path else ""
+        for seen in (self._facts, self._links):
+            for one in [one for one in seen if one.startswith(below) or (itself and one == path)]:
+                del seen[one]
+
+    def components(self) -> tuple[Component, ...]:
+        """Every package that is installed in them, once."""
+        records = [one for one in self._facts.values() if isinstance(one, _Record)]
+        owned = {path for record in records for path in record.owned}
+        found = {one.key: one for one in self._debian()}
+        for path, fact in sorted(self._facts.items()):
+            if isinstance(fact, _Record) and path not in owned:
+                found.setdefault(fact.component.key, fact.component)
+        self.faults = []
+        for path, fact in sorted(self._facts.items()):
+            owner = self._facts.get(f"{path.rpartition('/sboms/')[0]}/METADATA")
+            if isinstance(fact, _Sbom) and isinstance(owner, _Record):
+                try:
+                    merge_carried(found, list(_carried(fact.data, owner.component.key)))
+                except ValueError as error:
+                    self.faults.append(f"{path[:200]} cannot be read: {error}")
+        return sorted_components(found)
+
+    def _debian(self) -> Iterator[Component]:
+        status, release = self._facts.get(_STATUS, ""), self._facts.get(_RELEASE, "")
+        if not isinstance(status, str) or not isinstance(release, str):
+            return
+        rows = (row.partition("=") for row in release.splitlines())
+        says = {key: plain(value).strip("\"' ") for key, _, value in rows}
+        distribution = (says.get("ID", "debian"), says.get("VERSION_ID", ""))
+        for one in parse_stanzas(status):
+            if one.get("Status", "").split()[-1:] != ["installed"]:
+                continue
+            name, version = plain(one.get("Package", "")), plain(one.get("Version", ""))
+            if not name or not version:
+                raise StoreError(
+                    "package-record-invalid", f"{_STATUS} has a package without name or version", hint=_HINT
+                )
+            source, _, of = one.get("Source", name).partition(" ")
+            licences, why = self._copyright(name)
+            yield replace(
+                debian_component(name, version, one.get("Architecture", ""), distribution),
+                source=(plain(source), plain(of.strip("()")) or version),
+                licences=licences,
+                why=why,
+            )
+
+    def _copyright(self, package: str) -> Known:
+        path = f"{_DOC}{package}/copyright"
+        for _ in range(8):  # links of links; a circle ends too
+            fact = self._facts.get(path)
+            if fact is not None and not isinstance(fact, str | _Record | _Sbom):
+                return fact
+            folder = path.rpartition("/")[0]
+            if path in self._links:
+                path = self._links[path]
+            elif folder in self._links:
+                path = f"{self._links[folder]}/copyright"
+            else:
+                break
+        return (), "the image has no copyright file of it"
+
+
+def _tells(path: str) -> bool:
+    if path.startswith(_DOC):
+        return bool(_COPYRIGHT.fullmatch(path))
+    if path.endswith(_METADATA):
+        return bool(_DIST_INFO.fullmatch(path))
+    if _SBOM.search(path):
+        return bool(_DIST_INFO.fullmatch(f"{path.rpartition('/sboms/')[0]}/METADATA"))
+    return path in (_STATUS, _RELEASE) or bool(path.endswith(".json") and _CONDA_META.fullmatch(path))
+
+
+def _read(path: str, data: bytes) -> _Fact:
+    if path.startswith(_DOC):
+        return copyright_licences(data.decode(errors="replace"))
+    if _SBOM.search(path):
+        return _Sbom(data)
+    if path.endswith("/METADATA"):
+        return _Record(component=_distribution_component(path, data))
+    if found := _CONDA_META.fullmatch(path):
+        return _conda_record(path, found[1], data)
+    return data.decode(errors="replace")
+
+
+def _distribution_component(path: str, data: bytes) -> Component:
+    raw, _ = parse_email(data)
+    name, _, version = path.split("/")[-2].removesuffix(".dist-info").partition("-")
+    licences, why = metadata_licences(data)
+    return Component(
+        kind=Kind.PYPI,
+        name=canonicalize_name(plain(raw.get("name") or name)) or "unnamed",
+        version=plain(raw.get("version") or version),
+        licences=licences,
+        why=why,
+    )
+
+
+def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
+    try:
+        record = json.loads(data)
+        name, version, build = (plain(str(record[key])) for key in ("name", "version", "build"))
+        if not name:
+            raise ValueError("it has no name")
+        files = [f"{prefix}{one}" for one in record.get("files") or () if str(one).endswith("METADATA")]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(
+            "package-record-invalid", f"{path} is not a conda package record: {error}", hint=_HINT
+        ) from error
+    licences, why = _record_licences(record)
+    component = Component(
+        kind=Kind.CONDA,
+        name=name,
+        version=version,
+        sha256=sha256 if _SHA256.fullmatch(sha256 := str(record.get("sha256"))) else "",
+        licences=licences,
+        why=why,
+        qualifiers=conda_qualifiers(
+            plain(str(record.get("url", ""))), plain(str(record.get("subdir", ""))), build
+        ),
+    )
+    return _Record(component=component, owned=tuple(files))
+
+
+def debian_component(name: str, version: str, architecture: str, distribution: tuple[str, str]) -> Component:
+    """A package of a distribution, as its os-release says it: `("debian", "12")`; the number may be empty."""
+    vendor, release = distribution
+    pairs = (("arch", architecture), ("distro", release and f"{vendor}-{release}"))
+    return Component(
+        kind=Kind.DEB,
+        name=name,
+        version=version,
+        namespace=vendor,
+        qualifiers=tuple((key, value) for key, value in pairs if value),
+        release=release,
+    )

@@ -1,0 +1,228 @@
+"""What a report says of each image: read once for the tables, and described as a catalogue does.
+
+    Factory + targets   -> survey()            -> images, verdicts, rulings ┐
+    a signed catalogue  -> survey_catalogue()  -> offers ───────────────────┴-> Reported -> pages, badges
+
+How it is shown, report/html decides. Nothing is read here that the tables have read already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.project import Factory
+from imagefactory.fs import replace_text
+from imagefactory.gpu.capability import Capability
+from imagefactory.lock.history import former_locks
+from imagefactory.extras.nightly.changes import NightReport
+from imagefactory.matrix.combos import Combo
+from imagefactory.model import Target
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import site_of
+from imagefactory.progress import Progress
+from imagefactory.settings.load import Settings
+from imagefactory.actions.centers import only_center
+from imagefactory.extras.nightly.nights import last_night
+from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe, describe_offer
+from imagefactory.extras.site.tables import Tables, TablesAsked, survey, survey_catalogue
+from imagefactory.submit.forms import forms_of
+from imagefactory.jobs.make import SubmitAsk, submit_offer
+from imagefactory.jobs.htcondor import SubmitRun
+from imagefactory.trust.audit import PUBLISH, read_audit
+from imagefactory.trust.policy import Trust, read_trust
+
+MOST_ACTS = 10_000
+"""Acts of the store's log that a report has."""
+_REGISTRY_PLACE = re.compile(
+    r"(?=[^/]*[.:])[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[a-z0-9._-]+)+(?P<tag>[:@][\w.:-]+)?"
+)
+MARK_FILE = ".imagefactory-report"
+"""Says that a folder is a report of ours, whose files may be replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicAct:
+    """A line of the store's log without what is nobody else's: users, machines and paths.
+
+    `key` is the name of a trusted key, else the first digits of its ID, and `where` a place in a registry;
+    both may be empty.
+    """
+
+    time: str
+    action: str
+    what: str
+    where: str
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
+
+    `night` is what the last one of this store said, None where there was none. `acts` are of the store's log,
+    the oldest first.
+    """
+
+    made: datetime
+    place: str
+    capabilities: tuple[Capability, ...]
+    images: tuple[ReportImage, ...]
+    keys: Mapping[str, str]
+    trusted: bool = True
+    notes: tuple[str, ...] = ()
+    night: NightReport | None = None
+    acts: tuple[PublicAct, ...] = ()
+
+
+def read_report(
+    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
+) -> Reported:
+    """Of a factory. Raises what `survey` raises."""
+    tables, surveyed = survey(factory, targets, asked, progress)
+    former = former_locks(factory.lock_folder, targets)
+    images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
+    trust = read_trust(factory.settings.files)
+    reported = _reported(tables, images, factory.settings, trust)
+    reported = replace(reported, night=last_night(factory.settings))
+    try:
+        return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
+    except OSError as error:
+        note = f"the log of this store cannot be read: {error.strerror}"
+        return replace(reported, notes=(*reported.notes, note))
+
+
+def read_acts(store: Path, keys: Mapping[str, str]) -> tuple[PublicAct, ...]:
+    """Return the store's log as a site may show it; `keys` are names by key ID. Raises OSError."""
+    return tuple(_public(row, keys) for row in deque(read_audit(store), maxlen=MOST_ACTS))
+
+
+def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
+    keyid, where = row.get("key", ""), row.get("where", "")
+    place = _REGISTRY_PLACE.fullmatch(where)
+    if place is None or (row.get("action") == PUBLISH and not place["tag"]):
+        where = ""  # a path of this machine
+    return PublicAct(
+        time=row.get("time", ""),
+        action=row.get("action", ""),
+        what=row.get("what", ""),
+        where=where,
+        key=keys.get(keyid) or keyid[:16],
+        why=row.get("why", ""),
+    )
+
+
+def read_catalogued_report(
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
+) -> Reported:
+    """Of a signed catalogue, which tells no layers and packages. Raises what `survey_catalogue` raises."""
+    center, names = only_center(settings, names)
+    tables, offers = survey_catalogue(center, environ, names, asked)
+    return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
+
+
+def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings, trust: Trust) -> Reported:
+    rows = _by_target(tables)
+    return Reported(
+        made=tables.made,
+        place=tables.place,
+        capabilities=tuple(sorted({combo.capability for combo in tables.combos})),
+        images=tuple(
+            replace(
+                image,
+                combos=rows.get(image.target, ()),
+                submit=_submit(image, trust, settings, tables.made),
+                commands=_commands(image, settings),
+            )
+            for image in images
+        ),
+        keys={key.keyid: key.name for key in trust.keys},
+        trusted=tables.trusted and bool(trust.keys),
+        notes=tables.notes,
+    )
+
+
+def _by_target(tables: Tables) -> dict[str, tuple[Combo, ...]]:
+    rows: dict[str, list[Combo]] = {}
+    for combo in tables.combos:
+        rows.setdefault(combo.target, []).append(combo)
+    return {name: tuple(some) for name, some in rows.items()}
+
+
+def _submit(image: ReportImage, trust: Trust, settings: Settings, now: datetime) -> ReportSubmit:
+    """What `imagefactory submit` would write; on predictions alone where nothing is proven."""
+    offer = image.offer
+    if offer is None:
+        return ReportSubmit(why=image.block)
+    ask = SubmitAsk(
+        target=image.target,
+        site=site_of(settings.site.value, settings),
+        kind=None,
+        folder=settings.sif_folder.value,
+        run=SubmitRun(name=image.target, executable=""),
+    )
+    try:
+        return ReportSubmit(text=submit_offer(offer, ask, trust, now).text)
+    except CheckFailedError:
+        hoped = replace(ask, predicted=True)
+    except (NothingSelectedError, UsageError) as error:
+        return ReportSubmit(why=f"{error.message}: {error.hint}" if error.hint else error.message)
+    try:
+        return ReportSubmit(text=submit_offer(offer, hoped, trust, now).text, predicted=True)
+    except CheckFailedError as error:
+        return ReportSubmit(why=error.message)
+
+
+def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
+    """Each pinned by digest, where it lies in a registry; else what the factory's own machine can do."""
+    offer, name = image.offer, image.target
+    if offer is None:
+        return (f"imagefactory build {name}",)
+    commands = []
+    for form in forms_of(offer, settings.sif_folder.value):
+        if form.image.kind is ImageKind.DOCKER:
+            commands += [
+                f"docker pull {offer.image.reference}",
+                f"apptainer pull {name}.sif {form.image.address}",
+            ]
+        elif form.fetch:
+            commands.append(form.fetch)
+    commands += [] if offer.image.reference else [f"imagefactory run {name} -- python"]
+    return tuple(dict.fromkeys(commands))
+
+
+def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False) -> int:
+    """Writes the pages beside and renames them; pages of an earlier report that are no more go. The number.
+
+    Raises UsageError for a folder that has other things in it, but for `force`.
+    """
+    mark = folder / MARK_FILE
+    there = set(mark.read_text("utf-8").splitlines()) if mark.is_file() else set()
+    others = folder.is_dir() and any(
+        not one.name.startswith((MARK_FILE, f".{MARK_FILE}")) for one in folder.iterdir()
+    )
+    if others and not mark.is_file() and not force:
+        raise UsageError(
+            "output-foreign-files",
+            f"{folder} has files that imagefactory did not write",
+            hint="choose another directory, or pass --force",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # First of all: whatever ends this, what is there is known to be of a report the next time.
+    replace_text(mark, "".join(f"{name}\n" for name in sorted(there | set(files))))
+    for name in {str(Path(name).parent) for name in files}:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        replace_text(folder / name, text)
+    for name in there - set(files):
+        path = folder / name
+        if folder.resolve() in path.resolve().parents:
+            path.unlink(missing_ok=True)
+    replace_text(mark, "".join(f"{name}\n" for name in sorted(files)))
+    return len(files)

@@ -1,0 +1,347 @@
+"""Tables of what is proven where: read from store, registry and sweeps, written as files.
+
+What stands in them, combos.py decides, and report/tables.py how it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.access import Access
+from imagefactory.catalogue.model import Offer
+from imagefactory.trust.offers import judge_offer, select_images
+from imagefactory.errors import LockError, StaleError, UsageError
+from imagefactory.project import Factory
+from imagefactory.fs import replace_all
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.values import Answer, Claim
+from imagefactory.matrix.combos import Combo, ComboEntry, Told, columns, make_combos
+from imagefactory.matrix.plan import PlanGpu, PlanInput, Ruling, TargetStatus, make_plan
+from imagefactory.matrix.ranges import Range, make_ranges
+from imagefactory.model import Outcome, Target
+from imagefactory.oci.candidates import CANDIDATE, plain_tag
+from imagefactory.oci.graph import Place
+from imagefactory.oci.sif import SIF_TYPE
+from imagefactory.progress import Progress
+from imagefactory.settings.load import Settings
+from imagefactory.actions.images import Promoting, list_verdicts
+from imagefactory.actions.centers import Center, only_center
+from imagefactory.actions.locked import read_why
+from imagefactory.actions.plan import Asking, read_stages
+from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.schedulers.cells import NO_MATCH
+from imagefactory.schedulers.sweep_file import read_collected, read_sweep
+from imagefactory.verdicts.found import Found
+from imagefactory.verdicts.subject import read_subject
+
+FORMAT = "imagefactory.tables/1"
+MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What the files say. `trusted`: whether any key is trusted here; else nothing can be valid.
+
+    `notes` say what was passed over, a line each.
+    """
+
+    made: datetime
+    place: str
+    combos: tuple[Combo, ...]
+    ranges: tuple[Range, ...]
+    trusted: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesAsked:
+    """Where verdicts are looked for (`registry` empty: the store), and when.
+
+    `capabilities` are columns beside those that recipes require, that verdicts speak of or that sweeps tried.
+    `sweeps` are folders that somebody named, `stored` those that lie beside the store: one of these that
+    cannot be read stops nothing.
+    """
+
+    now: datetime
+    registry: str = ""
+    capabilities: tuple[Capability, ...] = ()
+    sweeps: tuple[Path, ...] = ()
+    stored: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """A target and all that was read of it: its images in a place each, the newest first, and .sif files."""
+
+    stage: TargetStatus
+    images: tuple[tuple[Place, Found], ...]
+    sifs: tuple[tuple[Place, Found], ...]
+
+
+def read_tables(
+    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
+) -> Tables:
+    """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
+    tables = survey(factory, targets, asked, progress)[0]
+    for_cpus = ", ".join(target.name for target in targets if not target.gpu)
+    note = (f"only for CPUs, so not a combination: {for_cpus}",) if for_cpus else ()
+    return replace(tables, notes=(*tables.notes, *note))
+
+
+def survey(
+    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
+) -> tuple[Tables, tuple[Surveyed, ...]]:
+    """The tables, and what they were made of, a target each: those for CPUs alone have no combination.
+
+    Raises as `read_tables`.
+    """
+    court = read_court(factory, asked.now)
+    also = "" if asked.registry else factory.settings.registry.value
+    asking = Asking(now=asked.now, registry=asked.registry, also=also, renew=False)
+    stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
+    surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
+    on_gpus = [one for one in surveyed if one.stage.target.gpu]
+    entries, stages = [_entry(one) for one in on_gpus], [one.stage for one in on_gpus]
+    told, notes = _read_sweeps(asked)
+    capabilities = columns(entries, told, asked.capabilities)
+    combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
+    tables = Tables(
+        made=asked.now,
+        place=_place_name(factory, asked.registry),
+        combos=combos,
+        ranges=make_ranges(combos),
+        trusted=bool(court.trust.keys),
+        notes=notes,
+    )
+    return tables, surveyed
+
+
+def _place_name(access: Access, registry: str) -> str:
+    if registry:
+        return registry
+    return " and ".join(filter(None, (str(access.settings.store_path), access.settings.registry.value)))
+
+
+def _solved(factory: Factory, stage: TargetStatus) -> TargetStatus:
+    """A stage that is blocked because locking found no environment says so as a rule of the plan."""
+    if not stage.block:
+        return stage
+    try:
+        why = read_why(factory, stage.target)
+    except (LockError, StaleError):  # of the target below, which has a row of its own
+        return stage
+    return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
+
+
+def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
+    """The registry that is asked for alone, else the store and the registry of the settings."""
+    if registry:
+        return (registry_of(access, family, registry),)
+    local = local_place(access, family)
+    return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
+
+
+def _survey(access: Access, stage: TargetStatus, asked: TablesAsked, progress: Progress) -> Surveyed:
+    """With every image of the target in its places, the newest first, and the .sif files."""
+    target, court = stage.target, read_court(access, asked.now)
+    every: list[tuple[Place, Found]] = []
+    files: list[tuple[Place, Found]] = []
+    for place in _places(access, target.family, asked.registry):
+        images = list_verdicts(access, Promoting(target=target, place=place, now=asked.now), progress)
+        every += [(place, image) for image in images]
+        for digest in sifs_of(place, target, images):
+            files.append((place, find_in(access, place, read_subject(place, digest), court)))
+    return Surveyed(stage=stage, images=tuple(every), sifs=tuple(files))
+
+
+def _entry(surveyed: Surveyed) -> ComboEntry:
+    stage, target = surveyed.stage, surveyed.stage.target
+    artifacts = [found for _, found in (*surveyed.images, *surveyed.sifs)]
+    return ComboEntry(
+        target=target.name,
+        framework=target.framework,
+        version=target.version,
+        cuda=target.cuda,
+        images=frozenset(artifact.subject.manifest for artifact in artifacts),
+        judged=tuple(artifact.judged for artifact in artifacts),
+        required=tuple(parse_capability(capability) for capability in target.capabilities),
+        block=stage.block or ("" if artifacts else stage.missing),
+        revoked=tuple(row for _, found in (*surveyed.images[:1], *surveyed.sifs) for row in found.revoked),
+    )
+
+
+def sifs_of(place: Place, target: Target, found: Sequence[Found]) -> list[str]:
+    """The .sif files that were made of these images, and those that have tags of the target."""
+    store, plain = place.store, plain_tag(target)
+    made = [
+        one.digest
+        for image in found
+        for one in store.referrers(place.repository, image.subject.manifest, SIF_TYPE)
+    ]
+    for tag in store.tags(place.repository):
+        match = CANDIDATE.fullmatch(tag)
+        if tag == f"{plain}.sif" or (match and match["plain"] == plain and match["suffix"]):
+            there = store.manifest(place.repository, tag)
+            made += [there[0].digest] if there else []
+    return list(dict.fromkeys(made))
+
+
+def _with_rulings(
+    entries: Sequence[ComboEntry], stages: Sequence[TargetStatus], capabilities: Sequence[Capability]
+) -> list[ComboEntry]:
+    """What a plan would make of every cell, verdicts left aside."""
+    if not capabilities:
+        return list(entries)
+    plan = make_plan(
+        PlanInput(
+            stages=tuple(replace(stage, verdicts=()) for stage in stages),
+            devices=tuple(PlanGpu(capability=one) for one in capabilities),
+        )
+    )
+    return [
+        replace(entry, rulings={cell.device.capability: cell.ruling for cell in planned.cells})
+        for entry, planned in zip(entries, plan.targets, strict=True)
+    ]
+
+
+def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]:
+    """What all sweeps told, and which of the store's were passed over. Raises UsageError for a named one."""
+    told = [one for folder in asked.sweeps for one in read_told(folder)]
+    notes = []
+    for folder in asked.stored:
+        try:
+            told += read_told(folder)
+        except UsageError as error:
+            notes.append(f"skipped a sweep of the store: {error.message}")
+    return tuple(told), tuple(notes)
+
+
+def read_told(folder: Path) -> tuple[Told, ...]:
+    """What the last `collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
+    sweep = read_sweep(folder)
+    nodes = {node.name: node for node in sweep.nodes}
+    told = [
+        Told(
+            target=node.target,
+            capability=_capability(node.capability, folder),
+            outcome=node.result.outcome,
+            reason=node.why or node.result.reason,
+            sweep=sweep.id,
+            made=sweep.made,
+            images=frozenset({nodes[node.result.node].image.subject.manifest}),
+        )
+        for node in read_collected(folder)
+        if node.result.outcome is not None and node.result.node in nodes
+    ]
+    told += [
+        Told(
+            target=left_out.target,
+            capability=_capability(left_out.capability, folder),
+            outcome=Outcome.NO_MATCH,
+            reason=left_out.reason,
+            sweep=sweep.id,
+            made=sweep.made,
+            images=frozenset(),
+        )
+        for left_out in sweep.left_out
+        if left_out.rule == NO_MATCH
+    ]
+    return tuple(told)
+
+
+def _capability(text: str, folder: Path) -> Capability:
+    try:
+        return parse_capability(text)
+    except ValueError as error:
+        raise UsageError(
+            "sweep-file-invalid", f"{folder}: {error}", hint="choose another sweep, or omit it"
+        ) from error
+
+
+def read_catalogued(
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
+) -> Tables:
+    """The same of a signed catalogue, for people without a factory: what is predicted it says itself.
+
+    Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
+    """
+    center, names = only_center(settings, names)
+    return survey_catalogue(center, environ, names, asked)[0]
+
+
+def survey_catalogue(
+    center: Center, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
+) -> tuple[Tables, tuple[Offer, ...]]:
+    """The tables of a center's catalogue, and the offers they were made of. Raises as `read_catalogued`."""
+    catalogue, trust = read_catalogue(center.settings, environ, asked.now), center.trust
+    offers = tuple(
+        judge_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
+    )
+    entries = [_offered(offer) for offer in offers if offer.image.gpu]
+    told, notes = _read_sweeps(asked)
+    capabilities = columns(entries, told, asked.capabilities)
+    combos = make_combos(entries, told, capabilities)
+    tables = Tables(
+        made=asked.now,
+        place=center.place,
+        combos=combos,
+        ranges=make_ranges(combos),
+        notes=(*catalogue.notes, *notes),
+    )
+    return tables, offers
+
+
+def _offered(offer: Offer) -> ComboEntry:
+    image = offer.image
+    claims: dict[Capability, Claim] = {}
+    for capability, claim in image.predicted:  # the weightiest of a capability comes first
+        claims.setdefault(parse_capability(capability), claim)
+    return ComboEntry(
+        target=image.target,
+        framework=image.framework,
+        version=image.target.removeprefix(f"{image.family}-").partition("-")[0],
+        cuda=image.cuda,
+        images=frozenset({image.subject.manifest, *(one.sif.subject.manifest for one in offer.sifs)}),
+        judged=(offer.judged, *(offered.judged for offered in offer.sifs)),
+        rulings={
+            capability: Ruling(claim=claim, against=(claim,) if claim.answer is Answer.NO else ())
+            for capability, claim in claims.items()
+        },
+        required=tuple(parse_capability(capability) for capability in image.required),
+        revoked=tuple(
+            row
+            for subject in (image.subject, *(one.sif.subject for one in offer.sifs))
+            for row in image.revoked_of(subject)
+        ),
+    )
+
+
+def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False) -> tuple[Path, ...]:
+    """Writes the files beside and renames them; earlier tables are replaced.
+
+    Raises UsageError where a file of such a name was not written by this program, but for `force`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in files]
+    there = [path.name for path in paths if path.exists()]
+    if there and not force and not _is_ours(folder / JSON_FILE):
+        raise UsageError(
+            "output-foreign-files",
+            f"{folder} has a {', '.join(there)} that imagefactory did not write",
+            hint="choose another directory with --output, or pass --force",
+        )
+    replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
+    return tuple(paths)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return f'"format": "{FORMAT}"'.encode() in file.read(200)
+    except OSError:
+        return False

@@ -1,0 +1,110 @@
+"""imagefactory compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, say_next
+
+
+@click.command("compile")
+@click.argument("source", metavar="PACKAGE|FOLDER|ARCHIVE|GIT")
+@click.option(
+    "--in",
+    "name",
+    metavar="TARGET",
+    required=True,
+    shell_complete=complete_targets,
+    help="The target whose image compiles it, and that it is for.",
+)
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="CAPABILITY",
+    help="Compile for this compute capability (8.0) alone; repeatable.  [default: the target's]",
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the wheel goes.  [default: wheels/ of the factory]",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=AMOUNT",
+    help="As of `run`: memory=16G, scratch=50G, time=2h, ...  [default: those of `run`, and time=1d]",
+)
+@json_option
+@click.pass_obj
+def compile_(
+    call: Call,
+    source: str,
+    name: str,
+    capabilities: tuple[str, ...],
+    folder: Path | None,
+    limits: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compile a package that has no wheel, inside the image of a target.
+
+    \b
+    imagefactory compile torch-scatter==2.1.2 --in pytorch-2.15-cu132
+    imagefactory compile ./mykernels --in pytorch-2.15-cu132 --capability 8.0
+    imagefactory compile git+https://git.example.org/lab/ops@COMMIT --in pytorch-2.15-cu132
+
+    The target's Python, packages and compiler make it, without network; pip, setuptools, ninja and what the
+    package builds with are shown beside, and from CUDA 13 on nvcc, from PyPI. Nothing of that ends in an
+    image. Beside the wheel stands a record of its source, image and tools: with the same ones it is there.
+    Links of a folder stay links; one that leads out of it stops the command.
+    """
+    from imagefactory.errors import UsageError
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.runtime.limits import parse_limits
+    from imagefactory.extras.wheels.build import TIMEOUT, CompileAsk, compile_wheel
+
+    try:
+        chosen = tuple(str(parse_capability(text)) for text in capabilities)
+    except ValueError as error:
+        raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    place = folder or factory.settings.root_path / "wheels"
+    if folder is None and factory.settings.shipped:
+        raise UsageError(
+            "project-not-found",
+            "there is no project here whose wheels/ could store the wheel",
+            hint="pass --folder FOLDER",
+        )
+    root = factory.settings.root_path
+    if folder is None and not place.resolve().is_relative_to(root.resolve()):
+        raise UsageError(
+            "folder-outside-project",
+            f"{place} is a link to a place outside the project",
+            hint="pass --folder FOLDER",
+        )
+    bounds = parse_limits(limits)
+    timeout = bounds.pop("time", TIMEOUT)
+    ask = CompileAsk(
+        source=source,
+        target=target,
+        folder=place,
+        capabilities=chosen,
+        limits=tuple(bounds.items()),
+        timeout=timeout,
+    )
+    result = compile_wheel(factory, ask, call.progress)
+    if as_json:
+        say_json("compiled", {"wheel": str(result.wheel), "made": result.made})
+        return
+    size = result.wheel.stat().st_size
+    status = "compiled" if result.made else "is there already, of the same source, image and tools"
+    say(f"{result.wheel} {status} ({size / 1e6:.1f} MB)")
+    if result.wheel.is_relative_to(root):
+        write = f'packages: ["./{result.wheel.relative_to(root)}"]'
+        call.progress.note(f"in a recipe on {target.name}: {write}")
+    say_next("inspect", str(result.wheel))

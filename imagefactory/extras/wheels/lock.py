@@ -1,0 +1,263 @@
+"""The stage that builds what a target lacks wheels of, writes them into its recipe, and locks it.
+
+solve -> image without the packages to build -> wheels -> recipe -> lock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError, UsageError, os_problem
+from imagefactory.project import Factory, read_sound, recipes_folder
+from imagefactory.fs import replace_text
+from imagefactory.lock import LockRequest
+from imagefactory.lock.pypi.local import local_files
+from imagefactory.lock.pypi.origins import from_files
+from imagefactory.model import Target
+from imagefactory.oci.layout import reference
+from imagefactory.oci.model import Image
+from imagefactory.progress import Progress
+from imagefactory.recipes.built import BuiltWheel, write_wheels
+from imagefactory.extras.importers.draft import check_draft
+from imagefactory.recipes.read import read_each, read_file
+from imagefactory.build.definition import define
+from imagefactory.actions.build import BuildOptions, build_image
+from imagefactory.extras.wheels.build import BuildImage, CompileAsk, compile_in, refuse_amd
+from imagefactory.actions.lock import LockOptions, Relock, Solution, lock_request, lock_target, solve_request, target_locker
+from imagefactory.actions.locked import lock_below, locks_below
+
+ROUNDS = 20
+"""Solutions at most: a wheel may require what its source did not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltLock:
+    """The lock, and the wheels that were built for it: each with whether this call built it."""
+
+    relock: Relock
+    wheels: tuple[tuple[BuiltWheel, bool], ...]
+
+
+def build_and_lock(
+    factory: Factory,
+    target: Target,
+    options: LockOptions,
+    progress: Progress,
+    tell: Callable[[str], object] = lambda _: None,
+) -> BuiltLock:
+    """Build all packages of a target that have no wheel, and lock it.
+
+    Wheels go to wheels/ as soon as they are built, so that a later call does not build them again. The
+    recipe is written when all are there. Raises UnbuiltError before anything is built for a package that
+    cannot be built here, BuildError for one that does not build, and as `lock_target`.
+    """
+    refuse_amd(target)
+    folder = factory.settings.root_path / "wheels"
+    if not folder.resolve().is_relative_to(factory.settings.root_path.resolve()):
+        raise UsageError(
+            "link-leaves-project",
+            f"{folder} is a link to outside the project",
+            hint="replace it with a directory",
+        )
+    current, built = target, dict[str, tuple[BuiltWheel, bool]]()
+    text, solution = "", None
+    for _ in range(ROUNDS):
+        try:
+            solution = _solve(factory, current, options, progress)
+        except UnbuiltError as error:
+            missing = error
+        else:
+            break
+        if any(not row["possible"] for row in missing.packages):
+            raise missing
+        again = {row["name"] for row in missing.packages} & built.keys()
+        if again:
+            raise LockError(
+                "built-version-unused",
+                f"{target.name} needs another version of {', '.join(sorted(map(str, again)))} than was built",
+                hint=f"pin its version in the recipe ({target.where})",
+            )
+        within = _build_image(factory, current, missing, built, progress)
+        for row in in_order(missing.packages):
+            wheel, fresh = _build_wheel(factory, target, row, within, built, progress)
+            tell(f"{wheel.path}: {'built' if fresh else 'already built'} from {wheel.source}")
+            built[wheel.name] = wheel, fresh
+            current = with_wheel(current, wheel)
+        text, current = _draft(factory, target, current, [one for one, _ in built.values()])
+    else:
+        raise LockError(
+            "wheels-still-missing", f"{target.name}: each of {ROUNDS} solutions needs another missing wheel"
+        )
+    if built:
+        factory, target = _write_recipe(factory, target, text)
+    relock = lock_target(factory, target, options, progress, solution)
+    factory.layout.untag(reference(_build_target(target, (), ())))
+    return BuiltLock(relock=relock, wheels=tuple(built.values()))
+
+
+def _solve(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Solution | None:
+    """The solution of a target, None where its lock is as it must be. Raises as `solve_request`."""
+    request, current = lock_request(factory, target, options, progress)
+    return None if current else solve_request(factory, request, progress, build=True)
+
+
+def in_order(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Packages to build, each after those that it requires; what is not known yet comes last."""
+    left, ordered = sorted(rows, key=lambda row: not row["name"]), list[Mapping[str, Any]]()
+    while left:
+        names = {row["name"] for row in left}
+        ready = next((row for row in left if not names & (set(row["requires"]) - {row["name"]})), left[0])
+        left.remove(ready)
+        ordered.append(ready)
+    return tuple(ordered)
+
+
+def with_wheel(target: Target, wheel: BuiltWheel) -> Target:
+    """The target as it is with a wheel in place of what it was built from."""
+    others = (
+        text for text in _from_pypi(target) if not _is_of(text, {wheel.name}) or Requirement(text).extras
+    )
+    return replace(
+        _with_pypi(target, (*others, f"{wheel.name}=={wheel.version}")),
+        sources=tuple(one for one in target.sources if one != wheel.source),
+        origins=tuple(sorted((dict(target.origins) | {wheel.name: wheel.path}).items())),
+    )
+
+
+def _build_target(target: Target, pins: Iterable[str], absent: Collection[str]) -> Target:
+    """The target without what is to be built: the rest of its solution, as it is."""
+    kept = (text for text in _from_pypi(target) if not _is_of(text, absent))
+    left = {canonicalize_name(pin.partition("==")[0]): pin for pin in pins}
+    origins = tuple(pair for pair in target.origins if pair[0] not in absent)
+    return replace(
+        _with_pypi(target, (*kept, *(pin for name, pin in left.items() if name not in absent))),
+        name=f"{target.name}-build",
+        origins=origins,
+        sources=(),
+        files=(),
+    )
+
+
+def _from_pypi(target: Target) -> tuple[str, ...]:
+    return target.pip if target.source == "conda" else target.requirements
+
+
+def _with_pypi(target: Target, texts: tuple[str, ...]) -> Target:
+    return replace(target, pip=texts) if target.source == "conda" else replace(target, requirements=texts)
+
+
+def _is_of(text: str, names: Collection[str]) -> bool:
+    return canonicalize_name(Requirement(text).name) in names
+
+
+def _build_image(
+    factory: Factory,
+    target: Target,
+    missing: UnbuiltError,
+    built: Mapping[str, tuple[BuiltWheel, bool]],
+    progress: Progress,
+) -> BuildImage:
+    """The image of the target without what is to be built and what was built now."""
+    absent = {str(row["name"]): str(row["version"]) for row in missing.packages if row["version"]}
+    absent |= {name: one.version for name, (one, _) in built.items()}
+    own = _build_target(target, missing.pins, absent)
+    base, under = factory.base_of(target), lock_below(factory, target)
+    pins = tuple(f"{name}=={version}" for name, version in absent.items())
+    request = LockRequest(target=own, base=base, under=under, absent=pins)
+    try:
+        lock = target_locker(factory, own).lock(request, progress)
+    except LockError as error:
+        error.message = error.message.replace(own.name, target.name)
+        raise
+    definition = define(own, base, lock, locks_below(factory, target))
+    definition = replace(definition, local=local_files(lock, factory.settings.root_path))
+    options = BuildOptions(smoke=False, held=False)
+    with progress.stage(f"{target.name}: image to build in"):
+        image = build_image(factory, definition, options, progress).image
+    if not isinstance(image, Image):
+        raise BuildError("sif-not-supported", f"{own.name}: cannot build a wheel in a .sif file")
+    return BuildImage(lock=lock, image=image)
+
+
+def _build_wheel(
+    factory: Factory,
+    target: Target,
+    row: Mapping[str, Any],
+    within: BuildImage,
+    built: Mapping[str, tuple[BuiltWheel, bool]],
+    progress: Progress,
+) -> tuple[BuiltWheel, bool]:
+    root, source = factory.settings.root_path, row["source"]
+    asked = source
+    if source.startswith("."):
+        asked = str(root / source)
+    elif not source.startswith("git+"):
+        asked = f"{row['name']}=={row['version']}"
+    beside = tuple(root / one.path for name, (one, _) in built.items() if name in row["requires"])
+    taken = frozenset(
+        path.rpartition("/")[2]
+        for one in factory.targets
+        if one.name != target.name
+        for path in from_files(one.origins).values()
+    )
+    ask = CompileAsk(
+        taken=taken,
+        source=asked,
+        label=source if asked != source and source.startswith(".") else "",
+        target=target,
+        folder=root / "wheels",
+        beside=beside,
+    )
+    made = compile_in(factory, ask, within, progress)
+    name, version, *_ = parse_wheel_filename(made.wheel.name)
+    wheel = BuiltWheel(
+        name=name, version=str(version), path=f"./{made.wheel.relative_to(root)}", source=source
+    )
+    return wheel, made.made
+
+
+def _draft(
+    factory: Factory, target: Target, wanted: Target, wheels: Sequence[BuiltWheel]
+) -> tuple[str, Target]:
+    """The recipe's text with the wheels, and the target as it says it: the order of packages decides too.
+
+    Raises UsageError where the text does not say `wanted` then.
+    """
+    folder = recipes_folder(factory.settings)
+    path = folder / f"{target.family}.yaml"
+    text, _ = read_file(path)
+    family = [one for one in factory.targets if one.family == target.family]
+    written = write_wheels(text, target, wheels, family)
+    recipes, _ = read_each(folder)
+    others = [recipe for recipe in recipes if recipe.family != target.family]
+    hint = f"add them at {target.where}: {', '.join(wheel.path for wheel in wheels)}"
+    try:
+        made = check_draft(written, target.family, others, factory.bases)
+    except RecipeError as error:
+        raise UsageError(
+            "recipe-not-writable", f"cannot write the wheels into {path}: {error.message}", hint=hint
+        ) from error
+    found = next((one for one in made if one.name == target.name), None)
+    if found is None or _deciding(found) != _deciding(wanted):
+        raise UsageError("recipe-not-writable", f"cannot write the wheels into {path}", hint=hint)
+    return written, found
+
+
+def _write_recipe(factory: Factory, target: Target, text: str) -> tuple[Factory, Target]:
+    """Write the recipe of a target and read it again. Raises UsageError for a file that cannot be written."""
+    path = recipes_folder(factory.settings) / f"{target.family}.yaml"
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
+    whole = read_sound(factory.settings, factory.environ, factory.tell)
+    return whole, next(one for one in whole.targets if one.name == target.name)
+
+
+def _deciding(target: Target) -> tuple[object, ...]:
+    return set(target.requirements), set(target.pip), target.origins, target.sources, target.constraints

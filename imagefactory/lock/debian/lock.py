@@ -1,0 +1,172 @@
+"""The lock of a base: which Debian packages, in which versions, with which hashes, and what makes it stale.
+
+It holds no address: those are the machine's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from imagefactory.errors import LockError, os_problem
+from imagefactory.fs import replace_text
+from imagefactory.gpu.platforms import PLATFORMS, architecture
+from imagefactory.model import Base, BaseLock, DebianPackage
+
+FORMAT = "imagefactory-base-lock 1"
+
+
+# Every base has these beside what is essential in Debian and what its recipe names: apt, because people
+# extend images by hand, and the marker package that spares the conversion to a merged /usr (and perl).
+ALWAYS = ("apt", "usr-is-merged")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_VERSION = re.compile(r"(?:[0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_SUITE = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def base_content_hash(base: Base, below: BaseLock | None = None) -> str:
+    """Hash of all that decides a base's packages but the archive's state: `sha256:<64 hex>`.
+
+    `below` is the lock of the base that it stands on: when that moves, what is above it must follow.
+    """
+    decided = {
+        "format": FORMAT,
+        "base": base.name,
+        "suite": base.suite,
+        "architecture": architecture(base.platform),
+        "packages": sorted({*base.packages, *ALWAYS}),
+        **({"below": [f"{one.name} {one.version} {one.sha256}" for one in below.packages]} if below else {}),
+    }
+    return "sha256:" + hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+
+
+def lock_architecture(lock: BaseLock) -> str:
+    """The processor that a base's packages are for, in Debian's word (`arm64`)."""
+    return next((one.architecture for one in lock.packages if one.architecture != "all"), "all")
+
+
+def format_base_lock(lock: BaseLock) -> str:
+    """The text of a lock: a header, an empty line, one line a package, sorted by name."""
+    header = (
+        f"format: {FORMAT}\n"
+        f"base: {lock.base}\n"
+        f"suite: {lock.suite}\n"
+        f"content-hash: {lock.content_hash}\n"
+        f"source-date-epoch: {lock.source_date_epoch}\n\n"
+    )
+    packages = sorted(lock.packages, key=lambda package: package.name)
+    return header + "".join(map(format_package, packages))
+
+
+def format_package(package: DebianPackage) -> str:
+    """The line of a package in a lock."""
+    return f"{package.name} {package.version} {package.architecture} {package.sha256} {package.size}\n"
+
+
+def parse_base_lock(text: str, file: str) -> BaseLock:
+    """The lock written in `text`. Raises LockError with `file:line` for what no lock says."""
+    lines = text.split("\n")
+    fields = [
+        _header(lines, number, name, file)
+        for number, name in enumerate(("format", "base", "suite", "content-hash", "source-date-epoch"), 1)
+    ]
+    if fields[0] != FORMAT:
+        raise _malformed(file, 1, f"expected the format '{FORMAT}', found '{fields[0]}'")
+    for number, value, pattern in (
+        (2, fields[1], _SUITE),
+        (3, fields[2], _SUITE),
+        (4, fields[3].removeprefix("sha256:"), _HEX64),
+        (5, fields[4], re.compile("[1-9][0-9]{0,10}")),
+    ):
+        if not pattern.fullmatch(value):
+            raise _malformed(file, number, f"'{value}' is not a valid value here")
+    if lines[5:6] != [""] or lines[-1] != "":
+        raise _malformed(file, 6, "an empty line must follow the header and a newline end the file")
+    packages = tuple(_package(line, number, file) for number, line in enumerate(lines[6:-1], 7))
+    for number, (one, other) in enumerate(pairwise(packages), 8):
+        if one.name >= other.name:
+            raise _malformed(file, number, f"'{other.name}' is out of order or duplicate")
+    if not packages:
+        raise _malformed(file, 7, "the lock has no packages")
+    if len(processors := {one.architecture for one in packages} - {"all"}) > 1:
+        raise _malformed(file, 7, f"the lock mixes packages for {' and '.join(sorted(processors))}")
+    return BaseLock(
+        base=fields[1],
+        suite=fields[2],
+        content_hash=fields[3],
+        source_date_epoch=int(fields[4]),
+        packages=packages,
+    )
+
+
+def read_base_lock(path: Path) -> BaseLock | None:
+    """The lock at `path`, None when there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LockError(*os_problem("read", path, error), hint="check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise _malformed(
+            str(path), error.object.count(b"\n", 0, error.start) + 1, "not UTF-8 text"
+        ) from error
+    return parse_base_lock(text, str(path))
+
+
+def write_base_lock(path: Path, lock: BaseLock) -> None:
+    """A reader sees the old lock or the new one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, format_base_lock(lock))
+    except OSError as error:
+        raise LockError(
+            *os_problem("write", path, error), hint="check the disk space and the permissions"
+        ) from error
+
+
+def _header(lines: Sequence[str], number: int, name: str, file: str) -> str:
+    line = lines[number - 1] if number <= len(lines) else ""
+    key, separator, value = line.partition(": ")
+    if key != name or not separator:
+        raise _malformed(file, number, f"expected '{name}: ...'")
+    return value
+
+
+def _package(line: str, number: int, file: str) -> DebianPackage:
+    fields = line.split(" ")
+    if len(fields) != 5:
+        raise _malformed(file, number, "expected 'name version architecture sha256 size'")
+    name, version, processor, sha256, size = fields
+    for value, good in (
+        (name, _NAME.fullmatch(name)),
+        (version, _VERSION.fullmatch(version)),
+        (processor, processor in ("all", *map(architecture, PLATFORMS))),
+        (sha256, _HEX64.fullmatch(sha256)),
+        (size, re.fullmatch("[1-9][0-9]{0,11}", size)),
+    ):
+        if not good:
+            raise _malformed(file, number, f"'{value}' is not a valid value here")
+    return DebianPackage(name=name, version=version, architecture=processor, sha256=sha256, size=int(size))
+
+
+def _malformed(file: str, number: int, what: str) -> LockError:
+    return LockError(
+        "lock-malformed", f"{file}:{number}: {what}", hint="restore it from git or run imagefactory lock"
+    )
+
+
+def deb_filename(package: DebianPackage) -> str:
+    """The name a package's file has in Debian's pool: without the version's epoch."""
+    return f"{package.name}_{package.version.split(':', 1)[-1]}_{package.architecture}.deb"
+
+
+def downloaded_filename(package: DebianPackage) -> str:
+    """The name apt gives to the same file."""
+    return f"{package.name}_{package.version.replace(':', '%3a')}_{package.architecture}.deb"

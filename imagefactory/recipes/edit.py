@@ -1,0 +1,239 @@
+"""A row more for a family that exists, as its maintainer would write it: after the row nearest to it.
+
+What rows share by hand (packages, bounds, variables) comes from the nearest row; what goes by version comes
+from the knowledge tables: CUDA, extras, companions, and the capabilities that the build has code for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.model import NO_CUDA
+from imagefactory.extras.importers.draft import quoted
+from imagefactory.recipes.family import MatrixRow, Recipe
+from imagefactory.recipes.values import canonical
+from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
+from imagefactory.versions import natural
+
+_Pair: TypeAlias = "tuple[MatrixRow, YamlNode]"
+_TAKEN = ("version", "cuda", "extras", "packages", "constraints", "capabilities", "base", "python")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """A recipe's text with a row more, `row` as it stands there, and what a person must know of it."""
+
+    text: str
+    row: str
+    told: tuple[str, ...]
+
+
+def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition:
+    """`text`, which `recipe` was read from, with a row for `version`; all else stays as it is.
+
+    Without `cuda` it is the one that the framework's wheels come with. Raises UsageError where there is no
+    one answer, and where the rows of the family are not written a line each.
+    """
+    file = recipe.where.file
+    if recipe.source != "pypi":
+        kind = f"built on other targets ({file})" if not recipe.source else f"of {recipe.source} ({file})"
+        raise UsageError(
+            "add-not-supported",
+            f"'{recipe.family}' is {kind}",
+            hint="add works only for PyPI families; write the row manually",
+        )
+    if cuda == NO_CUDA or rocm_of(cuda) or not any(map(_for_cuda, recipe.matrix)):
+        whose = "AMD's GPUs" if rocm_of(cuda) else "CPUs"
+        raise UsageError(
+            "add-not-supported",
+            f"'{recipe.family}': add works only with CUDA rows",
+            hint=f"write the row for {whose} into {file}",
+        )
+    cuda = cuda or _cuda(recipe, version)
+    if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
+        raise UsageError(
+            "row-exists", f"{recipe.framework} {version} for CUDA {cuda} exists", hint=f"see {same.where}"
+        )
+    root = parse_tree(text, file)
+    matrix = root.get("matrix")
+    nodes = matrix.items if matrix else []
+    every = zip(recipe.matrix, nodes, strict=True)
+    pairs = _usual(recipe, [pair for pair in every if _for_cuda(pair[0])], version, cuda)
+    near, node = _nearest(pairs, version, cuda)
+    _, before = max(_until(pairs, version) or pairs[:1], key=_order)
+    lines = text.split("\n")
+    begun = re.match(r"( *)- ", lines[node.where.line - 1])
+    if not begun:
+        raise UsageError(
+            "add-not-supported",
+            f"{node.where}: the rows are not on lines of their own",
+            hint="write the new row manually",
+        )
+    fields = _fields(root, recipe, near, node, version, cuda)
+    row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
+    end = _end(lines, before, nodes, len(begun[1]))
+    new = "\n".join([*lines[:end], "", *row, *lines[end:]])
+    told = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
+    told += _without(recipe, node, version, near.python)
+    if left := [key for key in node.keys if key not in _TAKEN]:
+        told.append(f"not taken over from there: {', '.join(left)}")
+    return Addition(text=new, row="\n".join(row), told=tuple(told))
+
+
+def _for_cuda(row: MatrixRow) -> bool:
+    return bool(row.cuda) and NO_CUDA not in row.cuda
+
+
+def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[_Pair]:
+    """The rows on a Python that the framework's wheels are for, those of the family's own first of all.
+
+    What is for another platform alone has capabilities of its own.
+    """
+    pairs = [pair for pair in pairs if recipe.platform in pair[0].platforms] or pairs
+    needs = [wheel.python for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
+    fitting = [pair for pair in pairs if natural(pair[0].python) >= natural(max(needs, default=""))]
+    own = [row for row in fitting if (row[0].base, row[0].python) == (recipe.base, recipe.python)]
+    return own or fitting or pairs
+
+
+def _nearest(pairs: list[_Pair], version: str, cuda: str) -> _Pair:
+    """The last older row of the same major CUDA, else the next of the same CUDA, else the last older."""
+    older = _until(pairs, version)
+    same = [pair for pair in older if _major(pair[0].cuda[-1]) == _major(cuda)]
+    newer = [pair for pair in pairs if pair not in older and cuda in pair[0].cuda]
+    if same or not newer:
+        return max(same or older or pairs[:1], key=_order)
+    return min(newer, key=_order)
+
+
+def _until(pairs: list[_Pair], version: str) -> list[_Pair]:
+    return [pair for pair in pairs if natural(pair[0].version) <= natural(version)]
+
+
+def _order(pair: _Pair) -> Any:
+    return natural(pair[0].version), natural(pair[0].cuda[-1])
+
+
+def _major(cuda: str) -> str:
+    return cuda.partition(".")[0]
+
+
+def _cuda(recipe: Recipe, version: str) -> str:
+    offers = sorted({wheel.cuda for wheel in knowledge.offered(recipe.framework, version)}, key=natural)
+    if len(offers) == 1:
+        return offers[0]
+    known = f"comes with CUDA {' and '.join(offers)}" if offers else "is not known here"
+    raise UsageError(
+        "choice-required",
+        f"{recipe.framework} {version} {known}",
+        hint=f"choose one: --cuda {offers[-1] if offers else '12.4'}",
+    )
+
+
+def _fields(
+    root: YamlNode, recipe: Recipe, near: MatrixRow, node: YamlNode, version: str, cuda: str
+) -> list[str]:
+    """The lines of the new row after its version."""
+    wheels = [wheel for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
+    extras = wheels[0].extras if wheels else near.extras
+    family = _texts(root, "capabilities")
+    capabilities = _capabilities(recipe, near.capabilities, version, cuda)
+    lists = {
+        "extras": () if tuple(extras) == tuple(_texts(root, "extras")) else extras,
+        "packages": _packages(recipe, node, version, near.python),
+        "constraints": _constraints(recipe, node, near.version),
+        "capabilities": () if sorted(family) == sorted(capabilities) else capabilities,
+    }
+    own = (recipe.base, recipe.python) != (near.base, near.python)
+    place = [f"base: {near.base}", f'python: "{near.python}"'] if own and not near.own_base else []
+    written = [f"{key}: [{', '.join(map(quoted, values))}]" for key, values in lists.items() if values]
+    return [f'cuda: ["{cuda}"]', *place, *written]
+
+
+def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
+    """The nearest row's, the framework's companions in the series that goes with `version`."""
+    known = {one.package: one for one in knowledge.companions(recipe.framework, version, python)}
+    ours = knowledge.companion_names(recipe.framework)
+    wanted = _requested(recipe, node)
+    beside = [f"{name}=={one.series}.*" for name, one in known.items() if name in wanted]
+    others = (text for text in _texts(node, "packages") if _package_name(text) not in ours)
+    return (*beside, *others)
+
+
+def _requested(recipe: Recipe, node: YamlNode) -> frozenset[str]:
+    """Return the packages of the nearest row, and the words of the family's description."""
+    words = re.findall(r"[A-Za-z0-9_-]+", recipe.description)
+    return frozenset([*map(canonical, words), *map(_package_name, _texts(node, "packages"))])
+
+
+def _package_name(text: str) -> str:
+    return canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0])
+
+
+def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Iterator[str]:
+    """Yield a message for each requested companion that the new row cannot have."""
+    framework = recipe.framework
+    series = knowledge.companions_for(framework, version)
+    available = {one.package for one in knowledge.companions(framework, version, python)}
+    for name in sorted(knowledge.companion_names(framework) & _requested(recipe, node) - available):
+        if series.get(name):
+            why = f"{name} {series[name]} has no wheels for Python {python}"
+        elif series:
+            why = f"no release of {name} for {framework} {version} is known"
+        else:
+            why = f"the companions of {framework} {version} are not known"
+        yield f"without {name}: {why}; if there is one, add it to packages"
+
+
+def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
+    """The nearest row's, without what its version is known to need: a solve adds that for each version."""
+    releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
+    known = {
+        str(one.needs)
+        for one in knowledge.bounds()
+        if one.package == recipe.framework
+        and not one.python
+        and any(release in one.versions for release in releases)
+    }
+    return tuple(text for text in _texts(node, "constraints") if text.replace(" ", "") not in known)
+
+
+def _capabilities(recipe: Recipe, near: tuple[str, ...], version: str, cuda: str) -> tuple[str, ...]:
+    """Those of the nearest row that the new build is documented to have code for, or its toolkit to know."""
+    build = knowledge.documented(recipe.framework, version, cuda)
+    codes = build.codes if build else knowledge.targets_of(cuda)
+    archs = [code.architecture for code in codes if code.architecture]
+    if not archs:
+        return near
+    wanted = [(text, parse_capability(text)) for text in near]
+    return tuple(
+        text
+        for text, one in wanted
+        if any(arch.major == one.major and arch.minor <= one.minor for arch in archs)
+    )
+
+
+def _texts(node: YamlNode, key: str) -> tuple[str, ...]:
+    found = node.get(key)
+    return tuple(item.text for item in found.items) if found else ()
+
+
+def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -> int:
+    """How many lines stand up to the end of a row: comments above the next one are that one's."""
+    after = [one.where.line - 1 for one in nodes if one.where.line > node.where.line]
+    end = min(after, default=len(lines))
+    for index in range(node.where.line, end):
+        line = lines[index]
+        if line.strip() and not line.lstrip().startswith("#") and len(line) - len(line.lstrip()) <= indent:
+            end = index  # a key of the family after the matrix
+            break
+    while end > node.where.line and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+        end -= 1
+    return end

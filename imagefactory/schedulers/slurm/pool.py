@@ -1,0 +1,202 @@
+"""Slurm by its own commands: scontrol, sbatch, squeue, scancel.
+
+A sweep's jobs are known by the folder in which they were submitted and by their name, so nothing must be
+remembered from one call to the next. Slurm forgets a job minutes after its end: what counts is what its log
+says, and `look` keeps what the queue alone tells. Account, partition and the like are the setting
+`sbatch-options`; sbatch's own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) go before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import ToolError, UsageError, os_problem
+from imagefactory.model import Outcome
+from imagefactory.pools.folder import judged
+from imagefactory.schedulers.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
+from imagefactory.schedulers.pool import TRIED_AGAIN, Inventory, JobLimits, NodeFound, NodeResult, Pool, Sweep, SweepNode
+from imagefactory.schedulers.slurm.batch import JOBS, NAME, QUEUE, Batch, Jobs, Submitted, batches_of, format_batch, next_number, note_tasks, read_jobs, read_options, read_row, run_limit, throttled, waiting, write_folder, write_row
+from imagefactory.schedulers.slurm.results import read_node
+from imagefactory.pools.slurm.commands import run
+from imagefactory.pools.slurm.evidence import job_report
+from imagefactory.pools.slurm.log import SQUEUE, Queue, folders_of, parse_queue, remember
+from imagefactory.pools.slurm.nodes import ask_inventory
+from imagefactory.schedulers.slurm.nodes import fill, recall
+from imagefactory.settings.own_commands import time_of
+from imagefactory.verify.model import GpuReport
+from imagefactory.verify.suite_report import clean
+
+_JOB = re.compile(r"([0-9]{1,10})(?:;\S+)?")
+_VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
+
+
+class SweepFolder:
+    """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+
+    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+        return run_limit(limits, timeout, time_of(own))
+
+    def check_folder(self, folder: Path) -> None:
+        if not str(folder.resolve()).isprintable():
+            raise UsageError(
+                "sweep-folder-invalid",
+                f"squeue cannot print the directory {str(folder)!r}",
+                hint="use another directory: --folder DIR",
+            )
+
+    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_folder(folder, sweep, texts)
+
+    def is_whole(self, folder: Path) -> bool:
+        return (folder / JOBS).is_file()
+
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+        return read_node(folder, node.name, limits)
+
+    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        return judged(folder, read_node(folder, node.name, limits), job_report)
+
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+        return job_report(kit, asked, found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slurm(SweepFolder):
+    """The cluster of this machine's configuration. `environ` is what its commands see (SLURM_CONF, PATH)."""
+
+    environ: Mapping[str, str]
+
+    def require(self) -> str:
+        """Slurm's version: `24.11.5`. Raises ToolError where its commands are missing or fail."""
+        said = run(["sbatch", "--version"], self.environ)
+        found = _VERSION.match(said)
+        if not found:
+            raise ToolError(
+                "slurm-output-invalid",
+                f"sbatch printed no version: '{clean(said)[:60]}'",
+                hint="check which sbatch is first on PATH",
+            )
+        return found[1]
+
+    def inventory(self, now: datetime) -> Inventory:
+        """The nodes with GPUs, with what their types and earlier probes tell of these. Raises ToolError."""
+        return fill(ask_inventory(self.environ, now), recall(self.environ))
+
+    def submit(self, folder: Path) -> str:
+        """Submits what of a sweep is to be run and not in the queue; the job of its last array.
+
+        What becomes of an array that sbatch refuses, or that no GPU would take, its nodes tell. Raises
+        UsageError where all of it is there already, ToolError where no array is taken.
+        """
+        now, folder = _now(), folder.resolve()
+        self.look(folder)
+        jobs = read_jobs(folder)
+        limits = JobLimits(idle=timedelta(seconds=jobs.idle), retries=jobs.retries)
+        left = [job for job in jobs.jobs if _left(read_node(folder, job.node, limits))]
+        if not left:
+            raise UsageError(
+                "sweep-running",
+                f"the jobs of the sweep {folder} are already in the queue",
+                hint="see imagefactory status, or stop it with imagefactory cancel",
+            )
+        taken, fault = "", None
+        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        batches = batches_of(left, self.inventory(now), faults, jobs.patterns)
+        lanes: dict[int, tuple[str, int]] = {}
+        for number, batch in enumerate(throttled(batches, jobs.at_once), next_number(folder)):
+            before, seconds = lanes.get(batch.lane, ("", 0)) if batch.share else ("", 0)
+            seconds += waiting(batch, jobs)
+            try:
+                job = self._submit(folder, number, batch, jobs, (before, seconds))
+                lanes[batch.lane] = (job, seconds) if job else (before, seconds)
+                taken = job or taken
+            except ToolError as error:
+                fault = fault or error
+        if not taken:
+            raise fault or ToolError(
+                "cluster-gpu-unknown",
+                "no GPU of this cluster is known to have a requested capability",
+                hint="query the GPUs with imagefactory pool --probe 5m, then create a new sweep",
+            )
+        return taken
+
+    def _submit(self, folder: Path, number: int, batch: Batch, jobs: Jobs, after: tuple[str, int]) -> str:
+        """The job of an array; empty where no GPU of the cluster would take it, which the folder says.
+
+        `after` is the job that it waits for, empty for none, and for how many seconds it may wait in all.
+        """
+        script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
+        until = now + timedelta(seconds=after[1])
+        script.write_text(format_batch(batch, number, jobs, read_options(folder), after), encoding="utf-8")
+        note_tasks(folder, number, batch)
+        if not batch.options:
+            why = f"this cluster tells of no GPU with capability {batch.jobs[0].row} that may be used"
+            write_row(row, Submitted(job="", at=now, until=until, refused=why, unmatched=True))
+            return ""
+        try:
+            said = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
+            if not (found := _JOB.fullmatch(said)):
+                raise ToolError(
+                    "slurm-output-invalid",
+                    f"sbatch printed no job number: {clean(said)[-200:]}",
+                    hint=f"see {folder}",
+                )
+        except ToolError as error:
+            write_row(row, Submitted(job="", at=now, until=until, refused=clean(error.message)))
+            raise
+        write_row(row, Submitted(job=found[1], at=now, until=until))
+        return found[1]
+
+    def running(self, folder: Path) -> bool:
+        """Whether a job of that folder is in the queue, be it held or waiting."""
+        return str(folder.resolve()) in folders_of(self._queue(), NAME)
+
+    def driven(self) -> frozenset[Path]:
+        """The folders of this user's sweeps that have a job in the queue."""
+        return frozenset(Path(folder) for folder in folders_of(self._queue(), NAME))
+
+    def look(self, folder: Path) -> None:
+        """Keeps what the queue says of its jobs. Raises ToolError, UsageError for a folder that is none."""
+        folder, asked = folder.resolve(), _now()
+        told = parse_queue(self._queue("--states=all"), NAME, str(folder))
+        try:
+            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, Queue), told, asked))
+        except OSError as error:
+            raise UsageError(
+                *os_problem("write", folder / QUEUE, error),
+                hint="pass the directory of a sweep that you can write to",
+            ) from error
+
+    def cancel(self, folder: Path) -> None:
+        """Removes the jobs of that folder."""
+        folder = folder.resolve()
+        rows = (line.partition("|") for line in self._queue(columns=f"%F|{SQUEUE}").splitlines())
+        found = {job for job, _, row in rows if str(folder) in folders_of(row, NAME)}
+        if found:
+            run(["scancel", *sorted(found)], self.environ)
+            self.look(folder)
+
+    def _queue(self, *states: str, columns: str = SQUEUE) -> str:
+        asked = ["squeue", "--me", "--noheader", "--array", *states, "--format", columns]
+        return run(asked, self.environ)
+
+
+def make_pool(environ: Mapping[str, str]) -> Pool:
+    """The row of POOLS."""
+    return Slurm(environ=environ)
+
+
+def _left(found: NodeFound) -> bool:
+    """Whether a node is to be submitted: neither done for good, nor waiting or running."""
+    if found.run is not None or found.result.outcome not in (None, Outcome.NOT_TESTED, *TRIED_AGAIN):
+        return False
+    return found.result.outcome is not None or not found.result.attempts
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,152 @@
+"""Approvals: signed statements that a tag may point to an image, where the policy requires several of them.
+
+    sign_approval() -> envelope          envelopes -> judge_approvals() -> Approvals
+
+An approval names the image by the digest that the tag would point to, the tag and its repository, so it is
+worth nothing for another of them. It is an in-toto statement like a verdict, attached to the same manifest,
+and read as strictly. Keys are counted, not statements: what one key signs twice counts once. A revocation of
+verdicts of the image ends the approvals that were signed until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from imagefactory.serialize import Matching, fault, format_document, format_time, parse_document, parse_value
+from imagefactory.errors import StatementError
+from imagefactory.oci.manifests import digest_of
+from imagefactory.oci.store import TAG
+from imagefactory.trust.envelope import seal
+from imagefactory.trust.judgement import not_witnessed, open_signed, out_of_period
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.verdict import RevokedCell, Standing
+from imagefactory.verdicts.statement import SKEW, format_statement, parse_predicate
+from imagefactory.trust.policy import Trust
+from imagefactory.verify.model import Subject
+
+APPROVAL = "https://imagefactory.dev/approval/v1"
+FORMAT = 1
+LIFE = timedelta(days=14)
+"""How long one waits for the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approvable:
+    """What is approved: that `tag` of the repository `place` (HOST/NAME) points to `subject.index`."""
+
+    subject: Subject
+    place: str
+    tag: Annotated[str, Matching(TAG)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """An approval of a trusted key, by its name and id. It counts from `issued` to before `expires`."""
+
+    name: str
+    keyid: str
+    issued: datetime
+    expires: datetime
+
+
+def sign_approval(wanted: Approvable, key: SigningKey, now: datetime) -> bytes:
+    """The envelope of an approval. Raises StatementError, and ToolError for a program that does not sign."""
+    payload = format_approval(wanted, now.replace(microsecond=0))
+    parse_approval(payload, "the approval to sign")
+    return seal(payload, key)
+
+
+def format_approval(wanted: Approvable, issued: datetime) -> bytes:
+    """The statement's bytes."""
+    times = {"issued": format_time(issued), "expires": format_time(issued + LIFE)}
+    return format_statement(wanted.subject, APPROVAL, {**times, **format_document(wanted, FORMAT)})
+
+
+def parse_approval(payload: bytes, where: str) -> tuple[Approvable, datetime]:
+    """What `format_approval` wrote: what is approved, and when. Raises StatementError for any other bytes."""
+    row = dict(parse_predicate(payload, where, APPROVAL))
+    row.pop("expires", None)
+    issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
+    wanted: Approvable = parse_document(row, Approvable, FORMAT, where)
+    try:
+        same = format_approval(wanted, issued) == payload
+    except OverflowError:  # at the end of the calendar
+        same = False
+    if not same:
+        raise fault(where, "its times or subjects do not match, or it is not in canonical form")
+    return wanted, issued
+
+
+# --- which of them count -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approvals:
+    """The approvals of trusted keys for one tag and one image."""
+
+    valid: tuple[Approval, ...] = ()
+
+    def by(self, now: datetime) -> tuple[str, ...]:
+        """The names of the keys whose approval counts at `now`, each once."""
+        keys = {one.keyid: one.name for one in self.valid if one.issued - now <= SKEW and now < one.expires}
+        return tuple(sorted(keys.values()))
+
+    def best(self) -> tuple[str, ...]:
+        """The most keys whose approvals counted at one time.
+
+        A tag that was moved in that time stays approved: an approval that expires moves nothing.
+        """
+        return max((self.by(one.issued) for one in self.valid), key=len, default=())
+
+
+def judge_approvals(
+    envelopes: Iterable[bytes],
+    wanted: Approvable,
+    trust: Trust,
+    now: datetime,
+    revoked: Iterable[RevokedCell] = (),
+) -> Approvals:
+    """Of these envelopes the approvals of `wanted` by keys that are trusted for the time they were issued.
+
+    What a retired key signed counts if it was recorded on that day, as a verdict does.
+    """
+    return Approvals(
+        valid=tuple(
+            approval
+            for one, approval in read_approvals(envelopes, trust, now, revoked)
+            if (one.subject.index, one.subject.manifest) == (wanted.subject.index, wanted.subject.manifest)
+            and (one.place, one.tag) == (wanted.place, wanted.tag)
+        )
+    )
+
+
+def read_approvals(
+    envelopes: Iterable[bytes], trust: Trust, now: datetime, revoked: Iterable[RevokedCell] = ()
+) -> tuple[tuple[Approvable, Approval], ...]:
+    """The approvals that count, whatever they are for, each with what it approves."""
+    found, ended = [], max((row.when for row in revoked), default=None)
+    for data in envelopes:
+        opened = open_signed(data, trust)
+        if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
+            continue
+        try:
+            wanted, issued = parse_approval(opened.envelope.payload, "statement")
+        except StatementError:  # of another kind, or of another version
+            continue
+        key, digest = opened.key, digest_of(opened.envelope.payload)
+        if out_of_period(key, issued, digest) or not_witnessed(key, digest, now) or issued - now > SKEW:
+            continue
+        if ended and issued <= ended:
+            continue
+        approval = Approval(name=key.name, keyid=key.keyid, issued=issued, expires=issued + LIFE)
+        found.append((wanted, approval))
+    return tuple(found)
+
+
+def others(trust: Trust, names: Iterable[str], now: datetime) -> tuple[str, ...]:
+    """The keys that are trusted now and are not among `names`."""
+    valid = {key.name for key in trust.keys if key.since <= now < key.until}
+    return tuple(sorted(valid - set(names)))

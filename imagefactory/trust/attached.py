@@ -1,0 +1,348 @@
+"""Signed statements beside the images they speak of: attached, read, and never lost.
+
+A statement is an OCI artifact: its one layer is the envelope, its subject the platform manifest. Registries
+without the referrers API keep a list of them that two writers at once can overwrite. So whatever is attached
+to a registry is written to the journal of the store first, one at a time writes from one store, and
+reconcile.py enters again what a list has lost.
+
+    <store>/journal/lock                            who attaches or moves tags holds it
+    <store>/journal/<host>/<repository>.jsonl       a row each, appended before it is put
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from imagefactory.errors import FactoryError, RegistryError, StoreError
+from imagefactory.fs import explain_full_disk, remove_inside, replacing
+from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
+from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
+from imagefactory.oci.manifests import (
+    MALFORMED,
+    MANIFEST_TYPE,
+    artifact_type,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+    parse_descriptor,
+)
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.store import DIGEST
+from imagefactory.oci.transfer import WORKERS
+from imagefactory.progress import Progress
+from imagefactory.trust.envelope import LARGEST
+
+ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+
+MOST = 2000  # statements about one image
+MOST_REFUSED = 4  # puts in a row that fail before the others are left; each was tried again and again
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A signed statement on its way to a store.
+
+    `kind` is one of STATEMENT_TYPES, `subject` the manifest it speaks of, `envelope` the DSSE envelope's
+    bytes. `until` is when nobody needs it any more, None for never.
+    """
+
+    kind: str
+    subject: Descriptor
+    envelope: bytes
+    until: datetime | None = None
+
+    @property
+    def artifact(self) -> Artifact:
+        """Its manifest and blobs. The same statement gives the same bytes: attaching again adds nothing."""
+        empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
+        layer = Descriptor(media_type=ENVELOPE_TYPE, digest=digest_of(self.envelope), size=len(self.envelope))
+        subject = Descriptor(
+            media_type=self.subject.media_type, digest=self.subject.digest, size=self.subject.size
+        )
+        data = canonical_json(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST_TYPE,
+                "artifactType": self.kind,
+                "config": format_descriptor(empty),
+                "layers": [format_descriptor(layer)],
+                "subject": format_descriptor(subject),
+            }
+        )
+        descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
+        return Artifact(
+            manifest=Manifest(descriptor=descriptor, data=data),
+            blobs=((empty, EMPTY), (layer, self.envelope)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """A statement as found in a store. `digest` is its artifact's; `fault` says why `envelope` is empty."""
+
+    digest: str
+    kind: str
+    envelope: bytes
+    fault: str = ""
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What a journal says of a repository; `damaged` counts lines that a kill left half written."""
+
+    statements: tuple[Statement, ...]
+    damaged: int
+
+
+class Journal:
+    """The journal of the store in `path`: what was attached to registries from here. Raises StoreError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "journal"
+
+    @contextmanager
+    def alone(self, progress: Progress) -> Iterator[None]:
+        """One at a time attaches or moves tags from this store; the kernel frees it when a process dies."""
+        with explain_full_disk(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.note("waiting for another promotion to finish ...")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def append(self, place: Place, *statements: Statement) -> None:
+        """Adds a row for each and sees them to the disk. The caller is alone."""
+        path = self._file(place)
+        with explain_full_disk(self.path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")  # a kill cut the last one
+                file.writelines(format_row(one) + b"\n" for one in statements)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def read(self, place: Place) -> Rows:
+        """Every statement that was attached to `place` from here, each once."""
+        return self._read(self._file(place))
+
+    def read_all(self) -> tuple[Statement, ...]:
+        """Every statement that was attached to any registry from here."""
+        return tuple(
+            one for path in sorted(self.path.glob("*/**/*.jsonl")) for one in self._read(path).statements
+        )
+
+    def damaged(self) -> tuple[tuple[Path, int], ...]:
+        """The files with lines that cannot be read, and how many."""
+        read = ((path, self._read(path).damaged) for path in sorted(self.path.glob("*/**/*.jsonl")))
+        return tuple((path, count) for path, count in read if count)
+
+    def _read(self, path: Path) -> Rows:
+        try:
+            lines = path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return Rows(statements=(), damaged=0)
+        statements, damaged = {}, 0
+        for line in filter(None, lines):
+            try:
+                statement = parse_row(line)
+            except MALFORMED:
+                damaged += 1
+                continue
+            statements[statement.artifact.manifest.descriptor.digest] = statement
+        return Rows(statements=tuple(statements.values()), damaged=damaged)
+
+    def keep(self, place: Place, statements: Iterable[Statement]) -> None:
+        """Writes the journal of `place` anew with these alone, by renaming. The caller is alone."""
+        path = self._file(place)
+        rows = b"".join(format_row(one) + b"\n" for one in statements)
+        if not rows:
+            remove_inside(self.path, path)
+            return
+        with explain_full_disk(self.path), replacing(path, durable=True) as file:
+            file.write(rows)
+
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """(host, repository) of all that was attached to."""
+        found = (path.relative_to(self.path) for path in self.path.glob("*/**/*.jsonl"))
+        return tuple(sorted((one.parts[0], "/".join(one.parts[1:]).removesuffix(".jsonl")) for one in found))
+
+    def _file(self, place: Place) -> Path:
+        return self.path / place.store.name / f"{place.repository}.jsonl"
+
+
+def format_row(statement: Statement) -> bytes:
+    """A line of the journal, without its end."""
+    return canonical_json(
+        {
+            "format": FORMAT,
+            "kind": statement.kind,
+            "subject": format_descriptor(statement.subject),
+            "envelope": base64.b64encode(statement.envelope).decode(),
+            "until": statement.until.astimezone(UTC).isoformat() if statement.until else None,
+        }
+    )
+
+
+def parse_row(line: bytes) -> Statement:
+    """Raises ValueError, KeyError or TypeError for a line that is not whole."""
+    row = json.loads(line)
+    if row["format"] != FORMAT:
+        raise StoreError(
+            "journal-too-new",
+            f"the journal has a row of format {row['format']!r}, this version reads format {FORMAT}",
+            hint="use the version of imagefactory that wrote it, or a newer one",
+        )
+    return Statement(
+        kind=str(row["kind"]),
+        subject=parse_descriptor(row["subject"]),
+        envelope=base64.b64decode(row["envelope"], validate=True),
+        until=datetime.fromisoformat(row["until"]) if row["until"] else None,
+    )
+
+
+# --- attaching and reading -----------------------------------------------------------------------
+
+
+def attach(place: Place, statement: Statement, journal: Journal | None = None) -> str:
+    """Puts a statement beside its subject; gives the artifact's digest. Attached again, nothing changes.
+
+    `journal` is that of the store where `place` is a registry; the caller holds its `alone`, and of a store
+    on disk its `in_use`. Raises StoreError or RegistryError, also where `place` has no such subject.
+    """
+    if place.store.manifest(place.repository, statement.subject.digest) is None:
+        raise RegistryError(
+            "subject-not-in-registry",
+            f"{place} has no {statement.subject.digest}",
+            hint="push the image there first",
+        )
+    if journal:
+        journal.append(place, statement)
+    return put_statement(place, statement)
+
+
+def put_statement(place: Place, statement: Statement) -> str:
+    """As `attach`, also where the subject is not there: a store may remember what is said of other images."""
+    artifact = statement.artifact
+    for blob, data in artifact.blobs:
+        place.store.write(place.repository, blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
+    manifest = artifact.manifest
+    put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type)
+    if put.digest != manifest.descriptor.digest:
+        raise RegistryError(
+            "registry-changed-digest",
+            f"{place}: imagefactory pushed {manifest.descriptor.digest}, the registry stored {put.digest}",
+        )
+    return put.digest
+
+
+def put_all(
+    place: Place, statements: Sequence[Statement], *, workers: int
+) -> tuple[FactoryError | None, ...]:
+    """As `put_statement`, for many, `workers` at a time; gives what went wrong with each, or None.
+
+    A store that took none of MOST_REFUSED in a row is not asked any more: the others have its last fault.
+    """
+    refused: list[FactoryError] = []
+
+    def put(statement: Statement) -> FactoryError | None:
+        known = tuple(refused)
+        if len(known) >= MOST_REFUSED:
+            return known[-1]
+        try:
+            put_statement(place, statement)
+        except FactoryError as error:
+            refused.append(error)
+            return error
+        refused.clear()
+        return None
+
+    if workers == 1:
+        return tuple(map(put, statements))
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="statements")
+    try:
+        faults = tuple(pool.map(put, statements))
+    except BaseException as error:
+        # A person who ends it does not wait for a registry that hangs inside a request.
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
+    return faults
+
+
+def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ...]:
+    """The statements of one kind about the manifest `subject`, by digest. Nothing is judged.
+
+    Of more verdicts than MOST the last of the list are read, which are the newest where a registry keeps the
+    order; one row more says so. A revocation that nobody reads would be one that does not count: more than
+    MOST of them are a RegistryError.
+    """
+    digests = tuple(
+        dict.fromkeys(referrer.digest for referrer in place.store.referrers(place.repository, subject, kind))
+    )
+    left = len(digests) - MOST
+    if left > 0 and kind == REVOCATION_TYPE:
+        raise RegistryError(
+            "revocations-too-many",
+            f"{place} lists {len(digests)} revocations of {subject}, the limit is {MOST}",
+            hint="find out who else pushes there",
+        )
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
+        read = pool.map(lambda digest: _read_one(place, digest, kind), sorted(digests[-MOST:]))
+        statements = tuple(statement for statement in read if statement is not None)
+    if left <= 0:
+        return statements
+    fault = f"{left} more that {place} lists first were not read: the list has more than {MOST}"
+    return (*statements, Attached(digest="", kind=kind, envelope=b"", fault=fault))
+
+
+def read_verdicts(place: Place, subject: str) -> tuple[Attached, ...]:
+    """The verdicts about the manifest `subject`, by their artifacts' digests. Nothing is judged."""
+    return read_statements(place, subject, VERDICT_TYPE)
+
+
+def read_revocations(place: Place, subject: str) -> tuple[Attached, ...]:
+    """The revocations about the manifest `subject`. Nothing is judged."""
+    return read_statements(place, subject, REVOCATION_TYPE)
+
+
+def _read_one(place: Place, digest: str, kind: str) -> Attached | None:
+    there = place.store.manifest(place.repository, digest)
+    if there is None:
+        return None  # deleted meanwhile
+    try:
+        value = json.loads(there[1])
+        if artifact_type(value) != kind:
+            raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
+        (layer,) = map(parse_descriptor, value["layers"])
+        if not DIGEST.fullmatch(layer.digest) or not 0 < layer.size <= LARGEST:
+            raise ValueError(f"an envelope of {layer.size} bytes")
+    except MALFORMED as error:
+        return Attached(
+            digest=digest, kind=kind, envelope=b"", fault=f"not an artifact of imagefactory: {error}"
+        )
+    if not place.store.has(place.repository, layer):
+        return Attached(digest=digest, kind=kind, envelope=b"", fault="its envelope is missing there")
+    data = b"".join(place.store.read(place.repository, layer))
+    return Attached(digest=digest, kind=kind, envelope=data)

@@ -1,0 +1,93 @@
+"""The log of what changed whom people believe: signed, approved, promoted and so on. Lines are only added.
+
+    <store>/journal/audit.jsonl     {"time", "user", "host", "action", "what", "where", "key", "why"}
+
+It tells a site's own people who did what from this store. It is no proof: who owns the store can write it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import pwd
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from imagefactory.serialize import format_time, shown_line
+from imagefactory.fs import explain_full_disk
+from imagefactory.oci.manifests import canonical_json
+
+NAME = "audit.jsonl"
+SIGN, REVOKE, APPROVE = "sign", "revoke", "approve"
+PROMOTE, PUBLISH, ROLLBACK = "promote", "publish", "rollback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One act. `what` names it, `where` is a place of a store or a file, `key` an id or empty."""
+
+    action: str
+    what: str
+    where: str = ""
+    key: str = ""
+    why: str = ""
+
+
+def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> None:
+    """Add a line for each and see them to the disk. Raises StoreError for a full disk, OSError."""
+    who = {"time": format_time(now.astimezone(UTC).replace(microsecond=0)), **_who()}
+    lines = [
+        canonical_json(
+            {
+                **who,
+                "action": one.action,
+                "what": shown_line(one.what),
+                "where": shown_line(one.where),
+                "key": one.key,
+                "why": shown_line(one.why),
+            }
+        )
+        for one in entries
+    ]
+    if not lines:
+        return
+    path = store / "journal" / NAME
+    with explain_full_disk(store):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(handle, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")  # a kill cut the last one
+            file.writelines(line + b"\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_audit(store: Path) -> Iterator[Mapping[str, str]]:
+    """The entries, the oldest first. Lines that a kill left half written are passed over."""
+    try:
+        lines = (store / "journal" / NAME).read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield {str(name): str(value) for name, value in row.items()}
+
+
+def _who() -> dict[str, str]:
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return {"user": user, "host": platform.node()}

@@ -1,0 +1,115 @@
+"""A catalogue as it lies in a registry: its place, its manifest, its bytes packed and unpacked. Pure.
+
+    <registry>/catalogue:current                    the newest, a tag that moves
+    <registry>/catalogue:<YYYYMMDD>-<12 hex>        each one, under a tag of its own
+    <registry>/catalogue:invitation                 the invitation to it (invitation.py)
+
+Either is an OCI artifact of one layer, the envelope or the invitation packed by gzip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from dataclasses import dataclass
+
+from imagefactory.trust.catalog import LARGEST
+from imagefactory.serialize import DIGEST
+from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.oci.inflate import GZIP, DamagedError, inflate
+from imagefactory.oci.manifests import artifact_type, parse_descriptor
+from imagefactory.oci.mirrors import split_place, split_tagged
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.store import Reference
+
+REPOSITORY, CURRENT = "catalogue", "current"
+LARGEST_PACKED = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A kind of artifact: what it is called, its manifest's type and its layer's."""
+
+    name: str
+    artifact_type: str
+    layer_type: str
+
+
+CATALOGUE = Packed(
+    name="catalogue",
+    artifact_type="application/vnd.imagefactory.catalogue.v1+json",
+    layer_type="application/vnd.dsse.envelope.v1+json+gzip",
+)
+INVITATION = Packed(
+    name="invitation",
+    artifact_type="application/vnd.imagefactory.invitation.v1+toml",
+    layer_type="application/vnd.imagefactory.invitation.v1+toml+gzip",
+)
+_MAGIC = b"\x1f\x8b"
+_PIECE = 1 << 20
+
+
+def catalogue_place(text: str) -> Reference:
+    """`HOST[/PATH][:TAG]`, the place of a registry, as the catalogue's reference there.
+
+    A path that ends in `catalogue` already is taken as it is. Raises UsageError for an empty text.
+    """
+    if not text:
+        raise UsageError(
+            "no-catalog-set",
+            "no catalog is set, and this directory is not a project",
+            hint="ask your center for its invitation, then run imagefactory join ADDRESS|FILE; or select a "
+            "project: -C DIR",
+        )
+    place, tag = split_tagged(text)
+    host, path = split_place(place)
+    if path.rpartition("/")[2] != REPOSITORY:
+        path = f"{path}/{REPOSITORY}" if path else REPOSITORY
+    return Reference(registry=host, repository=path, tag=tag or CURRENT)
+
+
+def pack(envelope: bytes) -> bytes:
+    """By gzip, the same bytes every time."""
+    return gzip.compress(envelope, 9, mtime=0)
+
+
+def unpack(data: bytes, where: str, largest: int | None = None) -> bytes:
+    """An envelope that may be packed. Raises StatementError for damage, and for more than `largest` bytes, or
+    LARGEST."""
+    most = LARGEST if largest is None else largest
+    if not data.startswith(_MAGIC):
+        return data
+    chunks = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    unpacked = io.BytesIO()
+    try:
+        for piece in inflate(chunks, GZIP):
+            if unpacked.tell() + len(piece) > most:
+                raise StatementError(
+                    "catalog-too-large", f"{where}: unpacks to more than {most} bytes", hint="ask its author"
+                )
+            unpacked.write(piece)
+    except (DamagedError, zlib.error) as error:
+        raise StatementError(
+            "catalog-corrupt", f"{where} is corrupt: {error}", hint="download it again"
+        ) from error
+    return unpacked.getvalue()
+
+
+def parse_layer(manifest: bytes, where: str, kind: Packed = CATALOGUE) -> Descriptor:
+    """The layer of the manifest of that kind. Raises RegistryError for that of anything else."""
+    try:
+        value = json.loads(manifest)
+        if artifact_type(value) != kind.artifact_type:
+            raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
+        (layer,) = map(parse_descriptor, value["layers"])
+        if layer.media_type != kind.layer_type or not 0 < layer.size <= LARGEST_PACKED:
+            raise ValueError(f"a layer of {layer.size} bytes")
+        if not DIGEST.fullmatch(layer.digest):  # the name of a file in the cache
+            raise ValueError("its layer has no digest")
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise RegistryError(
+            "artifact-malformed", f"{where} is not of type {kind.name}: {error}", hint="ask who pushed it"
+        ) from error
+    return layer

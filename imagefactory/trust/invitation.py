@@ -1,0 +1,320 @@
+"""A site's invitation: all that a reader's settings need to use its catalogue, in one small file. Pure.
+
+    format = "imagefactory.invitation/1"
+    catalogue = "registry.example.org/gpu"      # or the path of a file that the site's machines share
+    catalogue-mirrors = "mirror.example.org/gpu"    # where the site has any
+    center = "chtc"                             # what the site calls itself, where it does
+    site = "chtc"
+    sif-folder = "/shared/gpu/images"           # where the site has one
+
+    [[trust]]                                   # whom to believe, as imagefactory.toml has it
+    ...
+
+In a registry it lies beside the catalogue, under the tag `invitation`. Nobody signed it: it says which keys
+to believe in the first place, so a person compares a key's fingerprint with what the site tells elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from typing import Any
+
+from imagefactory.trust.catalog_package import catalogue_place
+from imagefactory.errors import UsageError
+from imagefactory.oci.store import Reference
+from imagefactory.settings.checks import CENTER, SIF_FOLDER
+from imagefactory.settings.choices import SITES, listed
+from imagefactory.trust.keys import PublicKey
+from imagefactory.trust.policy import Grant, Trust, TrustedKey, first_moment, format_row, parse_trust, row_values
+from imagefactory.verify.model import evidence_kinds
+
+FORMAT = "imagefactory.invitation/1"
+TAG = "invitation"
+LARGEST = 1 << 16
+_PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
+SETTINGS = ("catalogue", "center", "site", "sif-folder", "catalogue-mirrors")
+_HEADER = re.compile(r"\s*\[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path, `mirrors` are such with commas; these,
+    `sif_folder` and `center`, its name, may be empty."""
+
+    catalogue: str
+    site: str
+    sif_folder: str
+    keys: tuple[Grant, ...]
+    mirrors: str = ""
+    center: str = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """By their names in imagefactory.toml, those that are set."""
+        values = (self.catalogue, self.center, self.site, self.sif_folder, self.mirrors)
+        return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
+
+
+def invitation_place(text: str) -> Reference:
+    """Where the invitation to a catalogue lies (`HOST[/PATH]`). Raises UsageError for what is no place."""
+    return replace(catalogue_place(text), tag=TAG)
+
+
+def invite_with(trust: Trust, now: datetime) -> tuple[Grant, ...]:
+    """The keys that a site's readers should believe, each in its time; none if no key is trusted now.
+
+    Retired keys are among them: what they signed in their time still counts, and who joined before learns
+    that they sign no more.
+    """
+    return tuple(map(_grant, trust.keys)) if any(key.since <= now < key.until for key in trust.keys) else ()
+
+
+def _grant(key: TrustedKey) -> Grant:
+    kinds = evidence_kinds()
+    return Grant(
+        key=PublicKey(name=key.name, raw=key.public),
+        since=_date(key.since),
+        until=_date(key.until),
+        evidence=() if set(key.evidence) == set(kinds) else key.evidence,
+    )
+
+
+def _date(moment: datetime) -> date:
+    """A date where it is its first moment in UTC, as TOML writes either."""
+    utc = moment.astimezone(UTC)
+    return utc.date() if utc.time() == datetime.min.time() else utc
+
+
+def fingerprint(keyid: str) -> str:
+    """For two people to compare: 64 hex digits in eights."""
+    return " ".join(keyid[start : start + 8] for start in range(0, len(keyid), 8))
+
+
+# --- as a text -------------------------------------------------------------------------------------
+
+
+def format_invitation(invitation: Invitation) -> str:
+    """The file's text. Raises UsageError for what no reader would take."""
+    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in invitation.settings.items())
+    rows = "\n".join(format_row(grant) for grant in invitation.keys)
+    text = f'format = "{FORMAT}"\n{settings}\n{rows}'
+    parse_invitation(text.encode(), "the invitation")
+    return text
+
+
+def parse_invitation(data: bytes, where: str) -> Invitation:
+    """What `format_invitation` wrote. Raises UsageError that names what is wrong with anything else."""
+    hint = "ask your center for a new one; imagefactory invite writes it"
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            "invitation-invalid", f"{where} is not an invitation: not valid TOML: {error}", hint=hint
+        ) from error
+    if document.get("format") != FORMAT:
+        raise UsageError(
+            "invitation-invalid", f'{where} is not an invitation: it has no format = "{FORMAT}"', hint=hint
+        )
+    if unknown := sorted({*document} - {"format", "trust", *SETTINGS}):
+        raise UsageError(
+            "invitation-too-new",
+            f"{where}: unknown key {unknown[0][:40]!r}",
+            hint="upgrade imagefactory to the version of your center, or a newer one",
+        )
+    found = Invitation(
+        catalogue=_text(document, "catalogue", where),
+        site=_text(document, "site", where) or SITES[0],
+        sif_folder=_text(document, "sif-folder", where),
+        keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
+        mirrors=_text(document, "catalogue-mirrors", where),
+        center=_text(document, "center", where),
+    )
+    for place in (found.catalogue, *listed(found.mirrors)):
+        if not _PATH.fullmatch(place):
+            catalogue_place(place)
+    if found.site not in SITES:
+        raise UsageError("site-unknown", f"{where}: unknown site", hint=f"known sites: {', '.join(SITES)}")
+    if found.center and not CENTER.fullmatch(found.center):
+        raise UsageError("invitation-invalid", f"{where}: the name of the center is not valid", hint=hint)
+    if found.sif_folder and not SIF_FOLDER.fullmatch(found.sif_folder):
+        raise UsageError(
+            "invitation-invalid", f"{where}: sif-folder is not a directory for .sif files", hint=hint
+        )
+    if not found.keys:
+        raise UsageError("invitation-without-keys", f"{where}: it has no key to trust", hint=hint)
+    return found
+
+
+def _text(document: Mapping[str, Any], name: str, where: str) -> str:
+    value = document.get(name, "")
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+        raise UsageError(
+            "invitation-invalid",
+            f"{where}: {name} is not printable ASCII text",
+            hint="ask your center for a new one; imagefactory invite writes it",
+        )
+    return value
+
+
+# --- into a person's settings ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What accepting an invitation writes: `text` is the whole file, `told` its changes, a line each.
+
+    `fresh` are keys that nobody believed here so far. `before` are those (name, id) that were believed in
+    their stead: under the same name, or for the same catalogue and no longer now. Where both are there its
+    key is another.
+    """
+
+    text: str
+    told: tuple[str, ...]
+    fresh: tuple[Grant, ...]
+    before: tuple[tuple[str, str], ...]
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.fresh and self.before)
+
+
+def join(
+    text: str,
+    invitation: Invitation,
+    others: Sequence[Mapping[str, Any]],
+    where: str,
+    now: datetime,
+    *,
+    moved: bool = False,
+) -> Joining:
+    """The settings file of a person with what is missing in it; all else stays as he wrote it.
+
+    `others` are the documents of files that count too (the site's): what they say is not written again.
+    `moved`: the person says that it is of the center that he joined, wherever its catalogue is now.
+    Raises UsageError, with what to write, where that cannot be written there.
+    """
+    own = tomllib.loads(text)
+    known: dict[str, Any] = {key: value for other in reversed((own, *others)) for key, value in other.items()}
+    sheet = _Sheet(text)
+    told: list[str] = []
+    fresh: list[Grant] = []
+    wanted = dict(own)
+    for name, value in invitation.settings.items():
+        if known.get(name) != value:
+            told.append(f"{name} = {value}" + (f"  (was {known[name]})" if name in known else ""))
+            sheet.put(name, json.dumps(value))
+            wanted[name] = value
+    mine = [dict(row) for row in own.get("trust", [])]
+    rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
+    before = _before(rows, invitation, same_place=moved or known.get("catalogue") == invitation.catalogue)
+    refuse_return(rows, invitation, where, now)
+    for grant in invitation.keys:
+        same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
+        named = next((row for row in rows if row.get("name") == grant.key.name), None)
+        if same and (same.get("from"), same.get("until")) == (grant.since, grant.until):
+            continue
+        fresh += [] if same else [grant]
+        told.append(f"key {grant.key.name}, from {grant.since} until {grant.until}")
+        values = {key: value for key, value in row_values(grant).items() if key != "evidence"}
+        at = next((n for n, row in enumerate(mine) if row is (same or named)), None)
+        if at is None:
+            sheet.append(format_row(grant))
+            mine.append(tomllib.loads(format_row(grant))["trust"][0])
+        else:
+            sheet.put_row(at, values)
+            mine[at].update(tomllib.loads("\n".join(f"{key} = {value}" for key, value in values.items())))
+    made = sheet.text
+    if mine:
+        wanted["trust"] = mine
+    if _loaded(made) != wanted:
+        lines = [f"{name} = {json.dumps(value)}" for name, value in invitation.settings.items()]
+        lines += [line for grant in invitation.keys for line in format_row(grant).splitlines()]
+        raise UsageError(
+            "settings-not-editable",
+            f"imagefactory cannot edit {where} safely",
+            hint="add these lines to it, the first ones above all tables:\n"
+            + "\n".join(f"    {one}" for one in lines),
+        )
+    return Joining(text=made, told=tuple(told), fresh=tuple(fresh), before=tuple(before))
+
+
+def _before(
+    rows: Sequence[Mapping[str, Any]], invitation: Invitation, *, same_place: bool
+) -> list[tuple[str, str]]:
+    """The keys that are believed in the stead of those of an invitation."""
+    believed = {row["keyid"] for row in rows}
+    ends = {one.key.keyid: first_moment(one.until) for one in invitation.keys}
+    names = {one.key.name for one in invitation.keys if one.key.keyid not in believed}
+    others = [
+        row for row in rows if row["keyid"] not in ends or ends[row["keyid"]] < first_moment(row["until"])
+    ]
+    return [(row["name"], row["keyid"]) for row in others if same_place or row["name"] in names]
+
+
+def refuse_return(
+    rows: Iterable[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
+) -> None:
+    """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
+    for row in rows:
+        grant = next((one for one in invitation.keys if one.key.keyid == row["keyid"]), None)
+        if (
+            grant
+            and first_moment(row["until"]) <= now
+            and first_moment(grant.until) > first_moment(row["until"])
+        ):
+            raise UsageError(
+                "invitation-revives-key",
+                f"the key '{row['name']}' is retired in {where}, but this invitation would trust it again",
+                hint="ask your center for its current invitation; if this is intended, delete that row first",
+            )
+
+
+def _loaded(text: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+class _Sheet:
+    """A TOML text whose plain `key = value` lines are changed in place; `join` sees what became of others."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n" if self.lines else ""
+
+    def put(self, name: str, value: str) -> None:
+        """Above all tables: in the place of the line that has it, else below the last one there."""
+        end = next((n for n, line in enumerate(self.lines) if _HEADER.match(line)), len(self.lines))
+        if not self._put(range(end), name, value):
+            said = (n for n in range(end) if self.lines[n].strip() and not self.lines[n].startswith("#"))
+            self.lines.insert(max(said, default=-1) + 1, f"{name} = {value}")
+
+    def put_row(self, number: int, values: Mapping[str, str]) -> None:
+        """In that row of [[trust]]."""
+        heads = [n for n, line in enumerate(self.lines) if re.match(r"\s*\[\[\s*trust\s*\]\]", line)]
+        if number >= len(heads):
+            return
+        later = (n for n in range(heads[number] + 1, len(self.lines)) if _HEADER.match(self.lines[n]))
+        end = next(later, len(self.lines))
+        for name, value in values.items():
+            self._put(range(heads[number], end), name, value)
+
+    def append(self, row: str) -> None:
+        self.lines += ["", *row.splitlines()] if self.lines else row.splitlines()
+
+    def _put(self, where: range, name: str, value: str) -> bool:
+        line = re.compile(rf"(\s*{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*'|[^\s#]+)(.*)")
+        for number in where:
+            if found := line.fullmatch(self.lines[number]):
+                self.lines[number] = f"{found[1]}{value}{found[3]}"
+                return True
+        return False

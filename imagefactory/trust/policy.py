@@ -1,0 +1,479 @@
+"""Whom a factory believes: the [[trust]] rows and the [policy] of the files imagefactory.toml.
+
+    [[trust]]
+    name = "lab"
+    keyid = "<64 hex digits>"
+    public = "<base64 of the raw 32 bytes>"
+    from = 2026-01-01          # a date is its first moment in UTC; a time with its offset is taken too
+    until = 2027-01-01         # what was issued from then on is not believed
+    evidence = ["local"]       # left out: all that the policy takes
+
+    [policy]
+    evidence = ["local", "kit", "htcondor", "slurm", "actions"]
+    expires-days = 90
+    suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
+    promotion-signatures = 2   # keys that must approve before a tag of a registry moves (approval.py)
+
+The rows of all files count: the user's, the site's, and the project's where the user trusts it
+(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does, until the
+earliest end that any of them names; of policies the nearest counts alone.
+
+Who holds a key also writes the dates of what it signs. So after `until` a date alone proves nothing: only the
+statements count that were seen before. `record` is the sha256 of the file `retired-keys/NAME.txt` beside
+imagefactory.toml, which lists them by the digests of their payloads. `keys retire` and `keys rotate` write
+both. Without that file nothing of a retired key counts, except in a catalogue that a valid key signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.serialize import DIGEST, format_time, shown
+from imagefactory.errors import UsageError, os_problem
+from imagefactory.fs import replacing
+from imagefactory.settings.files import read_document
+from imagefactory.trees import read_file
+from imagefactory.trust.keys import NAME, Period, PublicKey, check_name, parse_public
+from imagefactory.verify.model import evidence_kinds
+
+DEFAULT_DAYS = 90
+MOST_DAYS = 366
+MOST_SIGNATURES = 8
+RECORDS = "retired-keys"
+"""The folder beside imagefactory.toml with a file for each retired key: what it had signed in its time."""
+LARGEST_RECORD = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustedKey:
+    """Believed for what it issued in [`since`, `until`), where the GPU was seen in one of these ways.
+
+    From `until` on only what is in `signed` counts: the digests of payloads that were recorded in its time.
+    """
+
+    name: str
+    keyid: str
+    public: bytes
+    since: datetime
+    until: datetime
+    evidence: tuple[str, ...]
+    signed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one.
+
+    `signatures` is how many keys must approve a promotion, 0 for none.
+    """
+
+    evidence: tuple[str, ...] = field(default_factory=evidence_kinds)
+    days: int = DEFAULT_DAYS
+    suites: tuple[str, ...] = ()
+    signatures: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Without keys nothing is believed."""
+
+    keys: tuple[TrustedKey, ...] = ()
+    policy: Policy = Policy()
+
+    def key(self, keyid: str) -> TrustedKey | None:
+        return next((key for key in self.keys if key.keyid == keyid), None)
+
+    @property
+    def periods(self) -> Mapping[str, Period]:
+        """From when and until when each key is trusted, by its id."""
+        return {key.keyid: (key.since, key.until) for key in self.keys}
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> Trust:
+    """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there.
+
+    `limits` are files whose policy counts behind theirs, and which end keys; they make nobody trusted.
+    """
+    documents = [(read_document(path), str(path)) for path in files]
+    others = [(read_document(path), str(path)) for path in limits]
+    nearest = next((one for one in (*documents, *others) if "policy" in one[0]), ({}, ""))
+    policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
+    keys: list[TrustedKey] = []
+    for number, (document, where) in enumerate((*documents, *others)):
+        own = _parse_keys(document, where, policy, Path(where).parent)
+        ends = {key.keyid: key for key in own}
+        keys = [_sooner(key, ends.get(key.keyid, key)) for key in keys]
+        known = {word for key in keys for word in (key.name, key.keyid)}
+        if number < len(documents):
+            keys += [key for key in own if not {key.name, key.keyid} & known]
+    return Trust(keys=tuple(keys), policy=policy)
+
+
+def _sooner(near: TrustedKey, far: TrustedKey) -> TrustedKey:
+    """The nearer row of a key; where another file ends it earlier, it ends then."""
+    return (
+        replace(near, until=max(near.since, far.until), signed=far.signed) if far.until < near.until else near
+    )
+
+
+def parse_trust(text: str, where: str) -> Trust:
+    """What one file says. Raises UsageError that names the file and the key for anything but that."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            "trust-invalid", f"{where} is not valid TOML: {error}", hint="correct that line"
+        ) from error
+    policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
+    return Trust(keys=_parse_keys(document, where, policy), policy=policy)
+
+
+def _parse_keys(
+    document: Mapping[str, Any], where: str, policy: Policy, folder: Path | None = None
+) -> tuple[TrustedKey, ...]:
+    """The rows of one file, each key and name once. A row without evidence of its own takes the policy's.
+
+    `folder` has the records of retired keys; without it they are not read.
+    """
+    rows = document.get("trust", [])
+    if not isinstance(rows, list):
+        raise UsageError(
+            "trust-invalid",
+            f"{where}: 'trust' is not a list of tables",
+            hint="write [[trust]] above each key",
+        )
+    keys = tuple(
+        _parse_key(row, f"{where}: [[trust]] {n}", policy, folder) for n, row in enumerate(rows, start=1)
+    )
+    for what in ("name", "keyid"):
+        values = [getattr(key, what) for key in keys]
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice:
+            raise UsageError(
+                "trust-duplicate", f"{where}: duplicate {what} '{twice}' in [[trust]]", hint="keep one row"
+            )
+    return keys
+
+
+def _parse_policy(row: object, where: str) -> Policy:
+    table = _table(row, where, ("evidence", "expires-days", "suites", "promotion-signatures"))
+    days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
+    if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
+        raise UsageError(
+            "trust-invalid", f"{where} expires-days: not a number of days", hint=f"write 1 to {MOST_DAYS}"
+        )
+    if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
+        raise UsageError(
+            "trust-invalid",
+            f"{where} suites: not a list of digests",
+            hint='write ["sha256:<64 hex digits>"]',
+        )
+    signatures = table.get("promotion-signatures", 0)
+    if (
+        isinstance(signatures, bool)
+        or not isinstance(signatures, int)
+        or not 0 <= signatures <= MOST_SIGNATURES
+    ):
+        raise UsageError(
+            "trust-invalid",
+            f"{where} promotion-signatures: not a number of keys",
+            hint=f"write 0 to {MOST_SIGNATURES}",
+        )
+    return Policy(
+        evidence=_parse_evidence(table.get("evidence", list(evidence_kinds())), where),
+        days=days,
+        suites=tuple(suites),
+        signatures=signatures,
+    )
+
+
+def _parse_key(row: object, where: str, policy: Policy, folder: Path | None) -> TrustedKey:
+    table = _table(row, where, ("name", "keyid", "public", "from", "until", "evidence", "record"))
+    for name in ("name", "keyid", "public", "from", "until"):
+        if name not in table:
+            raise UsageError(
+                "trust-invalid",
+                f"{where}: '{name}' is missing",
+                hint="let imagefactory keys trust FILE write the row",
+            )
+    name, text = table["name"], table["public"]
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(
+            "trust-invalid",
+            f"{where} name: not a valid key name",
+            hint="use lowercase letters, digits, '.', '_' and '-'",
+        )
+    if not isinstance(text, str):
+        raise UsageError("trust-invalid", f"{where} public: not a string", hint="write the key in base64")
+    key = parse_public(text.encode("utf-8"), f"{where} public")
+    if table["keyid"] != key.keyid:
+        raise UsageError(
+            "keyid-mismatch",
+            f"{where} keyid: not the id of the public key of '{name}'",
+            hint=f"the id of that key is {key.keyid}: ask its owner which of the two is right",
+        )
+    since, until = (_parse_moment(table[word], f"{where} {word}") for word in ("from", "until"))
+    if until < since:
+        raise UsageError("trust-invalid", f"{where} until: earlier than 'from'", hint="write a later time")
+    evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), where)
+    record = table.get("record", "")
+    if record != "" and not (isinstance(record, str) and DIGEST.fullmatch(record)):
+        raise UsageError(
+            "trust-invalid",
+            f"{where} record: not a digest",
+            hint="let imagefactory keys retire NAME write it",
+        )
+    return TrustedKey(
+        name=name,
+        keyid=key.keyid,
+        public=key.raw,
+        since=since,
+        until=until,
+        evidence=evidence,
+        signed=_read_record(folder, name, record) if folder and record else frozenset(),
+    )
+
+
+def _read_record(folder: Path, name: str, digest: str) -> frozenset[str]:
+    """Return the lines of a record that has that digest; none if it is missing or was changed."""
+    try:
+        data = read_file(folder, f"{RECORDS}/{name}.txt", LARGEST_RECORD)
+    except OSError:
+        return frozenset()
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+        return frozenset()
+    return frozenset(line for line in data.decode("ascii", "replace").splitlines() if DIGEST.fullmatch(line))
+
+
+def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
+    kinds = evidence_kinds()
+    words = ", ".join(kinds)
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise UsageError(
+            "trust-invalid", f"{where} evidence: not a list of strings", hint=f"write any of {words}"
+        )
+    unknown = [word for word in value if word not in kinds]
+    if unknown:
+        raise UsageError(
+            "trust-invalid",
+            f"{where} evidence: unknown type '{shown(unknown[0])}'",
+            hint=f"write any of {words}",
+        )
+    return tuple(value)
+
+
+def _parse_moment(value: object, where: str) -> datetime:
+    """A date is its first moment in UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        with contextlib.suppress(OverflowError):  # at either end of the calendar
+            return value.astimezone(UTC)
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    raise UsageError(
+        "trust-invalid",
+        f"{where}: not a date",
+        hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes",
+    )
+
+
+def first_moment(value: date) -> datetime:
+    """The moment of a date or time of a row, in UTC. Raises UsageError for a time without an offset."""
+    return _parse_moment(value, "[[trust]]")
+
+
+def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError("trust-invalid", f"{where}: not a table", hint=f"known keys: {', '.join(known)}")
+    for key in value:
+        if key not in known:
+            raise UsageError(
+                "trust-invalid",
+                f"{where}: unknown key '{shown(key)}'",
+                hint=f"known keys: {', '.join(known)}",
+            )
+    return value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")  # its very bytes: the user may trust a file by them
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            "trust-invalid", f"{path} is not UTF-8 text: {error}", hint="save it as UTF-8"
+        ) from error
+
+
+# --- changing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What `keys trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
+
+    key: PublicKey
+    since: date
+    until: date
+    evidence: tuple[str, ...] = ()
+
+
+def add_key(text: str, grant: Grant, where: str) -> str:
+    """imagefactory.toml with one more [[trust]] row; everything else stays as a person wrote it.
+
+    Raises UsageError where that name or key is trusted already.
+    """
+    for key in parse_trust(text, where).keys:
+        if grant.key.name == key.name or grant.key.keyid == key.keyid:
+            raise UsageError(
+                "key-already-trusted",
+                f"{where}: '{key.name}' is already trusted, until {key.until:%Y-%m-%d}",
+                hint="retire it, or change its dates there; a new key needs a new name",
+            )
+    row = format_row(grant)
+    before = text.rstrip("\n")
+    return _checked(f"{before}\n\n{row}" if before else row, text, where)
+
+
+def format_row(grant: Grant) -> str:
+    """A [[trust]] row of imagefactory.toml. Raises UsageError for a name that cannot be a key's."""
+    lines = ["[[trust]]", f'name = "{check_name(grant.key.name)}"']
+    return "\n".join([*lines, *(f"{key} = {value}" for key, value in row_values(grant).items())]) + "\n"
+
+
+def row_values(grant: Grant) -> dict[str, str]:
+    """What stands in a row beside the name, as TOML."""
+    values = {
+        "keyid": f'"{grant.key.keyid}"',
+        "public": f'"{base64.b64encode(grant.key.raw).decode("ascii")}"',
+        "from": grant.since.isoformat(),
+        "until": grant.until.isoformat(),
+    }
+    return values | ({"evidence": json.dumps(list(grant.evidence))} if grant.evidence else {})
+
+
+def named_key(text: str, name: str, where: str) -> TrustedKey:
+    """The key of that name or id in an imagefactory.toml. Raises UsageError."""
+    key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
+    if key is None:
+        raise UsageError(
+            "key-not-trusted",
+            f"{where}: no key '{name}' is trusted",
+            hint="list the keys: imagefactory keys show",
+        )
+    return key
+
+
+def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"") -> str:
+    """imagefactory.toml with that key believed only for what it issued before `until` (a date or a time).
+
+    `record` is the text of its file in `RECORDS`. Raises UsageError where no such key is trusted, or where
+    its time was over before and it has that record already.
+    """
+    import tomlkit
+
+    key = named_key(text, name, where)
+    moment = _parse_moment(until, "--until")
+    document = tomlkit.parse(text)
+    rows: Any = document["trust"]
+    row = next(row for row in rows if row["name"] == key.name)
+    # What was not seen in its time must never enter a record later.
+    if key.until <= moment and (not record or "record" in row):
+        raise UsageError(
+            "key-already-retired",
+            f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
+            hint="there is nothing to do",
+        )
+    if moment < key.until:
+        row["until"] = max(moment, key.since) if isinstance(until, datetime) else until
+    if record:
+        row["record"] = f"sha256:{hashlib.sha256(record).hexdigest()}"
+    return _checked(tomlkit.dumps(document), text, where)
+
+
+def format_record(digests: Iterable[str]) -> bytes:
+    """The text of a file in `RECORDS`: the digests of payloads, a line each."""
+    return "".join(f"{digest}\n" for digest in sorted(set(digests))).encode("ascii")
+
+
+def _checked(text: str, before: str, where: str) -> str:
+    """The edit touched the rows of trust and nothing else, and can be read."""
+    parse_trust(text, where)
+    old, new = tomllib.loads(before), tomllib.loads(text)
+    if {**old, "trust": 0} != {**new, "trust": 0}:
+        raise UsageError(
+            "trust-not-editable",
+            f"{where}: imagefactory cannot add or change a row safely",
+            hint="write [[trust]] at the end of the file",
+        )
+    return text
+
+
+def read_text(path: Path) -> str:
+    """The text of an imagefactory.toml. Raises UsageError where there is none."""
+    if not path.is_file():
+        raise UsageError(
+            "project-not-found",
+            f"{path.parent} has no {path.name}",
+            hint="select a project (imagefactory -C DIR keys ...), or write your own file: --global",
+        )
+    return _read(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes an imagefactory.toml beside and renames it."""
+    path = path.resolve()
+    try:
+        with replacing(path, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
+
+
+# --- telling ---------------------------------------------------------------------------------------
+
+
+def list_keys(trust: Trust, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
+    """Trusted keys and a user's own, by name, as JSON. `state` is trusted, retired, later or not-trusted."""
+    mine = {key.keyid: key for key in own}
+    rows = []
+    for key in trust.keys:
+        started = "trusted" if key.since <= now else "later"
+        rows.append(
+            {
+                "name": key.name,
+                "keyid": key.keyid,
+                "public": base64.b64encode(key.public).decode("ascii"),
+                "state": "retired" if key.until <= now else started,
+                "from": format_time(key.since),
+                "until": format_time(key.until),
+                "evidence": [kind for kind in key.evidence if kind in trust.policy.evidence],
+                "own": mine.pop(key.keyid, None) is not None,
+            }
+        )
+    rows += [
+        {
+            "name": key.name,
+            "keyid": key.keyid,
+            "public": base64.b64encode(key.raw).decode("ascii"),
+            "state": "not-trusted",
+            "from": None,
+            "until": None,
+            "evidence": [],
+            "own": True,
+        }
+        for key in mine.values()
+    ]
+    return sorted(rows, key=lambda row: str(row["name"]))

@@ -1,0 +1,250 @@
+"""Which image the tags of a target point to, by the verdicts that can be relied on. Pure.
+
+    2.3-cu121-sm80   the newest candidate that is verified for 8.0
+    2.3-cu121        the newest candidate that is verified for every capability that the recipe requires
+
+A tag never goes to an older candidate, unless the one that it points to was taken back (`revoke`) or a later
+run says no: then it goes to the newest other one that fulfils the rule, and away where there is none. An
+expired verdict moves nothing by itself. Annotations tell which candidate is newer; what is verified, signed
+statements alone tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.drivers import older
+from imagefactory.model import Outcome
+from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.verify.model import SEVERAL
+
+DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
+"""Outcomes that speak against the image itself, not against the machine that ran it."""
+_NO_TIME = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagCandidate:
+    """An image that tags may point to. `digest` is what they would point to, an index or a manifest.
+
+    `name` is what a person calls it (its candidate's tag), `pushed` when it came, None where nobody knows:
+    then it counts as older than all others. Of two of one time the one for more `platforms` is the newer.
+    `own`: this store pushed it, or its record has the MAC of the ledger's key.
+    """
+
+    name: str
+    digest: str
+    pushed: datetime | None
+    judged: tuple[Judged, ...]
+    platforms: int = 1
+    own: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRule:
+    """What a target asks: its plain tag, and the capabilities on which that must be verified.
+
+    Where none is required, as of an image for CPUs, the newest of our `own` candidates has the plain tag: no
+    verdict speaks of it, and what was built to be pushed has passed its smoke test. With `pointers_only` the
+    plain tag stays as it is: in the store on this machine a build sets it.
+    """
+
+    plain: str
+    capabilities: tuple[str, ...]
+    pointers_only: bool = False
+
+
+class Stand(StrEnum):
+    """How a candidate stands with a capability."""
+
+    PROVEN = "proven"
+    OPEN = "open"
+    DENIED = "denied"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagFate:
+    """What becomes of a tag. `before` and `after` are digests, empty for none; `why` is one line.
+
+    `proven` says whether what it points to afterwards fulfils the tag's rule. `withdrawn`: what it points to
+    now may not keep it. Where a policy requires approvals, `approved` are the keys of those that count,
+    `missing` is how many more are needed for `wanted`, the digest that it would point to.
+    """
+
+    tag: str
+    before: str
+    after: str
+    proven: bool
+    why: str
+    withdrawn: bool = False
+    approved: tuple[str, ...] = ()
+    missing: int = 0
+    wanted: str = ""
+
+    @property
+    def moved(self) -> bool:
+        return self.before != self.after
+
+
+def pointer(plain: str, capability: str) -> str:
+    """The tag of a target for one capability: `2.3-cu121-sm80`."""
+    return f"{plain}-{parse_capability(capability).sm.replace('_', '')}"
+
+
+def capability_of(verdict: Verdict) -> str:
+    """The capability that a verdict speaks of, empty where its run met no GPU, or a slice of one (MIG)."""
+    device = verdict.report.device
+    return device.capability if device and not device.part else ""
+
+
+def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:
+    """How the verdicts of one image stand with a capability, and why in a few words.
+
+    A verdict that says `verified` holds until a later one, on that driver or a newer one, says no. One of
+    several GPUs says nothing of one.
+    """
+    about = [
+        (judgement, judgement.verdict)
+        for judgement in judged
+        if judgement.verdict
+        and capability_of(judgement.verdict) == capability
+        and judgement.verdict.report.level != SEVERAL
+    ]
+    good = [verdict for judgement, verdict in about if judgement.standing is Standing.GOOD]
+    denials = [verdict for verdict in good if verdict.report.outcome in DENIALS]
+    for verdict in good:
+        if verdict.report.outcome is Outcome.VERIFIED and not any(
+            _denies(denial, verdict) for denial in denials
+        ):
+            return Stand.PROVEN, "verified"
+    if denials:
+        return Stand.DENIED, max(denials, key=_ended).report.outcome.value
+    passed = [judgement for judgement, verdict in about if verdict.report.outcome is Outcome.VERIFIED]
+    words = {judgement.standing for judgement in passed} - {Standing.GOOD}
+    if Standing.REVOKED in words:
+        return Stand.REVOKED, Standing.REVOKED.value
+    if words:
+        return Stand.OPEN, ", ".join(sorted(words))
+    return Stand.OPEN, max(good, key=_ended).report.outcome.value if good else Outcome.NOT_TESTED.value
+
+
+def _ended(verdict: Verdict) -> datetime:
+    return verdict.report.ended
+
+
+def _denies(denial: Verdict, verdict: Verdict) -> bool:
+    theirs, ours = (one.report.hardware.driver if one.report.hardware else "" for one in (denial, verdict))
+    try:
+        on_older = older(theirs, ours)
+    except ValueError:  # a driver that no rule can compare: what was seen last counts
+        on_older = False
+    return _ended(denial) > _ended(verdict) and not on_older
+
+
+def decide_tags(
+    rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
+) -> tuple[TagFate, ...]:
+    """What becomes of the target's tags, those of single capabilities first.
+
+    `tags` are what the target's tags point to now, by tag; what they point to should be among `candidates`.
+    """
+    newest = _newest_first(candidates)
+    spoken = {capability_of(one.verdict) for each in newest for one in each.judged if one.verdict} - {""}
+    asked = sorted({*rule.capabilities, *spoken}, key=parse_capability)
+    wanted: list[tuple[str, tuple[str, ...]]] = [(pointer(rule.plain, one), (one,)) for one in asked]
+    if not rule.pointers_only:
+        wanted.append((rule.plain, rule.capabilities))
+    return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in wanted)
+
+
+def approve_tag(fate: TagFate, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagFate:
+    """What becomes of a tag where `needed` keys must approve, and those in `approved` did.
+
+    Without enough of them it does not move: it stays, or goes away where what it points to was withdrawn.
+    `other` are the keys that could still approve.
+    """
+    missing = max(0, needed - len(approved))
+    by = f"approved by {', '.join(approved) or 'nobody'}"
+    if not missing:
+        return replace(fate, approved=tuple(approved), why=f"{fate.why}; {by}", wanted=fate.after)
+    left = f"{missing} more {'key' if missing == 1 else 'keys'} must approve"
+    left += (
+        f": {', '.join(other)}" if len(other) >= missing else f", but only {len(other)} others are trusted"
+    )
+    return replace(
+        fate,
+        after="" if fate.withdrawn else fate.before,
+        proven=False,
+        approved=tuple(approved),
+        missing=missing,
+        wanted=fate.after,
+        why=f"{fate.why}; {by}, {left}",
+    )
+
+
+def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
+    """The candidates' digests, those of an unknown time last."""
+    return tuple(one.digest for one in _newest_first(candidates))
+
+
+def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
+    return sorted(candidates, key=lambda one: (one.pushed or _NO_TIME, one.platforms, one.name), reverse=True)
+
+
+def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagFate:
+    if not needs:  # no verdict tells ours from those of others
+        newest = [candidate for candidate in newest if candidate.own] or newest
+    at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
+    taken = "" if at is None else _taken_back(newest[at], needs)
+    for i, candidate in enumerate(newest):
+        if any(stand(candidate.judged, need)[0] is not Stand.PROVEN for need in needs):
+            continue
+        if not needs and not candidate.own:
+            continue
+        why = f"{candidate.name} is verified for {_list(needs)}"
+        if not needs:
+            why = f"{candidate.name} is the newest, and no GPU is required"
+        if at is not None and i > at and not taken:
+            break
+        if taken:
+            why = f"{newest[at or 0].name} is {taken}; {why}"
+        return TagFate(
+            tag=tag, before=before, after=candidate.digest, proven=True, why=why, withdrawn=bool(taken)
+        )
+    if taken:
+        why = f"{newest[at or 0].name} is {taken}, and no other candidate is verified for {_list(needs)}"
+        return TagFate(tag=tag, before=before, after="", proven=False, why=why, withdrawn=True)
+    return TagFate(tag=tag, before=before, after=before, proven=False, why=_why_not(newest, at, needs))
+
+
+def _taken_back(candidate: TagCandidate, needs: Sequence[str]) -> str:
+    """Why a candidate may not keep a tag, empty where nothing speaks against it."""
+    for need in needs:
+        how, word = stand(candidate.judged, need)
+        if how in (Stand.DENIED, Stand.REVOKED):
+            return f"{word} on {need}"
+    return ""
+
+
+def _why_not(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
+    """What is missing for the newest candidate, or for the one that the tag points to."""
+    if not newest:
+        return "no candidate"
+    candidate = newest[at or 0]
+    if not needs:
+        return f"{candidate.name} was not pushed by this store, and its record has no MAC of the ledger's key"
+    lacks = [
+        f"{need} ({word})"
+        for need, (how, word) in ((need, stand(candidate.judged, need)) for need in needs)
+        if how is not Stand.PROVEN
+    ]
+    return f"{candidate.name} lacks {', '.join(lacks)}"
+
+
+def _list(capabilities: Sequence[str]) -> str:
+    return ", ".join(capabilities)

@@ -1,0 +1,263 @@
+"""What a kit brought back: read with care, judged by the rules of a run on this machine, ready to be signed.
+
+The folder was elsewhere. What was asked is believed because its digest stands in the ledger, under the nonce;
+what came back is believed as far as a key's owner signs for whoever ran the kit, and the verdict says `kit`,
+or `actions` where a job of the very run of GitHub ran it whose artifacts are collected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from imagefactory.serialize import Among, Fields, Fixed, Matching, Named, fault, parse_json, shown
+from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError, os_problem
+from imagefactory.model import Outcome
+from imagefactory.trees import TreeLimits, read_file, walk_tree
+from imagefactory.verify.evidence import parse_evidence
+from imagefactory.verify.outcome import Brought, GpuRun, outcome_of
+from imagefactory.verify.kit.program import (
+    EVIDENCE,
+    EXPECTATIONS,
+    FORMAT,
+    KIT,
+    RESULT,
+    RUN,
+)
+from imagefactory.verify.kit.start import REPORT, RUNNERS
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS, GpuReport, Hardware, Subject
+from imagefactory.verify.nonces import (
+    CI_RUN,
+    NONCE,
+    AskedRun,
+    NonceError,
+    NonceLedger,
+    check_open,
+    check_run,
+)
+from imagefactory.verify.report import completed_of, end_of
+from imagefactory.verify.suite_files import digest_of, suite_digest
+
+LARGEST = 1 << 20
+MOST_FILES = 500
+SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
+LONGEST_RUN = 86400.0
+STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
+"""Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
+
+
+_ACTIONS = (*CI_RUN, "GITHUB_JOB", "RUNNER_NAME")
+_RUN = Fields(
+    format=Annotated[int, Fixed(FORMAT)],
+    nonce=Annotated[str, Matching(NONCE)],
+    suite=str,
+    runner=Annotated[str, Among(("", *RUNNERS))],
+    actions=Annotated[tuple[str, str, str, str, str], Named(_ACTIONS)] | None,
+    outcome=Annotated[str, Among(("", *STOPPED))],
+    reason=str,
+    started=datetime,
+    ended=datetime,
+    **end_of(LONGEST_RUN),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """The bytes of a kit that came back. `evidence` and `report` are None where there are none."""
+
+    kit: bytes
+    expectations: bytes
+    suite: str
+    run: bytes
+    evidence: bytes | None
+    report: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedReport:
+    """A kit's run, judged. `run` is what its nonce is spent on; `reference` where the image can be pulled."""
+
+    report: GpuReport
+    run: AskedRun
+    reference: str
+
+
+def collect_kit(
+    folder: Path,
+    ledger: NonceLedger,
+    now: datetime,
+    environ: Mapping[str, str],
+    *,
+    again: bool = False,
+) -> CollectedReport:
+    """Judges what the kit in `folder` brought back. Signs and spends nothing.
+
+    `environ` tells whose artifacts these are, where a job of GitHub collects. With `again` the nonce may be
+    spent or have expired.
+
+    Raises UsageError for a folder that is no kit, or has no result; NonceError for a nonce that cannot be
+    spent on it (unknown, replayed, expired, another suite, a kit that was changed); NoGpuError and
+    CheckFailedError where nothing was started inside, with the word for why; StatementError for a result that
+    no kit writes.
+    """
+    files, where = read_folder(folder), str(folder)
+    nonce = read_nonce(folder)
+    known = ledger.look(nonce)
+    texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
+    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts), pool="")
+    if not again:
+        check_open(known, now)
+    check_run(known, run)
+    if files.suite != run.suite:
+        raise NonceError(
+            "nonce-other-suite",
+            f"the suite in {folder} changed after the kit was created",
+            hint="create a new kit",
+        )
+    # From here on kit.json and expectations.json are as this ledger's owner wrote them.
+    kit = json.loads(files.kit)
+    told = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
+    kind = SEEN_IN_ACTIONS if _same_run(told, environ) else SEEN_BY_KIT
+    report = outcome_of_folder(files, kit, where, kind)
+    return CollectedReport(report=report, run=run, reference=kit["reference"])
+
+
+def read_nonce(folder: Path) -> str:
+    """The nonce that kit.json names; nothing of it is believed yet."""
+    data = _read(folder, KIT)
+    if data is None:
+        raise _not_a_kit(folder)
+    try:
+        kit: Any = parse_json(data)
+        return str(kit["nonce"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _not_a_kit(folder, f": {KIT} is not valid") from error
+
+
+def _not_a_kit(folder: Path, why: str = "") -> UsageError:
+    hint = "pass the directory that verify --kit wrote"
+    return UsageError("kit-invalid", f"{folder} is not a kit{why}", hint=hint)
+
+
+def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
+    """The report of what came back for `kit`, which is believed, with evidence of `kind`. Pure.
+
+    Raises as `collect_kit`.
+    """
+    at = f"{where}/{RESULT}/{RUN}"
+    facts = parse_run(files.run, at)
+    if facts["nonce"] != kit["nonce"]:
+        raise fault(f"{at}: nonce", "it is from another kit")
+    if facts["suite"] != kit["suite"]:
+        raise fault(f"{at}: suite", "it ran another suite")
+    if facts["outcome"]:
+        raise _stopped(Outcome(facts["outcome"]), facts["reason"])
+    if files.evidence is None:
+        raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing, so there is no evidence of a GPU")
+    evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
+    asked = json.loads(files.expectations)
+    judged = GpuRun(
+        subject=Subject(**kit["subject"]),
+        suite=kit["suite"],
+        asked=asked,
+        waive=tuple(kit["waive"]),
+        runner=facts["runner"],
+        hardware=_with_job(evidence, facts["actions"]),
+        started=facts["started"],
+        ended=facts["ended"],
+    )
+    missing = "" if files.report is not None else "it wrote no report that can be read"
+    brought = Brought(report=files.report or b"", fault=missing, completed=facts["completed"])
+    return outcome_of(judged, brought)
+
+
+def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
+    message, hint = f"{outcome}: {reason}", "nothing was verified; you can run this kit on another machine"
+    if outcome is Outcome.NO_GPU:
+        return NoGpuError("gpu-not-visible", message, hint=hint)
+    return CheckFailedError("kit-not-started", message, hint=hint)
+
+
+def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether the kit ran in the attempt of the run of GitHub that `environ` names: the one that collects, or
+    the one whose artifacts these are. Elsewhere anybody can write such names."""
+    here = environ.get("GITHUB_ACTIONS") == "true"
+    return here and all(environ.get(name) and told.get(name) == environ[name] for name in CI_RUN)
+
+
+def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:
+    """The job of GitHub that ran the kit, as it says itself."""
+    notes = tuple(sorted((actions or {}).items()))
+    return replace(hardware, notes=(*hardware.notes, *notes))
+
+
+# --- reading it ----------------------------------------------------------------------------------
+
+
+def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
+    """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
+    row = _RUN.parse(_json(data, where), where)
+    if not row["runner"] and not row["outcome"]:
+        raise fault(where, "it has neither a runner nor an outcome")
+    actions = row["actions"] and dict(zip(_ACTIONS, row["actions"], strict=True))
+    return {**row, "actions": actions, "completed": completed_of(row)}
+
+
+def read_folder(folder: Path) -> Folder:
+    """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
+    kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
+    if kit is None or expectations is None:
+        raise _not_a_kit(folder)
+    run = _read(folder, f"{RESULT}/{RUN}")
+    if run is None:
+        raise UsageError(
+            "kit-without-result",
+            f"{folder} has no result yet",
+            hint=f"run it on the machine with the GPU: python3 {folder}/run.py",
+        )
+    return Folder(
+        kit=kit,
+        expectations=expectations,
+        suite=_suite(folder / "suite"),
+        run=run,
+        evidence=_read(folder, f"{RESULT}/{EVIDENCE}"),
+        report=_read(folder, f"{RESULT}/{REPORT}"),
+    )
+
+
+def _suite(folder: Path) -> str:
+    """The digest of the suite that lies there, empty for what is none: a link may lead to a whole disk."""
+    try:
+        walk = walk_tree(folder, lambda _: None, limits=SUITE_LIMITS)
+        names = [name for name, _ in walk if name.endswith(".py")]
+    except OSError:
+        return ""
+    if not 0 < len(names) <= MOST_FILES or not all(name.isascii() for name in names):
+        return ""
+    return digest_of({name: _read(folder, name) or b"" for name in names})
+
+
+def _read(folder: Path, path: str) -> bytes | None:
+    """Return a file's bytes, None where there is none. Raises UsageError for a link, a FIFO, a large file."""
+    try:
+        return read_file(folder, path, LARGEST)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(
+            *os_problem("read", shown(str(folder / path)), error),
+            hint="a kit has only regular files: copy it back unchanged",
+        ) from error
+
+
+def _json(data: bytes, where: str) -> object:
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        raise StatementError(
+            "kit-result-invalid", f"{shown(where)} is not JSON", hint="run the kit again"
+        ) from error

@@ -1,0 +1,354 @@
+"""What one makes of a run of the GPU suite: the strict parser of its report, and the one word for it. Pure.
+
+The same rules hold for a run on this machine and for what a kit brought back.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
+
+from imagefactory.serialize import LARGEST_COUNT, Among, AnyText, Capability, Fields, Fixed, Matching, Within
+from imagefactory.model import CheckResult, CheckState, Completed, Outcome
+from imagefactory.suite import table as frameworks
+from imagefactory.suite.gpu import table
+from imagefactory.verify.model import (
+    GPUS,
+    SEVERAL,
+    GpuIdentity,
+    GpuReport,
+    Hardware,
+    Subject,
+    Uuid,
+    digits_of,
+)
+from imagefactory.verify.suite_report import (
+    ReportFault,
+    SuiteCheck,
+    checks_kind,
+    clean,
+    clean_check,
+    how_it_ended,
+    parse_fields,
+)
+
+MOST_NUMBERS = 256
+MEASURED = (
+    *("vector-add", "matmul", "reduction", "convolution", "transfers"),
+    *("profile", "peer-to-peer", "all-reduce", "data-parallel"),
+)
+"""Checks that measure: one that passed without a number did nothing."""
+CONTRADICTION = "contradiction"
+"""The number by which a coverage check says that it found what was not predicted."""
+
+OF_SEVERAL = {
+    Outcome.VERIFIED: Outcome.TOGETHER,
+    **dict.fromkeys(
+        (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED), Outcome.APART
+    ),
+}
+"""The words for several GPUs: none of those that tables take for a claim about one."""
+
+_CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
+_DEVICE = Fields(
+    name=AnyText, capability=Capability, uuid=Uuid, memory=Annotated[int, Within(1, LARGEST_COUNT)]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRun:
+    """A run as the host knows it. `asked` is what stood in the expectations, `suite` its files' digest.
+
+    `waive` are checks that need not run, by the recipe. `hardware` is None where the host saw no GPU.
+    """
+
+    subject: Subject
+    suite: str
+    asked: Mapping[str, Any]
+    waive: tuple[str, ...]
+    runner: str
+    hardware: Hardware | None
+    started: datetime
+    ended: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What came out of the image. `report` is what it wrote; `fault` says why there is none to be read.
+
+    `parsed` is the same report, where somebody took it apart before.
+    """
+
+    report: bytes
+    fault: str
+    completed: Completed
+    parsed: GpuSuiteReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSuiteReport:
+    """The suite's report. `running` names the check it was in when it last wrote, empty at the end."""
+
+    cuda: str
+    device: GpuIdentity | None
+    running: str
+    rows: tuple[SuiteCheck, ...]
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _fields(level: str) -> Fields:
+    names = table.checks_of(level)
+    return Fields(
+        format=Annotated[int, Fixed(table.FORMAT)],
+        nonce=object,
+        target=object,
+        python=object,
+        level=object,
+        rehearsal=object,
+        cuda=Annotated[str, Matching(_CUDA, empty=True)],
+        device=Annotated[object, _DEVICE] | None,
+        running=Annotated[str, Among(("", *names))],
+        checks=checks_kind(names, table.OUTCOMES, MOST_NUMBERS),
+    )
+
+
+def parse_suite_report(data: bytes, asked: Mapping[str, Any]) -> GpuSuiteReport:
+    """Raises ReportFault for anything but a report of this suite's format that answers `asked`."""
+    found = parse_fields(data, _fields(asked["level"]))
+    if found["nonce"] != asked["nonce"]:
+        raise ReportFault("its report does not bring back the nonce of this run")
+    for key in ("target", "level", "rehearsal"):
+        if found[key] != asked[key] or type(found[key]) is not type(asked[key]):
+            raise ReportFault(f"its report is of another {key}")
+    checks = tuple(map(clean_check, found["checks"]))
+    if len({check.result.name for check in checks}) != len(checks):
+        raise ReportFault("its report has a check twice")
+    device = found["device"] and GpuIdentity(**{**found["device"], "name": clean(found["device"]["name"])})
+    return GpuSuiteReport(cuda=found["cuda"], device=device, running=found["running"], rows=checks)
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:
+    """The report of a run of which nothing was started inside."""
+    return _whole(run, _all(run, CheckState.NOT_RUN, reason), outcome, reason)
+
+
+def outcome_of(run: GpuRun, brought: Brought) -> GpuReport:
+    """Every check of the level, once and in order, and the one word for the run as a whole.
+
+    VERIFIED only where all that applies passed, measured something, on a GPU that the host knows by itself,
+    in a process that ended well. A rehearsal is never more than `not-tested`.
+    """
+    completed = brought.completed
+    try:
+        if brought.fault:
+            raise ReportFault(brought.fault)
+        suite_report = brought.parsed or parse_suite_report(brought.report, run.asked)
+    except ReportFault as fault:
+        if completed.timed_out:
+            reason = "stopped, because it took too long, before it wrote a report that can be read"
+            return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
+        reason = f"{fault}; {how_it_ended(completed)}"
+        return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
+    suite_report = replace(suite_report, device=_as_the_host_says(suite_report.device, run.hardware))
+    rows = {row.result.name: row for row in suite_report.rows}
+    judged = [
+        _check_outcome(name, rows.get(name), suite_report, run)
+        for name in table.checks_of(run.asked["level"])
+    ]
+    judged = [_one_that_ended(pair, completed, suite_report) for pair in judged]
+    checks = tuple(check for check, _ in judged)
+    outcome, reason = _outcome(run, suite_report, judged, completed)
+    report = _whole(run, checks, outcome, reason)
+    return replace(
+        report,
+        device=suite_report.device,
+        cuda=suite_report.cuda,
+        waived=tuple(one.name for one in checks if _waived(one, run)),
+        contradictions=_contradictions(run, suite_report, judged),
+    )
+
+
+def _check_outcome(
+    name: str, row: SuiteCheck | None, suite_report: GpuSuiteReport, run: GpuRun
+) -> tuple[CheckResult, Outcome | None]:
+    """The check as it counts, and the word where it stands in the way; None for the rest of it."""
+    if row is None:
+        missing = (
+            f"'{suite_report.running}' came first and did not end"
+            if suite_report.running
+            else "its report leaves it out"
+        )
+        return CheckResult(name=name, state=CheckState.NOT_RUN, detail=missing, seconds=0.0), None
+    check, state = row.result, row.result.state
+    framework = frameworks.FRAMEWORKS.get(run.asked["framework"], frameworks.OTHER)
+    locked = {name: text.partition(" ")[0] for name, text in run.asked["conda"].items()}
+    excused = table.not_applicable(framework, name, {**locked, **run.asked["packages"]})
+    if state is CheckState.FAILED:
+        return check, Outcome(row.outcome or table.LOAD_FAILED)
+    if state is CheckState.NOT_APPLICABLE and not excused:
+        return _failed(check, "claims not to apply, but it does"), Outcome.LOAD_FAILED
+    if state is CheckState.PASSED and name in MEASURED and not check.numbers:
+        return _failed(check, "says it passed and has measured nothing"), Outcome.LOAD_FAILED
+    if state is CheckState.PASSED and name == GPUS and not run.asked["rehearsal"] and not _several(row):
+        return _failed(check, "says it passed and has not counted two GPUs"), Outcome.LOAD_FAILED
+    return check, None
+
+
+def _counted(row: SuiteCheck | None) -> float:
+    return dict(row.result.numbers).get(GPUS, 0.0) if row else 0.0
+
+
+def _several(row: SuiteCheck | None) -> bool:
+    return _counted(row) >= 2 and _counted(row).is_integer()
+
+
+def _failed(check: CheckResult, detail: str) -> CheckResult:
+    return replace(check, state=CheckState.FAILED, detail=detail)
+
+
+def _one_that_ended(
+    pair: tuple[CheckResult, Outcome | None], completed: Completed, suite_report: GpuSuiteReport
+) -> tuple[CheckResult, Outcome | None]:
+    """The check that was running when the whole suite went down has failed."""
+    check, _ = pair
+    if check.name != suite_report.running or check.state is not CheckState.NOT_RUN:
+        return pair
+    if completed.timed_out:
+        return _failed(check, "stopped: it took too long"), Outcome.TIMEOUT
+    return _failed(check, how_it_ended(completed)), Outcome.LOAD_FAILED
+
+
+def _waived(check: CheckResult, run: GpuRun) -> bool:
+    """What is said of several GPUs is said whole."""
+    named = check.name in run.waive and run.asked["level"] != SEVERAL
+    return check.state is CheckState.NOT_RUN and named
+
+
+def _outcome(
+    run: GpuRun,
+    suite_report: GpuSuiteReport,
+    judged: Sequence[tuple[CheckResult, Outcome | None]],
+    completed: Completed,
+) -> tuple[Outcome, str]:
+    """The first that holds: another GPU than the host's, than was asked for; a failure; what is missing."""
+    rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
+    if stranger := _stranger(suite_report, run):
+        return Outcome.INFRASTRUCTURE, stranger
+    failed = next(((check, word) for check, word in judged if word is not None), None)
+    if suite_report.device and capability and suite_report.device.capability != capability:
+        return (
+            Outcome.WRONG_GPU,
+            f"asked for {capability}, met {suite_report.device.name} ({suite_report.device.capability})",
+        )
+    if failed:
+        word = f"{failed[1]}: " if run.asked["level"] == SEVERAL else ""
+        return failed[1], f"{failed[0].name}: {word}{failed[0].detail}"
+    left = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
+    if completed.timed_out:
+        return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
+    if suite_report.running or completed.returncode not in ((0, 1) if left else (0,)):
+        return Outcome.LOAD_FAILED, f"no check says it failed, but {how_it_ended(completed)}"
+    open_ones = [check for check in left if not _waived(check, run)]
+    if rehearsal:
+        return Outcome.NOT_TESTED, "a rehearsal on the CPU, which says nothing of a GPU"
+    if suite_report.device is None:
+        return Outcome.LOAD_FAILED, "no check says it failed, and it names no GPU that it ran on"
+    if open_ones:
+        return Outcome.NOT_TESTED, f"{open_ones[0].name} did not run: {open_ones[0].detail}"
+    passed = sum(check.state is CheckState.PASSED for check, _ in judged)
+    device = suite_report.device
+    number = f"{_gpus(suite_report):.0f} x " if run.asked["level"] == SEVERAL else ""
+    return Outcome.VERIFIED, f"{passed} checks passed on {number}{device.name} ({device.capability})"
+
+
+def _gpus(suite_report: GpuSuiteReport) -> float:
+    return _counted(next((row for row in suite_report.rows if row.result.name == GPUS), None))
+
+
+def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
+    """Why a GPU that the suite met is none that the host knows; empty where all are."""
+    device = suite_report.device
+    if device is None:
+        return ""
+    if run.asked["rehearsal"]:
+        return "a rehearsal on the CPU names a GPU"
+    if run.hardware is None:
+        return "the suite names a GPU, and the host did not see one"
+    known = run.hardware.gpu_of(device.uuid)
+    if known is None:
+        return f"the suite met the GPU {device.uuid}, which is none of this host's"
+    if known.capability != device.capability:
+        return f"the suite says {device.uuid} has capability {device.capability}, the host {known.capability}"
+    counted, there = _gpus(suite_report), run.hardware.count_of(device.capability)
+    if counted > there:
+        return f"the suite counts {counted:.0f} GPUs of capability {device.capability}, the host {there}"
+    return ""
+
+
+def _as_the_host_says(device: GpuIdentity | None, hardware: Hardware | None) -> GpuIdentity | None:
+    """A GPU that the host knows has the host's name for it, whatever the image calls it.
+
+    libcuda tells bytes alone; whether they name a GPU or an instance of one (MIG), the host knows too.
+    """
+    if device is None or hardware is None:
+        return device
+    told = {digits_of(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
+    told |= {digits_of(one): (one, device.name) for one, _ in hardware.notes if one.startswith("MIG-")}
+    uuid, name = told.get(digits_of(device.uuid), (device.uuid, device.name))
+    return replace(device, uuid=uuid, name=name)
+
+
+def _contradictions(
+    run: GpuRun, suite_report: GpuSuiteReport, judged: Sequence[tuple[CheckResult, Outcome | None]]
+) -> tuple[str, ...]:
+    """Where the coverage checks and the scan of the image differ, either way.
+
+    A check that failed for another reason than missing code says nothing of what was predicted.
+    """
+    predicted = run.asked["predicted"].get(suite_report.device.capability, {}) if suite_report.device else {}
+    claims = {"native-code": predicted.get("native"), "ptx-code": predicted.get("ptx")}
+    return tuple(
+        f"{check.name}: {check.detail}"
+        for check, word in judged
+        if check.name in claims
+        and (
+            dict(check.numbers).get(CONTRADICTION) == 1.0
+            or (word is Outcome.NO_KERNEL and claims[check.name])
+        )
+    )
+
+
+def _all(run: GpuRun, state: CheckState, reason: str) -> tuple[CheckResult, ...]:
+    return tuple(
+        CheckResult(name=name, state=state, detail=reason, seconds=0.0)
+        for name in table.checks_of(run.asked["level"])
+    )
+
+
+def _whole(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, reason: str) -> GpuReport:
+    return GpuReport(
+        subject=run.subject,
+        suite=run.suite,
+        level=run.asked["level"],
+        nonce=run.asked["nonce"],
+        started=run.started,
+        ended=run.ended,
+        runner=run.runner,
+        hardware=run.hardware,
+        device=None,
+        cuda="",
+        checks=checks,
+        outcome=OF_SEVERAL.get(outcome, outcome) if run.asked["level"] == SEVERAL else outcome,
+        reason=clean(reason),
+        rehearsal=run.asked["rehearsal"],
+    )

@@ -1,0 +1,282 @@
+"""What is known of cells, as a person reads it: tables with legends and numbered sources. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import platform_of
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.compared import Difference
+from imagefactory.gpu.values import Answer, Cell, Claim
+from imagefactory.matrix.compat import (
+    RUNS,
+    CompatGpu,
+    CompatRow,
+    Cover,
+    CoverCandidate,
+    Unserved,
+    faults,
+    serves,
+)
+from imagefactory.views.text import Sources, fold, format_matrix, format_table, table_width
+
+LETTERS = {
+    Answer.YES: "Y",
+    Answer.PTX: "P",
+    Answer.PARTLY: "~",
+    Answer.NO: "-",
+    Answer.UNKNOWN: "?",
+}
+LEGEND = (
+    "Y runs, P runs through PTX that the driver compiles, ~ runs in part, - does not run, ? nothing is known",
+    "d documented: a project's page says so   p predicted: a scan of the GPU code says so",
+    "v verified: the suite ran there          ! there is a known fault",
+)
+
+ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
+ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
+
+
+def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None) -> str:
+    """What runs on one GPU and why the rest does not, folded to `width`. Each row has one cell."""
+    sources, warnings = Sources(), Sources("!{}")
+    running = [row for row in rows if serves(row.cells[0])]
+    rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
+    table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
+    head = f"{gpu.title}: {len(running)} of {len(rows)} run on it"
+    lines = [
+        head,
+        "",
+        format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
+    ]
+    if gpu.capability not in (*knowledge.capabilities(), *knowledge.processors()):
+        lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
+    more = [*_named(warnings, "Warnings"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
+    return "\n".join([*lines, *fold(more, width)])
+
+
+def _is_blank(row: CompatRow) -> bool:
+    """Whether it is of a version that no recipe makes and of which nothing is known."""
+    return not row.candidate.name and not any(cell.claims for cell in row.cells)
+
+
+def _blank(rows: Sequence[CompatRow]) -> list[str]:
+    titles = [row.candidate.title for row in rows if _is_blank(row)]
+    return ["", f"nothing is known of {'; '.join(titles)}"] if titles else []
+
+
+def _gpu_row(row: CompatRow, sources: Sources, warnings: Sources) -> tuple[str, ...]:
+    cell = row.cells[0]
+    if not cell.claims:
+        return row.candidate.title, Answer.UNKNOWN.value, "", "", "nothing is known of it"
+    first = cell.claims[0]
+    others = [claim for claim in cell.claims[1:] if claim.basis is not first.basis and _differ(claim, first)]
+    why = [f"{first.reason} {sources.mark([first.source])}"]
+    why += [f"{one.basis}: {one.answer}, {one.reason} {sources.mark([one.source])}" for one in others]
+    told = [f"{claim.reason} {sources.mark([claim.source])}" for claim in shown_warnings(cell)]
+    marks = warnings.mark(told)
+    basis = first.basis.value
+    return row.candidate.title, f"{first.answer} {marks}".rstrip(), basis, first.driver, "; ".join(why)
+
+
+def shown_warnings(cell: Cell) -> tuple[Claim, ...]:
+    """The warnings of what runs, be it in part; of what does not run they say nothing more."""
+    return () if cell.answer is Answer.NO else cell.warnings
+
+
+def _differ(one: Claim, other: Claim) -> bool:
+    return (one.answer in RUNS) != (other.answer in RUNS)
+
+
+def format_rows(
+    rows: Sequence[CompatRow], capabilities: Sequence[Capability], width: int | None = None
+) -> str:
+    """Candidates x capabilities, two letters a cell. Each row has a cell for each capability.
+
+    Neighbours that are alike in every row are one column.
+    """
+    sources, told = Sources(), [row for row in rows if not _is_blank(row)]
+    texts = list(zip(*([letters(cell) for cell in row.cells] for row in told), strict=True))
+    groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
+    spans = [_span(capabilities, some) for some in groups]
+    cells = [[texts[some[0]][number] for some in groups] for number in range(len(told))]
+    marks = [sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in told]
+    names = [
+        row.candidate.name or f"({_version(row)} {platform_of(row.candidate.question.cuda)})" for row in told
+    ]
+    header = ["TARGET", "VERSION", "CUDA", *spans, "SOURCES"]
+    table = [
+        [row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some, mark]
+        for row, some, mark in zip(told, cells, marks, strict=True)
+    ]
+    if width is not None and table_width([header, *table]) > width:  # a target's name says the rest
+        rest = [[name, *some] for name, some in zip(names, cells, strict=True)]
+        text = format_matrix(["TARGET", *spans], rest, width, keep=1)
+        named = ["", "a wider terminal and --json name the sources"]
+    else:
+        text, named = format_table(header, table), _named(sources, "Sources")
+    amd = any(one.processor for one in capabilities)
+    alike = [ALIKE_AMD if amd else ALIKE] if any(len(some) > 1 for some in groups) else []
+    more = [*LEGEND, *alike, *named, *_blank(rows), *_unlocked(rows)]
+    return "\n".join([text, "", *fold(more, width)])
+
+
+def _version(row: CompatRow) -> str:
+    return f"{row.candidate.question.framework} {row.candidate.question.version}"
+
+
+def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
+    first, last = capabilities[indexes[0]], capabilities[indexes[-1]]
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
+    """Which targets are told of without what a lock says."""
+    told = [
+        f"{one.name} ({one.lock})" for one in (row.candidate for row in rows) if one.lock not in ("", "ok")
+    ]
+    return ["", f"by their recipes alone, since no lock is current: {', '.join(told)}"] if told else []
+
+
+def letters(cell: Cell) -> str:
+    """`Yp`: the answer and what it stands on; `!` behind it for a known fault."""
+    basis = cell.claims[0].basis.value[0] if cell.claims else ""
+    return f"{LETTERS[cell.answer]}{basis}{'!' if shown_warnings(cell) else ''}"
+
+
+def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
+    """The fewest images of each group, which GPU each is for, and what no image serves."""
+    sources = Sources()
+    told = [_cover(one, sources, width) for one in covers]
+    return "\n".join(["\n\n".join(told), *fold(_named(sources, "Sources"), width)])
+
+
+def _cover(cover: Cover, sources: Sources, width: int | None) -> str:
+    count = len(cover.images)
+    images = f"{count} image{'s' if count != 1 else ''}"
+    gpus = sum(len(choice.serves) for choice in cover.images)
+    lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} kinds of GPU"]
+    for choice in cover.images:
+        table = [_served(gpu, cell, sources) for gpu, cell in choice.serves]
+        lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""
+        lines += [f"  {choice.candidate.title}{lock}", *format_table(table[0], table[1:], width).splitlines()]
+    lines += fold((f"  none for {_unserved(one, sources)}" for one in cover.unserved), width)
+    return "\n".join(lines)
+
+
+def _served(gpu: CompatGpu, cell: Cell, sources: Sources) -> tuple[str, ...]:
+    first = cell.claims[0]
+    floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
+    told = [f"{first.basis} {sources.mark([first.source])}{floor}"]
+    told += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in faults(cell)]
+    return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(told)
+
+
+def _unserved(one: Unserved, sources: Sources) -> str:
+    if one.candidate is None or one.claim is None:
+        return f"{one.gpu.title}: nothing is known"
+    return f"{one.gpu.title}: {one.candidate.title}: {one.claim.reason} {sources.mark([one.claim.source])}"
+
+
+def _named(sources: Sources, title: str) -> list[str]:
+    lines = sources.lines()
+    return ["", title, *lines] if lines else []
+
+
+def format_differences(differences: Sequence[Difference], width: int | None = None) -> str:
+    """What projects document against what their wheels were found to hold, folded to `width`."""
+    sources = Sources()
+    table = [
+        (
+            f"{difference.framework} {difference.version}",
+            difference.cuda,
+            " ".join(map(str, difference.capabilities)),
+            f"{difference.documented} {sources.mark([difference.documented_source])}",
+            f"{difference.found} {sources.mark([_scan(difference)])}",
+            difference.reason,
+        )
+        for difference in differences
+    ]
+    if not table:
+        return "no difference is known"
+    header = ("VERSION", "CUDA", "CAPABILITIES", "DOCUMENTED", "PREDICTED", "WHY")
+    return "\n".join([format_table(header, table, width), *fold(_named(sources, "Sources"), width)])
+
+
+def _scan(one: Difference) -> str:
+    return f"scan of {', '.join(one.wheels)} ({one.scanned_source})"
+
+
+def difference_json(difference: Difference) -> dict[str, object]:
+    return {
+        "framework": difference.framework,
+        "version": difference.version,
+        "cuda": difference.cuda,
+        "capabilities": [str(capability) for capability in difference.capabilities],
+        "documented": difference.documented.value,
+        "documented_source": difference.documented_source,
+        "predicted": difference.found.value,
+        "predicted_source": _scan(difference),
+        "reason": difference.reason,
+    }
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def row_json(row: CompatRow) -> dict[str, object]:
+    return {**candidate_json(row.candidate), "cells": [cell_json(cell) for cell in row.cells]}
+
+
+def candidate_json(candidate: CoverCandidate) -> dict[str, object]:
+    asked = candidate.question
+    return {
+        "target": candidate.name,
+        "family": candidate.group,
+        "framework": asked.framework,
+        "version": asked.version,
+        "cuda": asked.cuda,
+        "lock": candidate.lock,
+    }
+
+
+def cell_json(cell: Cell) -> dict[str, object]:
+    return {
+        "capability": str(cell.question.capability),
+        "driver": cell.question.driver,
+        "answer": cell.answer.value,
+        "claims": cell.claims,
+        "warnings": cell.warnings,
+    }
+
+
+def cover_json(cover: Cover) -> dict[str, object]:
+    return {
+        "family": cover.group,
+        "images": [
+            {
+                **candidate_json(choice.candidate),
+                "gpus": [{**gpu_json(gpu), **cell_json(cell)} for gpu, cell in choice.serves],
+            }
+            for choice in cover.images
+        ],
+        "unserved": [
+            {
+                **gpu_json(unserved.gpu),
+                "nearest": candidate_json(unserved.candidate) if unserved.candidate else None,
+                "why": unserved.claim,
+            }
+            for unserved in cover.unserved
+        ],
+    }
+
+
+def gpu_json(gpu: CompatGpu) -> dict[str, object]:
+    return {
+        "gpu": gpu.name,
+        "capability": str(gpu.capability),
+        "driver": gpu.driver,
+        "count": gpu.count,
+    }

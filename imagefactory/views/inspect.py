@@ -1,0 +1,334 @@
+"""What an image, wheel or library can run on, as a person reads it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from imagefactory.gpu.amd import is_amd, is_object, lacks_runtime, target_order
+from imagefactory.gpu.capability import Capability, Code
+from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
+from imagefactory.gpu.values import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.gpu.predict import INTEGRATED
+from imagefactory.views.text import fold, format_fields, format_matrix
+
+RUNS = (Answer.YES, Answer.PTX)
+WORDS = {
+    Answer.YES: "yes",
+    Answer.PTX: "PTX",
+    Answer.PARTLY: "part",
+    Answer.NO: "no",
+    Answer.UNKNOWN: "?",
+}
+LEGEND = (
+    "N machine code of its own, P through PTX that the driver compiles, 12/397 so many of its modules, - none"
+)
+NAME_WIDTH = 44
+_ROLES = (Role.GATES, Role.ON_DEMAND, Role.OTHER, Role.REPORT)
+# Package or file of CUDA's libraries, and what people call them.
+_VERSIONED = (("cuBLAS", "cublas"), ("cuDNN", "cudnn"), ("NCCL", "nccl"), ("TensorRT", "tensorrt"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """All that is told of one place. `how` says in a line where its contents come from.
+
+    `predictions` are of all known capabilities, oldest first. `contradictions` is where what is
+    documented of the framework and what was found differ. `verified` is what verdicts say of this very image.
+    `platform` is the architecture that it is for, empty where it does not say.
+    """
+
+    name: str
+    how: str
+    digest: str
+    contents: Contents
+    predictions: tuple[Prediction, ...]
+    cpu_only: str = ""
+    contradictions: tuple[str, ...] = ()
+    verified: Mapping[Capability, Claim] = field(default_factory=dict)
+    platform: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """The GPU of one question: `title` as a person would say it, `driver` empty where none was named.
+
+    `host` is the architecture of the processor beside it, empty for any. `target` is the target ID of one
+    of AMD's where features were named (`gfx90a:xnack-`).
+    """
+
+    title: str
+    capability: Capability
+    driver: str = ""
+    host: str = ""
+    target: str = ""
+
+
+# --- one question --------------------------------------------------------------------------------
+
+
+def format_answer(name: str, asked: Inquiry, prediction: Prediction, verified: Claim | None = None) -> str:
+    """One line: the answer, that it is a prediction, and why. What was verified there comes first."""
+    on = f"{asked.title}, driver {asked.driver}" if asked.driver else asked.title
+    if verified:
+        told = f"{name} on {on}: {_told(verified)} ({verified.source})"
+        return f"{told}; predicted: {prediction.answer}, {prediction.reason}"
+    line = f"{name} on {on}: {prediction.answer} (predicted): {prediction.reason}"
+    if prediction.answer in (*RUNS, Answer.PARTLY) and prediction.driver and not asked.driver:
+        line += f"; driver {prediction.driver} or newer"
+    warnings = () if prediction.answer is Answer.NO else prediction.warnings
+    return "; ".join([line, *(f"warning: {warning}" for warning in warnings)])
+
+
+def _counted(some: Sequence[object], what: str) -> str:
+    return f"{len(some)} {what}" if len(some) == 1 else f"{len(some)} {what}s"
+
+
+def _told(claim: Claim) -> str:
+    word = "verified" if claim.answer is Answer.YES else f"verified, {claim.rule}"
+    return f"{claim.answer} ({word}): {claim.reason}"
+
+
+# --- all of it -----------------------------------------------------------------------------------
+
+
+def format_inspection(inspection: Inspection, width: int | None = None, *, every: bool = False) -> str:
+    """What it is, what runs it, and the table of libraries x capabilities.
+
+    Without `every`, libraries that decide nothing, integrated GPUs and those older than any of its code
+    are left out.
+    """
+    parts = [f"{inspection.name}\n{format_fields(_fields(inspection), width=width)}"]
+    nvidia = [one for one in ordered_libraries(inspection.contents) if one[0].modules and not is_amd(one[0])]
+    if nvidia:
+        parts.append(_format_cuda(inspection, nvidia, width, every=every))
+    amd = [one for one in ordered_libraries(inspection.contents) if is_amd(one[0])]
+    if amd:
+        parts.append(_format_amd(amd, width))
+    if not nvidia and not amd:
+        parts.append("no GPU code was found")
+    return "\n\n".join(parts)
+
+
+def _fields(inspection: Inspection) -> list[tuple[str, str]]:
+    contents = inspection.contents
+    framework = find_framework(contents)
+    fields = [("from", inspection.how)]
+    if inspection.digest:
+        fields.append(("digest", inspection.digest))
+    if inspection.platform:
+        fields.append(("for", f"linux/{inspection.platform}"))
+    if framework is not None:
+        package = find_package(contents, framework)
+        named = f"{package.name} {package.version}" if package else framework.name
+        fields.append(("framework", f"{named} ({package.build})" if package and package.build else named))
+    versions = [f"{name} {version}" for name, version in library_versions(contents)]
+    cuda = cuda_of(contents)
+    if cuda or versions:
+        fields.append(("CUDA", ", ".join([cuda or "version not known", *versions])))
+    if lacks_runtime(contents):
+        fields.append(("ROCm", "its own libraries are not in it, and must be where it runs"))
+    told = [f"{capability}: {_told(claim)}" for capability, claim in sorted(inspection.verified.items())]
+    fields += [("verified" if i == 0 else "", line) for i, line in enumerate(told)]
+    if inspection.cpu_only:
+        fields.append(("CPU only", inspection.cpu_only))
+    elif contents.libraries:
+        fields += [("predicted" if i == 0 else "", line) for i, line in enumerate(_predicted(inspection))]
+        fields += [("driver" if i == 0 else "", line) for i, line in enumerate(_drivers(inspection))]
+    # What does not run anyway needs no warning.
+    usable = [prediction for prediction in inspection.predictions if prediction.answer is not Answer.NO]
+    warnings = dict.fromkeys(warning for prediction in usable for warning in prediction.warnings)
+    fields += [("warning", _warned(usable, warning)) for warning in warnings]
+    fields += [("contradiction", line) for line in inspection.contradictions]
+    fields += [
+        ("damaged", f"{library.path}: {library.damage}") for library in contents.libraries if library.damage
+    ]
+    fields += [
+        ("not read", f"{library.path}: {library.unread}") for library in contents.libraries if library.unread
+    ]
+    if framework is not None and framework.runtime and not inspection.cpu_only:
+        fields.append(("not seen", f"what {framework.runtime} compiles while it runs"))
+    return fields
+
+
+def _predicted(inspection: Inspection) -> list[str]:
+    """One line an answer and reason; reasons that differ in the capability alone are one."""
+    lines = []
+    for answer in (Answer.YES, Answer.PTX, Answer.PARTLY, Answer.NO, Answer.UNKNOWN):
+        some = [prediction for prediction in inspection.predictions if prediction.answer is answer]
+        if answer in RUNS:
+            groups = [some] if some else []
+        else:
+            some.sort(key=_reason)
+            groups = [list(group) for _, group in groupby(some, key=_reason)]
+        for group in sorted(groups, key=lambda one: one[0].capability):
+            where = _capabilities(group)
+            lines.append(f"{answer} on {where}" + ("" if answer in RUNS else f": {_reason(group[0])}"))
+    return lines
+
+
+def _reason(prediction: Prediction) -> str:
+    """The reason without the capability, which stands before it."""
+    own = re.escape(str(prediction.capability))
+    return re.sub(rf"\b(on|for) {own}(?![.\d])", r"\1 it", prediction.reason)
+
+
+def _drivers(inspection: Inspection) -> list[str]:
+    """The oldest driver of most capabilities, then of those that need another."""
+    known: dict[tuple[str, str], list[Prediction]] = {}
+    for one in inspection.predictions:
+        if one.answer in (*RUNS, Answer.PARTLY) and (one.driver or one.driver_reason):
+            known.setdefault((one.driver, one.driver_reason), []).append(one)
+    ordered = sorted(known.items(), key=lambda item: -len(item[1]))
+    lines = []
+    for (driver, reason), some in ordered:
+        text = f"{driver} or newer: {reason}" if driver else f"not known: {reason}"
+        lines.append(text if len(ordered) == 1 else f"{text} (on {_capabilities(some)})")
+    return lines
+
+
+def _warned(predictions: Sequence[Prediction], warning: str) -> str:
+    some = [one for one in predictions if warning in one.warnings]
+    return warning if len(some) == len(predictions) else f"on {_capabilities(some)}: {warning}"
+
+
+def _capabilities(predictions: Sequence[Prediction]) -> str:
+    return " ".join(str(one.capability) for one in predictions)
+
+
+def library_versions(contents: Contents) -> tuple[tuple[str, str], ...]:
+    """(name, version) of CUDA's libraries: by packages, else by file names. Longest version counts."""
+    versions = []
+    for name, word in _VERSIONED:
+        known = [
+            package.version
+            for package in contents.packages
+            if package.name.removeprefix("nvidia-").removeprefix("lib").partition("-")[0] == word
+        ]
+        files = [file.partition(".so.")[2] for file in contents.toolkit if _stem(file) == word]
+        found = known or files
+        if found:
+            versions.append((name, max(found, key=len)))
+    return tuple(versions)
+
+
+def _stem(file: str) -> str:
+    stem = file.partition(".so.")[0].removeprefix("lib").partition("-")[0]
+    return {"nvinfer": "tensorrt"}.get(stem, stem)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def ordered_libraries(contents: Contents) -> list[tuple[Library, Role]]:
+    """Libraries with their role, those that decide first."""
+    framework = find_framework(contents)
+    roles = [(library, role_of(library.path, framework)[0]) for library in contents.libraries]
+    return sorted(roles, key=lambda one: (_ROLES.index(one[1]), one[0].path))
+
+
+def _format_cuda(
+    inspection: Inspection, libraries: Sequence[tuple[Library, Role]], width: int | None, *, every: bool
+) -> str:
+    columns = [
+        prediction
+        for prediction in inspection.predictions
+        if not prediction.capability.processor and (every or prediction.capability not in INTEGRATED)
+    ]
+    shown = [pair for pair in libraries if every or pair[1] is not Role.REPORT] or list(libraries)
+    paths = {library.path for library, _ in shown}
+    if not every:
+        while columns and not any(_reaches(columns[0], path) for path in paths):
+            columns = columns[1:]
+    if not columns:
+        return f"{len(shown)} libraries with GPU code, none of it for a known GPU"
+    names = _short_names(shown)
+    header = ("LIBRARY", "", *(str(prediction.capability) for prediction in columns))
+    rows = [
+        (name, str(role) if role in (Role.GATES, Role.ON_DEMAND) else "", *_row(library.path, columns))
+        for name, (library, role) in zip(names, shown, strict=True)
+    ]
+    if inspection.contents.libraries and not inspection.cpu_only:
+        rows.append(("predicted", "", *(WORDS[prediction.answer] for prediction in columns)))
+    lines = [format_matrix(header, rows, width, keep=2), *fold([LEGEND], width)]
+    hidden = len(libraries) - len(shown)
+    if hidden:
+        some = "1 library" if hidden == 1 else f"{hidden} libraries"
+        told = f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
+        lines += fold([told], width)
+    return "\n".join(lines)
+
+
+def _row(path: str, columns: Sequence[Prediction]) -> list[str]:
+    reaches = [{one.path: one for one in column.libraries}.get(path) for column in columns]
+    return [_cell(one) if one else "?" for one in reaches]
+
+
+def _cell(one: LibraryReach) -> str:
+    if one.reach is Reach.PARTIAL:
+        return f"{one.native + one.ptx}/{one.native + one.ptx + one.without}"
+    return {Reach.NATIVE: "N", Reach.PTX: "P", Reach.NONE: "-"}[one.reach]
+
+
+def _reaches(column: Prediction, path: str) -> bool:
+    return any(one.path == path and one.reach is not Reach.NONE for one in column.libraries)
+
+
+def _short_names(libraries: Sequence[tuple[Library, Role]]) -> list[str]:
+    """The names of the framework's and CUDA's files; of others, and where two are called alike, the paths."""
+    known = [library.path.rpartition("/")[2] for library, _ in libraries]
+    return [
+        _tail(library.path) if role is Role.OTHER or known.count(name) > 1 else name
+        for name, (library, role) in zip(known, libraries, strict=True)
+    ]
+
+
+def _tail(path: str) -> str:
+    tail = re.sub(r"^.*(?:site|dist)-packages/", "", path)
+    return tail if len(tail) <= NAME_WIDTH else f".../{tail.rpartition('/')[2]}"
+
+
+def _format_amd(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
+    """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
+    shown = [one for one in libraries if not is_object(one[0])]
+    objects = [one for one, _ in libraries if is_object(one)]
+    parts = [_amd_table(shown, width)] if shown else []
+    if objects:
+        names = _processors(objects)
+        parts.append(f"{_counted(objects, 'code object')}, a file for one GPU each: {', '.join(names)}")
+    return "\n".join(parts)
+
+
+def _amd_table(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
+    processors = _processors([one for one, _ in libraries])
+    rows = []
+    for name, (library, _) in zip(_short_names(libraries), libraries, strict=True):
+        total = sum(modules.count for modules in library.modules)
+        cells = []
+        for processor in processors:
+            count = sum(
+                modules.count
+                for modules in library.modules
+                if any(_processor(code.processor) == processor for code in modules.codes)
+            )
+            cells.append("N" if count == total else f"{count}/{total}" if count else "-")
+        rows.append((name, *cells))
+    legend = (
+        "N code in all modules, 12/397 in so many, - none; AMD's code runs on the processors it names alone"
+    )
+    return "\n".join([format_matrix(("LIBRARY", *processors), rows, width, keep=1), *fold([legend], width)])
+
+
+def _codes(library: Library) -> list[Code]:
+    return [code for modules in library.modules for code in modules.codes if code.processor]
+
+
+def _processors(libraries: Sequence[Library]) -> list[str]:
+    found = {_processor(code.processor) for one in libraries for code in _codes(one)}
+    return sorted(found, key=target_order)
+
+
+def _processor(text: str) -> str:
+    return text.partition(":")[0]

@@ -1,0 +1,287 @@
+"""A plan as a person reads it, and as a GitHub workflow takes it. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.values import Answer
+from imagefactory.matrix.night import starts_by_kit
+from imagefactory.matrix.plan import (
+    AVOIDED,
+    GPU_NOT_LISTED,
+    NO_MATCH,
+    UNSOLVABLE,
+    CellState,
+    Plan,
+    PlanGpu,
+    PlannedCell,
+    PlannedTarget,
+    Ruling,
+)
+from imagefactory.matrix.rows import RuledRow
+from imagefactory.views.text import Sources, fold, format_table, wrap
+
+DEVICE = ("gpu", "capability", "driver")
+MAX_JOBS = 256
+"""GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
+WIDTH, MIN_WIDTH, WORD = 110, 60, 10
+_NO_CLAIM = (AVOIDED, GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
+"""Rules that rest on what this call was given or met, so no page documents and no scan predicts them."""
+_MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
+_DOING = {
+    CellState.BUILD: "to build",
+    CellState.VERIFY: "to verify",
+    CellState.UNCHANGED: "unchanged",
+    CellState.BLOCKED: "blocked",
+    CellState.PRUNED: "pruned",
+}
+
+
+def format_plan(plan: Plan, width: int | None = None) -> str:
+    """Target by target: what is to be done and where, then what is not, and why.
+
+    Lines are as long as a terminal of that `width` takes, and never longer than `WIDTH`.
+    """
+    sources, room = Sources(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
+    blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
+    foot = [summary(plan), *_override((cell.ruling for cell in plan.cells), plan.unused)]
+    return "\n".join([*blocks, *([""] if blocks else []), *fold([*foot, *_sources(sources)], width)])
+
+
+def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list[str]:
+    def add(word: str, text: str) -> None:
+        first = f"  {word:<{WORD}}"
+        folded = wrap(text, width - len(first))
+        lines.extend(
+            (first if number == 0 else " " * len(first)) + line for number, line in enumerate(folded)
+        )
+
+    lines = [f"{planned.target.name}  {planned.state}: {planned.reason}"]
+    if planned.hint:
+        lines.append(f"  hint: {planned.hint}")
+    for state in (CellState.BUILD, CellState.VERIFY, CellState.UNCHANGED, CellState.BLOCKED):
+        cells = [cell for cell in planned.cells if cell.state is state]
+        for how, alike in _grouped(cells, lambda ruling: _how(ruling, sources)):
+            add(str(state), f"{_marked(alike)}: {how}")
+        for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
+            where = _places(cell for cell in cells if claim in cell.ruling.warnings)
+            add("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
+    pruned = [cell for cell in planned.cells if cell.state is CellState.PRUNED]
+    for why, alike in _grouped(pruned, lambda ruling: _why(ruling, sources)):
+        add(str(CellState.PRUNED), f"{_places(alike)}: {why}")
+    return lines
+
+
+def _grouped(
+    cells: Sequence[PlannedCell], text: Callable[[Ruling], str]
+) -> Iterable[tuple[str, list[PlannedCell]]]:
+    """Cells of which the same is said, in their order."""
+    groups: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        groups.setdefault(text(cell.ruling), []).append(cell)
+    return groups.items()
+
+
+def _places(cells: Iterable[PlannedCell]) -> str:
+    return ", ".join(str(cell.device) for cell in cells)
+
+
+def _marked(cells: Iterable[PlannedCell]) -> str:
+    """What is planned though no recipe asks for it is said."""
+    return ", ".join(
+        str(cell.device) if cell.required else f"{cell.device} beyond the recipe" for cell in cells
+    )
+
+
+def _how(ruling: Ruling, sources: Sources) -> str:
+    """The ground on which a cell stays in; an exception that was made says so itself."""
+    if ruling.allowed:
+        against = "; ".join(f"{claim.rule}: {claim.reason}" for claim in ruling.allowed)
+        return f"allowed, though {against} {sources.mark(claim.source for claim in ruling.allowed)}"
+    claim = ruling.claim
+    if claim is None:
+        return ruling.reason
+    return f"{claim.basis} to run{_MANNER.get(claim.answer, '')} {sources.mark([claim.source])}"
+
+
+def _why(ruling: Ruling, sources: Sources) -> str:
+    """Rule, basis and reason of what prunes first, and the other rules that prune."""
+    first, *others = ruling.against
+    more = ", ".join(dict.fromkeys(claim.rule for claim in others))
+    ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"
+    text = f"{ground}: {first.reason} {sources.mark([first.source])}"
+    return f"{text}; also {more}" if more else text
+
+
+def _sources(sources: Sources) -> list[str]:
+    lines = sources.lines()
+    return ["", "Sources", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _override(rulings: Iterable[Ruling], unused: Sequence[str]) -> list[str]:
+    rules = sorted({claim.rule for ruling in rulings for claim in ruling.against} - {AVOIDED})
+    lines = [f"to plan what was pruned: {' '.join(f'--allow {rule}' for rule in rules)}"] if rules else []
+    return lines + [f"--allow {rule} changed nothing: it prunes nothing here" for rule in unused]
+
+
+def summary(plan: Plan, waiting: int = 0) -> str:
+    """`24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
+    counted = "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
+    jobs = f"{waiting} job{'s wait' if waiting > 1 else ' waits'}"
+    return f"{counted}; {jobs} for another night: GitHub runs {MAX_JOBS} at most" if waiting else counted
+
+
+def _counted(noun: str, by_state: dict[str, int]) -> str:
+    total = sum(by_state.values())
+    parts = ", ".join(f"{number} {_DOING[CellState(state)]}" for state, number in by_state.items() if number)
+    return f"{total} {noun if total != 1 else noun[:-1]}" + (f": {parts}" if parts else "")
+
+
+def counts(plan: Plan) -> dict[str, dict[str, int]]:
+    """How many `targets` and `cells` are in each state."""
+    targets, cells = [one.state for one in plan.targets], [one.state for one in plan.cells]
+    return {
+        noun: {state.value: Counter(states)[state] for state in CellState}
+        for noun, states in (("targets", targets), ("cells", cells))
+    }
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def format_rows(judged: Sequence[RuledRow], unused: Sequence[str], width: int | None = None) -> str:
+    """A row for each: accepted or pruned, and why, folded to `width`."""
+    sources, rows = Sources(), []
+    for ruled in judged:
+        row, ruling = ruled.row, ruled.ruling
+        word = "pruned" if ruling.pruned else "accepted"
+        why = _why(ruling, sources) if ruling.pruned else _how(ruling, sources)
+        rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
+    header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
+    kept = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
+    table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], width)
+    overrides = _override((ruled.ruling for ruled in judged), unused)
+    foot = [rows_summary(judged), *_outcomes(judged), *overrides, *_sources(sources)]
+    return "\n".join([table, "", *fold(foot, width)])
+
+
+def _outcomes(judged: Sequence[RuledRow]) -> list[str]:
+    """How the rows that the file says something of fell, by what it says."""
+    outcomes: dict[str, Counter[str]] = {}
+    for ruled in judged:
+        if ruled.row.outcome:
+            outcomes.setdefault(ruled.row.outcome, Counter())[
+                "pruned" if ruled.ruling.pruned else "accepted"
+            ] += 1
+    return [
+        f"  {outcome}: {', '.join(f'{number} {word}' for word, number in sorted(words.items()))}"
+        for outcome, words in sorted(outcomes.items())
+    ]
+
+
+def rows_summary(judged: Sequence[RuledRow]) -> str:
+    """`40 rows: 31 accepted (30 documented, 1 of which nothing is known), 9 pruned (9 toolkit-dropped)`."""
+    kept = Counter(_ground(one.ruling) for one in judged if not one.ruling.pruned)
+    gone = Counter(one.ruling.against[0].rule for one in judged if one.ruling.pruned)
+    parts = [
+        f"{counts.total()} {word} ({', '.join(f'{n} {name}' for name, n in sorted(counts.items()))})"
+        for word, counts in (("accepted", kept), ("pruned", gone))
+        if counts
+    ]
+    return f"{len(judged)} row{'' if len(judged) == 1 else 's'}: {', '.join(parts)}"
+
+
+def _ground(ruling: Ruling) -> str:
+    if ruling.allowed:
+        return "allowed"
+    return str(ruling.claim.basis) if ruling.claim else "of which nothing is known"
+
+
+# --- for GitHub ----------------------------------------------------------------------------------
+
+
+def format_kits(plan: Plan) -> str:
+    """`targets={"include":[...]}`: a job for each target that has something to build or to verify.
+
+    One for CPUs alone has no kits, nor has one for AMD's GPUs, which no kit starts.
+
+    `kits` are words `8.0/sm80-a100`, one for each GPU to verify on: its capability, and a name for its kit,
+    which the matrix has too. `gpu` is whose GPUs the image is for: `nvidia`, `amd` or `none`. `digest` is the
+    candidate to verify, empty where one is to be built first.
+    """
+    jobs = []
+    for planned in plan.targets:
+        cells = [cell for cell in planned.cells if cell.state in (CellState.BUILD, CellState.VERIFY)]
+        by_kits = starts_by_kit(planned.target)
+        if (cells and by_kits) or (not by_kits and planned.state is CellState.BUILD):
+            verifying = cells if plan.on_gpus and by_kits else []
+            kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in verifying]
+            jobs.append(
+                {
+                    "target": planned.target.name,
+                    "state": planned.state.value,
+                    "digest": planned.image,
+                    "gpu": "nvidia" if by_kits else "amd" if planned.target.gpu else "none",
+                    "kits": " ".join(dict.fromkeys(kits)),
+                }
+            )
+    return "targets=" + json.dumps({"include": jobs}, separators=(",", ":"))
+
+
+def kit_name(device: PlanGpu) -> str:
+    """`sm80-a100-535.54.03`, or `sm80-a100-cuda12.4`: of letters, digits, dots and dashes."""
+    told = device.driver or (f"cuda{device.cuda}" if device.cuda else "")
+    words = (label(device), device.name, told)
+    return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-.") for word in words if word)
+
+
+def label(device: PlanGpu) -> str:
+    """`sm80`, or `sm80-1g.10gb` for a slice: what a runner with such a GPU is labelled."""
+    return "-".join(filter(None, (device.capability.sm.replace("_", ""), device.part)))
+
+
+def format_matrix(plan: Plan, *, kits: bool = False) -> str:
+    """`matrix={"include":[...]}`: one line for $GITHUB_OUTPUT, a job for each cell to build or to verify.
+
+    Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
+    values are text. With `kits` also the name of each one's kit and the label of the runners that have its
+    GPU, and no job for AMD's GPUs, which no kit starts. Jobs that are told the same are one: GPUs that differ
+    in the CUDA which their drivers take, where no kit names it.
+    """
+    every = (
+        _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})
+        for planned in plan.targets
+        if not (kits and rocm_of(planned.target.cuda))
+        for cell in (planned.cells if plan.on_gpus else (planned,))
+        if cell.state in (CellState.BUILD, CellState.VERIFY)
+    )
+    jobs = list({tuple(job.items()): job for job in every}.values())
+    return "matrix=" + json.dumps({"include": jobs}, separators=(",", ":"))
+
+
+def _job(planned: PlannedTarget, cell: PlannedCell | PlannedTarget) -> dict[str, str]:
+    target = planned.target
+    device = device_json(cell.device) if isinstance(cell, PlannedCell) else dict.fromkeys(DEVICE, "")
+    return {
+        "target": target.name,
+        "family": target.family,
+        "framework": target.framework,
+        "version": target.version,
+        "cuda": target.cuda,
+        "python": target.python,
+        "platform": target.platform,
+        **device,
+        "state": cell.state.value,
+    }
+
+
+def _kit(cell: PlannedCell) -> dict[str, str]:
+    return {"kit": kit_name(cell.device), "runner": label(cell.device)}
+
+
+def device_json(device: PlanGpu) -> dict[str, str]:
+    return dict(zip(DEVICE, (device.name, str(device.capability), device.driver), strict=True))

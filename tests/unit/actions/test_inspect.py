@@ -1,0 +1,468 @@
+"""`inspect`: which bytes a name leads to, what is told of them, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import errors
+from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
+from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.values import Answer, Contents, Library, Modules, Package
+from imagefactory.gpu.predict import predict_all
+from imagefactory.model import LockedWheel
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.progress import Quiet
+from imagefactory.views.inspect import Inspection, format_inspection, library_versions
+from imagefactory.scan.records import LayerScan, format_scan
+from imagefactory.actions import inspect
+from imagefactory.stages.scan import wheel_platform
+from tests.made.command import Call
+from tests.made.gpu_code import library
+from tests.made.layout import add_image
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
+from tests.made.scanned import VERSION, sif, tar
+from tests.made.wheels import make_wheel
+
+ROOT = Path(__file__).parents[3]
+SITE = "opt/env/lib/python3.11/site-packages"
+TORCH = library(*[("sm_50", "sm_60", "sm_70", "sm_80", "sm_90")] * 12)
+LINALG = library(*[("sm_70", "sm_80", "sm_90")] * 3)
+LAYERS = [
+    tar(("usr/bin/env", b"\x7fELF" + bytes(200))),
+    tar(
+        (f"{SITE}/torch/lib/libtorch_cuda.so", TORCH),
+        (f"{SITE}/torch/version.py", VERSION),
+        (f"{SITE}/torch-2.3.1.dist-info/METADATA", b"Name: torch\n"),
+    ),
+    tar(
+        (f"{SITE}/nvidia/cudnn/lib/libcudnn.so.8", library(("sm_80",), ("sm_90",))),
+        (f"{SITE}/nvidia_cudnn_cu12-8.9.2.26.dist-info/METADATA", b""),
+        (f"{SITE}/nvidia_nccl_cu12-2.20.5.dist-info/METADATA", b""),
+    ),
+]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path / "store")
+    with layout.in_use(Quiet()):
+        add_image(layout, "pytorch:2.3-cu121", LAYERS)
+    return layout
+
+
+@pytest.fixture
+def call(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command in an empty folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return partial(call, "inspect")
+
+
+# --- what is told ----------------------------------------------------------------------------------
+
+
+def test_a_built_target_is_told_from_its_image(call: Call, layout: Layout) -> None:
+    said = call("pytorch-2.3-cu121")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[0] == "pytorch-2.3-cu121"
+    rows = (line.partition("  ") for line in lines[1 : lines.index("")])
+    fields = {first: rest.strip() for first, _, rest in (row[2].partition("  ") for row in rows) if first}
+    assert fields["from"].startswith("scan of the image in ")
+    assert fields["framework"] == "torch 2.3.1"
+    assert fields["CUDA"] == "12.1, cuDNN 8.9.2.26, NCCL 2.20.5"
+    assert fields["predicted"].startswith("yes on 5.0 5.2 6.0 6.1 7.0 7.5 8.0 8.6 8.9 9.0")
+    header, row, last = (line.split() for line in (lines[lines.index("") + 1 :])[:3])
+    assert header[1] == "5.0"
+    assert row[:3] == ["libtorch_cuda.so", "must", "load"]
+    cells = dict(zip(header[1:], row[3:], strict=True))
+    assert (cells["8.6"], cells["10.0"], cells["12.0"]) == ("N", "-", "-")
+    assert dict(zip(header[1:], last[1:], strict=True))["8.6"] == "yes"
+    assert "1 library of CUDA's" in said.out
+    assert "libcudnn.so.8" in call("pytorch-2.3-cu121", "--all").out
+
+
+def test_json_tells_the_same_and_all_of_it(call: Call, layout: Layout) -> None:
+    value: dict[str, Any] = call("pytorch:2.3-cu121", "--json").json()
+    assert value["format"] == "imagefactory.inspect/1"
+    assert (value["framework"], value["framework_version"], value["cuda"]) == ("torch", "2.3.1", "12.1")
+    assert value["versions"] == {"cuDNN": "8.9.2.26", "NCCL": "2.20.5"}
+    assert value["digest"] == layout.tags()["pytorch:2.3-cu121"].digest
+    first, second = value["libraries"]
+    assert (first["path"], first["role"]) == (f"{SITE}/torch/lib/libtorch_cuda.so", "must load")
+    assert first["modules"] == [{"count": 12, "codes": ["sm_50", "sm_60", "sm_70", "sm_80", "sm_90"]}]
+    assert second["role"] == "reported only"
+    answers = {one["capability"]: one for one in value["predictions"]}
+    assert (answers["8.6"]["answer"], answers["12.0"]["answer"]) == ("yes", "no")
+    assert {one["basis"] for one in value["predictions"]} == {"predicted"}
+    assert {one["name"] for one in value["packages"]} == {"torch", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (("--gpu", "V100"), 0, "on V100 (7.0): yes (predicted): "),
+        (("--gpu", "gtx 1080 ti"), 0, "GTX 1080 Ti (6.1): yes (predicted): "),
+        (("--gpu", "RTX 5090"), 9, "RTX 5090 (12.0): no (predicted): libtorch_cuda.so "),
+        (("--capability", "6.1", "--driver", "535"), 0, "on 6.1, driver 535: yes (predicted): "),
+        (
+            ("--capability", "sm_61", "--driver", "470.82.01"),
+            9,
+            "no (predicted): driver 470.82.01 ",
+        ),
+        (("--gpu", "GFX90a"), 9, "gfx90a: no (predicted): "),
+        (("--capability", "gfx90a"), 9, "gfx90a: no (predicted): "),
+        (
+            ("--gpu", "AMD Instinct MI250X"),
+            9,
+            "MI250X (gfx90a): no (predicted): ",
+        ),
+    ],
+)
+def test_one_question_is_answered_in_one_line(
+    call: Call, layout: Layout, options: tuple[str, ...], code: int, told: str
+) -> None:
+    said = call("pytorch-2.3-cu121", *options)
+    assert said.code == code
+    assert said.out.count("\n") == 1
+    assert told in said.out
+    value = call("pytorch-2.3-cu121", "--json", *options).json()
+    assert value["format"] == "imagefactory.inspect-answer/1"
+    assert value["answer"] == ("yes" if code == 0 else "no")
+
+
+def test_each_gpu_that_is_asked_about_is_answered(call: Call, layout: Layout) -> None:
+    options = ("pytorch-2.3-cu121", "--gpu", "V100", "--gpu", "gfx90a", "--capability", "12.0")
+    said = call(*options)
+    assert said.code == 9
+    assert [line.split(" (")[0] for line in said.out.splitlines()] == [
+        "pytorch-2.3-cu121 on V100", "pytorch-2.3-cu121 on gfx90a: no", "pytorch-2.3-cu121 on 12.0: no",
+    ]  # fmt: skip
+    value = call(*options, "--json").json()
+    assert value["format"] == "imagefactory.inspect-answers/1"
+    assert [answer["answer"] for answer in value["answers"]] == ["yes", "no", "no"]
+    assert call(*options[:3], "--capability", "7.0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [
+        ("torch-2.9.1-cp311-cp311-manylinux_2_28_x86_64.whl", "amd64"),
+        ("torch-2.9.1-cp311-cp311-manylinux_2_28_aarch64.whl", "arm64"),
+        ("torch-2.9.1-py3-none-any.whl", ""),
+        ("libx_x86_64.so", ""),
+    ],
+)
+def test_a_wheels_name_says_its_processor(name: str, platform: str) -> None:
+    assert wheel_platform(name) == platform
+
+
+def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layout: Layout) -> None:
+    """Whatever its code: GH200 has the capability of H100, and no processor for x86-64."""
+    said = call("pytorch-2.3-cu121", "--gpu", "H100", "--gpu", "GH200")
+    assert said.code == 9
+    assert "on H100 (9.0): yes" in said.out
+    assert "on GH200 (9.0): no (predicted): it is built for amd64" in said.out
+    value = call("pytorch-2.3-cu121", "--gpu", "GH200", "--json").json()
+    assert (value["answer"], value["driver"], value["warnings"]) == ("no", "", [])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--capability", "sm_90a"), "sm_90a"),
+        (("--capability", "8.0", "--driver", "new"), "535.54.03"),
+        (("--gpu", "GTX 5090"), "RTX 5090"),
+        (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
+        (("--gpu", "gfxfoo"), "an AMD processor"),
+        (("--gpu", "gfx11-generic"), "an AMD processor"),
+        (("--gpu", "MI300X", "--driver", "535"), "AMD"),
+    ],
+)
+def test_questions_that_make_no_sense_are_exit_code_2(
+    call: Call, layout: Layout, options: tuple[str, ...], told: str
+) -> None:
+    said = call("pytorch-2.3-cu121", *options)
+    assert said.code == errors.EXIT_USAGE
+    assert told in said.err
+
+
+def test_a_build_for_the_cpu_is_said_with_what_to_install(call: Call, tmp_path: Path) -> None:
+    version = VERSION.replace(b"'12.1'", b"None").replace(b"+cu121", b"+cpu")
+    path = make_wheel(tmp_path, "torch", {"torch/version.py": version}, version="2.3.1+cpu")
+    said = call(str(path))
+    assert "CPU only" in said.out
+    assert "torch==2.3.1" in said.out
+    answer = call(str(path), "--gpu", "V100")
+    assert answer.code == errors.EXIT_CHECK
+    assert "computes on the CPU alone" in answer.out
+
+
+def test_partial_libraries_are_counted(call: Call, tmp_path: Path) -> None:
+    mixed = library(*[("sm_70", "sm_80")] * 9, *[("sm_80", "sm_90")] * 3)
+    path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": mixed}, version="2.3.1")
+    said = call(str(path))
+    header = next(line for line in said.out.splitlines() if line.startswith("LIBRARY")).split()
+    row = next(line for line in said.out.splitlines() if line.startswith("libtorch_cuda.so")).split()
+    cells = dict(zip(header[1:], row[3:], strict=True))
+    assert (cells["7.0"], cells["8.0"], cells["9.0"]) == ("9/12", "N", "3/12")
+    assert call(str(path), "--capability", "7.0").code == errors.EXIT_CHECK
+
+
+def test_a_cut_library_is_said_and_holds_nothing(call: Call, tmp_path: Path) -> None:
+    linked = bytearray(library(("sm_80",)))
+    linked[16:20] = b"\1\0\x3e\0"  # an object for a linker, whose sections are told at its end
+    linked[40:48] = len(linked).to_bytes(8, "little")
+    (tmp_path / "cut.o").write_bytes(linked[:2000])
+    said = call(str(tmp_path / "cut.o"))
+    assert "damaged    cut.o: at 0x7d0: the file is cut off here" in said.out
+    assert said.out.endswith("\n\nno GPU code was found\n")
+    answer = call(str(tmp_path / "cut.o"), "--gpu", "V100")
+    assert answer.code == errors.EXIT_CHECK
+    assert "unknown (predicted): cut.o is damaged: at 0x7d0" in answer.out
+
+
+def test_what_is_not_understood_is_told(call: Call, tmp_path: Path) -> None:
+    code = library(("sm_80", "sm_90"), ("sm_80", "sm_90"))
+    tile = code.rindex(b"\x01\x01\x40\0\0\0") - 2  # the kind of the last entry
+    path = tmp_path / "tile.so"
+    path.write_bytes(code[:tile] + b"\x80\0" + code[tile + 2 :])
+    told = f"1 of CUDA Tile IR (kind 128), the first at {tile:#x}"
+    assert f"  not read   tile.so: {told}\n" in call(str(path)).out
+    assert call(str(path), "--json").json()["libraries"][0]["unread"] == told
+
+
+# --- which bytes -----------------------------------------------------------------------------------
+
+
+def test_layers_that_are_known_are_not_read_again(call: Call, layout: Layout) -> None:
+    first = call("pytorch:2.3-cu121").out
+    for descriptor in list((layout.path / "blobs" / "sha256").iterdir()):
+        if descriptor.read_bytes()[257:262] == b"ustar":
+            descriptor.write_bytes(bytes(descriptor.stat().st_size))
+    assert call("pytorch:2.3-cu121").out == first
+    assert call(layout.tags()["pytorch:2.3-cu121"].digest).out.splitlines()[1:] == first.splitlines()[1:]
+
+
+def test_a_path_comes_first_and_a_folder_needs_no_factory(call: Call, layout: Layout, tmp_path: Path) -> None:
+    folder = tmp_path / "here" / "pytorch-2.3-cu121"
+    folder.mkdir()
+    (folder / "one.so").write_bytes(LINALG)
+    said = call("pytorch-2.3-cu121", root=tmp_path)
+    assert "scan of the folder" in said.out
+    assert "N" in next(line for line in said.out.splitlines() if line.startswith("one.so"))
+    assert "scan of the file" in call(str(folder / "one.so"), root=tmp_path).out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "error_code", "told"),
+    [
+        ("", errors.EXIT_USAGE, "argument-missing", ""),
+        ("./nothing.so", errors.EXIT_USAGE, "path-not-found", "nothing.so"),
+        ("torch-9-py3-none-any.whl", errors.EXIT_USAGE, "path-not-found", "torch-9-py3-none-any.whl"),
+        ("pytorch:2.3", errors.EXIT_NOTHING_SELECTED, "image-not-found", "pytorch:2.3-cu121"),
+        ("sha256:" + "0" * 64, errors.EXIT_NOTHING_SELECTED, "image-not-found", "store list"),
+        ("pytorch-2.3-cu122", errors.EXIT_NOTHING_SELECTED, None, "pytorch-2.3-cu121"),
+        ("pytorch-*", errors.EXIT_USAGE, None, "pytorch-*"),
+        ("some/where", errors.EXIT_USAGE, None, "some/where"),
+    ],
+)
+def test_names_that_lead_nowhere_are_told(
+    call: Call, layout: Layout, name: str, code: int, error_code: str | None, told: str
+) -> None:
+    said = call(name)
+    assert said.code == code
+    assert error_code is None or said.error_codes == (error_code,)
+    assert told in said.err
+
+
+def test_an_empty_file_has_no_gpu_code(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "here" / "x").write_bytes(b"")
+    said = call("x")
+    assert said.code == 0
+    assert "no GPU code was found" in said.out
+    assert call("x", "--gpu", "V100").code == errors.EXIT_CHECK
+
+
+def test_an_image_of_a_registry_is_read_through_and_remembered(
+    call: Call, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with registry_made_here(Ways()) as registry:
+        monkeypatch.setenv("IMAGEFACTORY_PLAIN_HTTP", registry.host)
+        _push(layout, registry.host, monkeypatch)
+        shutil.rmtree(layout.path)
+        name = f"{registry.host}/pytorch:2.3"
+        said = call(name)
+        assert said.code == 0, said.err
+        assert f"scan of the image in {registry.host}" in said.out
+        assert "torch 2.3.1" in said.out
+        read = _blobs_read(registry)
+        assert call(name).out == said.out
+        assert _blobs_read(registry) == read + 1  # its config alone
+        assert call(f"{registry.host}/pytorch:9").code == errors.EXIT_REGISTRY
+
+
+def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from imagefactory.oci.graph import Place, read_graph
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.exchange import RegistryOptions
+    from imagefactory.oci.transfer import Sending, send
+
+    place = Place(store=LayoutStore(layout), repository="pytorch")
+    graph = read_graph(place, "2.3-cu121")
+    store = Registry(host, RegistryOptions(plain_hosts=(host,)))
+    send(place, store, Sending(graph=graph, repository="pytorch", tags=("2.3",)), Quiet())
+
+
+def _blobs_read(registry: RegistryMadeHere) -> int:
+    return registry.count["GET blob"]
+
+
+def test_a_sif_is_told_by_the_image_it_was_made_from(call: Call, layout: Layout, tmp_path: Path) -> None:
+    image = layout.image("pytorch:2.3-cu121")
+    assert image is not None
+    subject = layout.manifest(image.manifest)
+    assert subject is not None
+    (layout.tmp / "made.sif").write_bytes(sif())
+    with layout.in_use(Quiet()):
+        origin = SifOrigin(target="pytorch-2.3-cu121", compression="fast", subject=subject[0])
+        keep_sif(layout, layout.tmp / "made.sif", origin)
+    copy = tmp_path / "here" / "any.sif"
+    copy.write_bytes(sif())
+    said = call("any.sif")
+    assert said.code == 0, said.err
+    assert "scan of pytorch:2.3-cu121, from which it was made" in said.out
+    assert "torch 2.3.1" in said.out
+
+
+# --- targets that are not built --------------------------------------------------------------------
+
+
+def test_a_target_that_is_not_built_is_told_by_the_tables(call: Call) -> None:
+    said = call("pytorch-2.3-cu121")
+    assert said.code == 0, said.err
+    assert "its lock, for it is not built" in said.out
+    assert "1 from the tables of scanned wheels" in said.out
+    assert "CUDA       12.1, cuBLAS 12.1.3.1, cuDNN 8.9.2.26, NCCL 2.20.5" in said.out
+    assert call("pytorch-2.3-cu121", "--gpu", "V100").code == 0
+
+
+def test_a_target_of_which_nothing_is_known_is_to_be_built(call: Call) -> None:
+    said = call("pytorch-conda-2.3-cu121")
+    assert (said.code, said.error_codes) == (errors.EXIT_BUILD, ("gpu-code-unknown",))
+    assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
+    assert "imagefactory compat pytorch-conda-2.3-cu121" in said.err
+    assert "scan packages" not in said.err
+
+
+def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": TORCH}, version="2.3.1")
+    first = inspect._scan_cached(path, 1)
+    assert [one.path for one in first.libraries] == ["torch/lib/libtorch_cuda.so"]
+    monkeypatch.setattr("imagefactory.actions.inspect.find_in", None)
+    assert inspect._scan_cached(path, 1) == first
+    monkeypatch.undo()
+    kept = (tmp_path / "scan.json").read_bytes()
+    # Another's words beside it are no scan of it, and one that is altered is none either.
+    for altered in (b"{}", json.dumps(format_scan(LayerScan(found=()))).encode(), kept[1:]):
+        (tmp_path / "scan.json").write_bytes(altered)
+        assert inspect._scan_cached(path, 1) == first
+        assert (tmp_path / "scan.json").read_bytes() == kept
+
+
+def test_little_known_decides_nothing() -> None:
+    """A cache with numpy alone must not make a target one for the CPU."""
+    torch = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="0" * 64, size=700_000_000)
+    nothing = Contents(source="x", libraries=(), packages=(Package(name="torch", version="2.3.1"),))
+    assert not inspect._answers(nothing, [torch])
+    assert inspect._answers(nothing, [])
+
+
+# --- drawing ---------------------------------------------------------------------------------------
+
+
+def answer_of(contents: Contents, target: str) -> tuple[Answer, str]:
+    predicted = predict_amd(contents, target)
+    return predicted.answer, predicted.reason
+
+
+def amd(path: str, *processors: str) -> Library:
+    codes = tuple(Code(CodeKind.AMD, None, processor=one) for one in processors)
+    return Library(path=path, size=1, modules=(Modules(codes=codes, count=3),))
+
+
+def test_files_for_one_gpu_of_amd_lack_nothing() -> None:
+    """rocBLAS has hundreds, each for one processor, and loads those that fit."""
+    objects = (amd("rocblas/library/x_gfx90a.co", "gfx90a"), amd("rocblas/library/x_gfx942.hsaco", "gfx942"))
+    contents = Contents(source="x", libraries=(amd("lib/a.so", "gfx90a", "gfx942"), *objects))
+    assert answer_of(contents, "gfx90a") == (
+        Answer.YES,
+        f"all 2 libraries with code for AMD's GPUs have it for gfx90a{NO_RUNTIME}",
+    )
+    alone = Contents(source="x", libraries=objects)
+    assert answer_of(alone, "gfx942") == (Answer.YES, "1 of its 2 code objects is for gfx942")
+    assert answer_of(alone, "gfx1100") == (Answer.NO, "no code for gfx1100, only for gfx90a, gfx942")
+    text = format_inspection(
+        Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
+    )
+    assert text.endswith("2 code objects, a file for one GPU each: gfx90a, gfx942")
+    assert "x_gfx90a.co" not in text
+
+
+def test_amd_has_a_table_of_its_own() -> None:
+    contents = Contents(
+        source="x", libraries=(amd("lib/a.so", "gfx90a:xnack-", "gfx942"), amd("lib/b.so", "gfx942"))
+    )
+    text = format_inspection(
+        Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
+    )
+    assert "ROCm       its own libraries are not in it" in text
+    whole = replace(contents, toolkit=("libamdhip64.so.7",))
+    told = Inspection(name="x", how="scan", digest="", contents=whole, predictions=())
+    assert "ROCm" not in format_inspection(told)
+    assert ["LIBRARY", "gfx90a", "gfx942"] in [line.split() for line in text.splitlines()]
+    assert answer_of(contents, "gfx942")[0] is Answer.YES
+    assert answer_of(contents, "gfx90a:xnack-")[0] is Answer.PARTLY
+    assert answer_of(contents, "gfx1100")[0] is Answer.NO
+
+
+def test_versions_come_from_packages_then_from_names() -> None:
+    packages = (
+        Package(name="libcublas", version="12.4.5.8"),
+        Package(name="nvidia-cudnn-cu12", version="9.1.0.70"),
+    )
+    contents = Contents(
+        source="x",
+        libraries=(),
+        packages=packages,
+        toolkit=("libcudnn.so.9", "libnccl.so.2", "libnccl.so.2.21.5"),
+    )
+    assert library_versions(contents) == (("cuBLAS", "12.4.5.8"), ("cuDNN", "9.1.0.70"), ("NCCL", "2.21.5"))
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    one = Modules(codes=(Code(CodeKind.SASS, Capability(8, 0)),), count=1)
+    contents = Contents(
+        source="x",
+        libraries=(
+            Library(path="a/lib/x.so", size=1, modules=(one,)),
+            Library(path="b/lib/x.so", size=1, modules=(one,), damage="at 0x40: cut"),
+        ),
+    )
+    text = format_inspection(
+        Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
+    )
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("a/", "b/"))] == [
+        "a/lib/x.so",
+        "b/lib/x.so",
+    ]
+    assert "b/lib/x.so: at 0x40: cut" in text

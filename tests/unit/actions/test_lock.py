@@ -1,0 +1,575 @@
+"""Locking conda targets by the command line: what is solved, kept, told, and written below lockfiles/.
+
+py-rattler solves against a channel of records in a folder; no package is ever fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from imagefactory.errors import UnsolvableError
+from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock.conda import by_conda_lock
+from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
+from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.question import Pins
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Progress, Quiet
+from imagefactory.report.locks import format_relock
+from imagefactory.actions import lock as stages_lock
+from imagefactory.actions.lock import Relock, has_wheels, solve_target
+from tests.made.conda_lock import LOCK, TARGET
+from tests.made.place import Place, make_place
+from tests.made.values import hexed, make_conda
+
+ROOT = Path(__file__).parents[3]
+ON = """\
+family: more
+description: More on top
+on: tiny-2.3-cu121
+packages: [extra]
+"""
+
+
+@pytest.fixture
+def place(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return make_place(capsys, tmp_path, monkeypatch)
+
+
+def test_a_lock_is_solved_once_and_then_kept(place: Place) -> None:
+    assert place.call("lock", "tiny-*")[:2] == (0, "tiny-2.3-cu121: locked 4 packages, 4.0 kB\n")
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+    place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    assert (*place.call("lock", "-q", "tiny-*"),) == (0, "tiny-2.3-cu121: unchanged (4 packages)\n", "")
+    assert place.states() == {"tiny-2.3-cu121": "ok"}
+
+
+def test_an_unchanged_lock_of_300_packages_loads_no_solver(place: Place) -> None:
+    """The import of rattler or conda-lock alone would take longer than the whole answer may."""
+    target = place.factory.targets[0]
+    more = [make_conda(f"package{n} 1.{n} h{n}_0", "python", "numpy >=1,<3") for n in range(300)]
+    channel = target.channels[0]
+    here = (replace(one, url=f"{channel}/{one.subdir}/{one.filename}") for one in (*LOCK.conda, *more))
+    packages = sorted(here, key=lambda one: one.name)
+    lock = replace(
+        LOCK,
+        target=target.name,
+        content_hash=content_hash(target, place.factory.base_of(target), None),
+        conda=tuple(packages),
+        channels=target.channels,
+        virtual=target.virtual,
+    )
+    write_lock(place.root / "lockfiles", lock)
+    code = (
+        "import sys; from imagefactory import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "finally: print([m for m in ('rattler', 'conda_lock', 'requests', 'uv') if m in sys.modules])"
+    )
+    run = [sys.executable, "-c", code, "-C", str(place.root), "lock", target.name]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == f"tiny-2.3-cu121: unchanged ({len(packages)} packages)\n[]\n"
+
+
+def test_what_moved_is_told(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    place.offer(
+        ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)),
+        ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*")),
+    )
+    code, out, _ = place.call("lock", "--update", "numpy")
+    assert (code, out.splitlines()[1:]) == (0, ["  ~ numpy 1.26.4 -> 1.27.0"])
+    code, out, _ = place.call("lock", "tiny-*", "--update-all")
+    assert out.splitlines()[1:] == ["  ~ pytorch 2.3.1, cuda121_py311_0 -> cuda121_py311_1"]
+    place.ask('"extra"')
+    code, out, _ = place.call("lock", "tiny-*")
+    assert out.splitlines()[1:] == ["  + extra 1.0 (h0_0)"]
+
+
+def test_show_tells_the_lock(place: Place) -> None:
+    place.call("lock", "tiny-*", "--note", "tried nowhere")
+    _, out, _ = place.call("show", "tiny-2.3-cu121")
+    for line in (
+        "lock           ok, 4 packages, 4.0 kB of conda's archives, by py-rattler",
+        "cuda-version 12.1",
+    ):
+        assert line in out
+    assert "tried nowhere" in out
+    assert "__glibc 2.36" in out
+    _, out, _ = place.call("show", "tiny-2.3-cu121", "--json")
+    value = json.loads(out)
+    assert (value["lock"], value["why"], value["note"]) == ("ok", None, "tried nowhere")
+    assert value["packages"][-1]["build"] == "cuda121_py311_0"
+    assert value["packages"][-1]["url"].startswith("file:///")
+    assert value["virtual"]["__cuda"] == "12.1"
+
+
+def test_packages_that_come_from_elsewhere_are_told() -> None:
+    """From conda before and from PyPI after is one that went and one that came."""
+    wheel = LockedWheel(name="pip", version="25.0", filename="pip-25.0.whl", sha256=hexed("w"), size=5)
+    after = replace(
+        LOCK, conda=tuple(one for one in LOCK.conda if one.name != "pip"), wheels=(wheel,), note="tried"
+    )
+    lines = format_relock(Relock(target=TARGET, before=LOCK, after=after)).splitlines()
+    assert lines[1:] == ["  + pip 25.0", "  - pip 24.0 (pyhd8ed1ab_0)", "  note: tried"]
+
+
+# --- conda-lock's word ---------------------------------------------------------------------------
+
+
+def test_a_lock_is_rendered_for_conda_alone(place: Place) -> None:
+    """The order is conda-lock's: what is needed stands first."""
+    place.call("lock", "tiny-*")
+    channel = (place.root / "channel").as_uri()
+    code, out, err = place.call("lock", "tiny-*", "--render", "explicit")
+    lines = [line for line in out.splitlines() if not line.startswith("#")]
+    assert (code, err, lines[0]) == (0, "", "@EXPLICIT")
+    numpy = "numpy-1.26.4-py311h0_0.conda"
+    assert f"{channel}/linux-64/{numpy}#{hexed(numpy, 'md5')}" in lines
+    assert [line.rpartition("/")[2].split("-")[0] for line in lines[1:]][-2:] == ["numpy", "pytorch"]
+    code, out, _ = place.call("lock", "tiny-*", "--render", "env")
+    read = yaml.safe_load(out)
+    assert (code, read["channels"]) == (0, [channel])
+    assert "pytorch=2.3.1=cuda121_py311_0" in read["dependencies"]
+
+
+def test_what_a_rendered_file_lacks_is_told(place: Place) -> None:
+    """The shape of pytorch-conda with a pip part, and of a channel whose records have no md5."""
+    place.call("lock", "tiny-*")
+    target = place.factory.targets[0]
+    lock = read_lock(place.root / "lockfiles", target)
+    assert lock is not None
+    file = "idna-3.7-py3-none-any.whl"
+    wheel = LockedWheel(name="idna", version="3.7", filename=file, sha256=hexed("w"), size=5)
+    lock = replace(lock, wheels=(wheel,), solver=f"{lock.solver}, uv 0.9.0")
+    write_lock(place.root / "lockfiles", lock)
+    code, out, err = place.call("lock", target.name, "--render", "explicit")
+    assert (code, "idna" in out) == (0, False)
+    assert "1 packages from PyPI are not in it" in " ".join(err.split())
+    bare = tuple(replace(one, md5="") if one.name == "numpy" else one for one in lock.conda)
+    write_lock(place.root / "lockfiles", replace(lock, conda=bare))
+    code, out, err = place.call("lock", target.name, "--render", "explicit")
+    assert (code, out) == (5, "")
+    assert f"micromamba create -n NAME -f lockfiles/{target.name}.conda-lock.yml" in " ".join(err.split())
+
+
+def test_what_cannot_be_rendered_is_refused(place: Place) -> None:
+    said = place.call("lock", "tiny-*", "--render", "env")
+    assert (said.code, said.error_codes) == (5, ("lock-missing",))
+    for arguments, value in {
+        ("--render", "env"): "--render",
+        ("tiny-*", "--render", "env", "--update-all"): "--render",
+        ("tiny-*", "--render", "env", "--json"): "JSON",
+    }.items():
+        code, out, err = place.call("lock", *arguments)
+        assert (code, value in out + err) == (2, True)
+
+
+def test_what_conda_lock_does_not_read_is_never_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were our writer to leave conda-lock's format, its models would say so before a file is there."""
+    asked, read_back = [], by_conda_lock.read_back
+
+    def broken(lock: Lock, text: str) -> object:
+        asked.append(lock.target)
+        return read_back(lock, text.replace("  optional: false", "  optional: perhaps", 1))
+
+    monkeypatch.setattr(by_conda_lock, "read_back", broken)
+    said = place.call("lock", "tiny-*")
+    code, _, err = said
+    assert said.error_codes == ("conda-lock-rejected",)
+    assert (code, asked, (place.root / "lockfiles").exists()) == (5, ["tiny-2.3-cu121"], False)
+    assert "package.0.optional" in err
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+
+def test_a_note_stays_with_the_packages_it_was_said_of(place: Place) -> None:
+    def note() -> str:
+        lock = read_lock(place.root / "lockfiles", place.factory.targets[0])
+        return lock.note if lock else "no lock"
+
+    place.call("lock", "tiny-*", "--note", "tried")
+    place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    place.call("lock", "tiny-*")
+    assert note() == "tried"
+    code, out, _ = place.call("lock", "tiny-*", "--note", "tried twice")
+    assert (code, note()) == (0, "tried twice")
+    assert out.splitlines()[1:] == ["  the same packages", "  note: tried twice"]
+    _, out, err = place.call("lock", "tiny-*", "--update", "numpy")
+    assert note() == ""
+    assert "'tried twice'" in err
+    place.call("lock", "tiny-*", "--note", "three")
+    place.call("lock", "tiny-*", "--note", "")
+    assert note() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "error_codes"),
+    [
+        (("--note", "a"), "--note", None),
+        (("--explain",), "--explain", None),
+        (("--check", "--note", "a"), "--check", None),
+        (("tiny-*", "--note", "a\nb"), "--note", ("option-invalid",)),
+        (("tiny-*", "--note", "\x1b[31m"), "--note", ("option-invalid",)),
+    ],
+)
+def test_notes_that_are_refused(
+    place: Place, arguments: tuple[str, ...], option: str, error_codes: tuple[str, ...] | None
+) -> None:
+    said = place.call("lock", *arguments)
+    assert (said.code, option in said.err) == (2, True)
+    assert error_codes in (None, said.error_codes)
+
+
+def test_a_lock_of_wheels_keeps_no_note(place: Place) -> None:
+    shutil.copy(ROOT / "recipes" / "jax.yaml", place.root / "recipes")
+    said = place.call("lock", "jax-0.4.30-cu12", "--note", "a")
+    assert (said.code, said.error_codes) == (2, ("note-not-supported",))
+
+
+# --- what cannot be solved -----------------------------------------------------------------------
+
+
+def test_a_target_that_cannot_be_solved_is_told_in_every_table(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    code, out, err = place.call("lock", "tiny-*")
+    assert (code, out) == (5, "")
+    assert err.startswith("error: tiny-2.3-cu121: ")
+    assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
+    assert place.states() == {"tiny-2.3-cu121": "unsolvable"}
+    reason = err.splitlines()[0].removeprefix("error: tiny-2.3-cu121: ")
+    _, out, _ = place.call("show", "tiny-2.3-cu121")
+    assert f"unsolvable\n                {reason}" in out
+    why = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]
+    assert why["reason"].startswith(reason)
+    code, out, _ = place.call("lock", "tiny-*", "--check")
+    assert (code, "without a solution, as recorded: tiny-2.3-cu121" in out) == (0, True)
+    said = place.call("render", "tiny-*")
+    assert (said.code, said.error_codes, reason in said.err) == (5, ("target-unsolvable",), True)
+    code, _, err = place.call("render")
+    assert (code, "without a solution, so without a definition: tiny-2.3-cu121" in err) == (0, True)
+
+
+def test_the_whole_account_is_given_on_request_without_solving_again(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    _, _, err = place.call("lock", "tiny-*")
+    tree = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]["tree"].strip()
+    shutil.rmtree(place.root / "channel")
+    code, out, again = place.call("lock", "tiny-*", "--explain")
+    assert (code, out.strip(), again) == (5, tree, err)
+    assert "numpy >=2" in tree
+    (place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt").unlink()
+    place.offer()
+    code, out, _ = place.call("lock", "tiny-*", "--explain")
+    assert (code, out.strip()) == (5, tree)
+    code, out, _ = place.call("lock", "tiny-*", "--json")
+    assert (code, json.loads(out)["errors"][0]["tree"].strip()) == (5, tree)
+
+
+def test_the_reason_is_told_also_where_its_record_cannot_be_written(place: Place) -> None:
+    place.ask('"numpy >=99"')
+    (place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt" / "taken").mkdir(parents=True)
+    code, _, err = place.call("lock", "tiny-*")
+    assert code == 5
+    assert "has no `numpy >=99`" in err
+    assert "unsolvable.txt" in err
+
+
+def test_unsolvable_holds_as_long_as_what_was_asked(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    place.call("lock", "tiny-*")
+    place.ask('"numpy >=3"')
+    assert place.states() == {"tiny-2.3-cu121": "none"}
+    place.ask('"numpy >=2"')
+    assert place.states() == {"tiny-2.3-cu121": "unsolvable"}
+    place.offer(("numpy 2.0.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    assert place.call("lock", "tiny-*")[0] == 0
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+
+
+def test_an_update_that_cannot_be_leaves_the_lock(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    before = (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").read_bytes()
+    shutil.rmtree(place.root / "channel")
+    assert place.call("lock", "tiny-*", "--update", "numpy")[0] == 5
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+    assert (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").read_bytes() == before
+
+
+def test_a_damaged_record_is_made_anew(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    place.call("lock", "tiny-*")
+    record = place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt"
+    text = record.read_text()
+    record.write_text("nonsense")
+    assert place.states() == {"tiny-2.3-cu121": "none"}
+    place.call("lock", "tiny-*")
+    assert record.read_text() == text
+
+
+# --- locks that are not as they should be --------------------------------------------------------
+
+
+def test_a_damaged_lock_is_told_and_made_anew(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    path = place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml"
+    text = path.read_text()
+    path.write_text(text.replace("version: 1.26.4", "version: 1.26.5").replace("'1.26.4'", "'1.26.5'"))
+    assert place.states() == {"tiny-2.3-cu121": "malformed"}
+    code, _, err = place.call("show", "tiny-2.3-cu121")
+    assert (code, f"{path}:" in err) == (5, True)
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, "locking tiny-2.3-cu121 again" in err) == (0, True)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"/channel": "/strange"}, "the channel file:///"),  # and all packages from there
+        ({"__cuda=12.1": "__cuda=12.9"}, "channels or virtual packages"),
+        ({"cuda121_py311_0": "cpu_py311_1"}, "is a build for the CPU"),
+    ],
+)
+def test_a_lock_that_was_changed_by_hand_is_not_believed(
+    place: Place, changes: dict[str, str], what: str
+) -> None:
+    place.call("lock", "tiny-*")
+    path = place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml"
+    text = changed = path.read_text()
+    for old, new in changes.items():
+        changed = changed.replace(old, new)
+    path.write_text(changed)
+    assert place.states() == {"tiny-2.3-cu121": "malformed"}
+    code, _, err = place.call("render", "tiny-*")
+    assert (code, what in err) == (5, True)
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, what in err, "locking tiny-2.3-cu121 again" in err) == (0, True, True)
+    assert path.read_text() == text
+
+
+def test_a_lock_that_was_stopped_between_its_two_files_keeps_what_it_holds(place: Place) -> None:
+    """The file of the wheels is there and conda's is still the one before: an update goes on from these."""
+    place.call("lock", "tiny-*")
+    folder = place.root / "lockfiles"
+    target = place.factory.targets[0]
+    lock = read_lock(folder, target)
+    assert lock is not None
+    wheel = LockedWheel(
+        name="einops", version="1", filename="einops-1-py3-none-any.whl", sha256=hexed("w"), size=5
+    )
+    wheels = format_lock_files(replace(lock, wheels=(wheel,), solver=f"{lock.solver}, uv 0.9"))[WHEELS]
+    (folder / "tiny-2.3-cu121.requirements.txt").write_text(wheels)
+    assert place.states() == {"tiny-2.3-cu121": "malformed"}
+    newer = ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*"))
+    place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)), newer)
+    code, out, err = place.call("lock", "tiny-*", "--update", "numpy")
+    assert (code, "locking tiny-2.3-cu121 again" in err) == (0, True)
+    assert out.splitlines()[1:] == ["  - einops 1", "  ~ numpy 1.26.4 -> 1.27.0"]
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+
+
+def test_a_record_beside_a_lock_that_holds_is_not_believed(place: Place) -> None:
+    """Two branches: on one there was no solution, on the other there was."""
+    place.ask('"numpy >=2"')
+    place.call("lock", "tiny-*")
+    record = place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt"
+    text = record.read_text()
+    place.offer(("numpy 2.0.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    place.call("lock", "tiny-*")
+    record.write_text(text)
+    assert place.call("lock", "tiny-*", "--explain")[0] == 0
+    assert not record.exists()
+
+
+@dataclass(frozen=True)
+class OldLocker:
+    """Solves to one lock, of which `behind` is far behind."""
+
+    lock_made: Lock
+    found: Behind
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        return self.lock_made
+
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+        return (self.found,)
+
+
+class NoSolution:
+    """Says of `numpy >=1.5` that it contradicts, as the solver of wheels does."""
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        texts = tuple(text for text in request.target.requirements if text.startswith("numpy"))
+        told = f"tiny: {texts[0]} contradicts {texts[0]}.1"
+        raise UnsolvableError("no-solution", told, hint="x", tree="all", conflict=texts)
+
+
+def test_what_contradicts_is_said_with_its_place_in_the_recipe(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.ask('"numpy >=1.5"')
+    (line,) = (
+        n
+        for n, text in enumerate((place.root / "recipes/tiny.yaml").read_text().split("\n"), 1)
+        if "numpy >=1.5" in text
+    )
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: NoSolution())
+    code, _, err = place.call("lock", "tiny-*")
+    assert code == 5
+    assert f"numpy >=1.5 (recipes/tiny.yaml:{line}:" in err
+    assert "contradicts numpy >=1.5.1" in err  # which is another text
+    record = (place.root / "lockfiles/tiny-2.3-cu121.unsolvable.txt").read_text()
+    assert "tiny.yaml:" not in record  # lines move
+
+
+def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.call("lock", "tiny-*")
+    made = read_lock(place.factory.lock_folder, place.factory.targets[0])
+    assert made
+    for path in place.factory.lock_folder.glob("tiny-*"):
+        path.unlink()
+    old = Behind(
+        name="demo", locked="0.9", newest="1.3", reason="no wheel of demo", accept="demo<1", asked=True
+    )
+    said = "demo 0.9, where 1.3 is the newest: no wheel of demo"
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, old))
+    code, out, _ = place.call("lock", "tiny-*", "--json")
+    (error,) = json.loads(out)["errors"]
+    assert (code, error["behind"]) == (5, [asdict(old)])
+    assert (error["code"], said in error["message"]) == ("release-outdated", True)
+    assert """ "demo<1" under 'constraints' at recipes/tiny.yaml""" in error["hint"]
+    source = replace(old, locked="0.3.1.dev5", accept="demo==0.3.1.dev5", build="demo==1.3")
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, source))
+    _, _, unlike = place.call("lock", "tiny-*")
+    assert ("--build" in unlike, "demo==0.3.1.dev5" in unlike) == (True, False)
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, old))
+    place.call("lock", "tiny-*")
+    assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
+    assert said in place.call("show", "tiny-2.3-cu121")[1]
+    below = replace(old, asked=False)
+    monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, below))
+    code, out, _ = place.call("lock", "tiny-*", "--json")
+    assert (code, json.loads(out)["results"][0]["behind"]) == (0, [asdict(below)])
+    assert format_relock(
+        Relock(target=place.factory.targets[0], before=None, after=made, behind=(below,))
+    ) == (f"tiny-2.3-cu121: locked 4 packages, 4.0 kB\n  ! {said}")
+
+
+def test_files_that_no_recipe_makes_are_orphans(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    for name in ("old-1-cu12.conda-lock.yml", "old-2-cu12.unsolvable.txt", "old-3-cu12.requirements.txt"):
+        (place.root / "lockfiles" / name).touch()
+    code, _, err = place.call("lock", "--check")
+    assert code == 4
+    assert "old-1-cu12.conda-lock.yml, lockfiles/old-2-cu12.unsolvable.txt, lockfiles/old-3-cu12" in err
+
+
+# --- built on another ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stack(place: Place) -> Place:
+    (place.root / "recipes" / "more.yaml").write_text(ON)
+    return place
+
+
+def test_a_target_below_is_locked_first(stack: Place) -> None:
+    failed = stack.call("lock", "more-*")
+    assert (failed.code, failed.error_codes, "tiny-2.3-cu121" in failed.err) == (5, ("lock-missing",), True)
+    code, out, _ = stack.call("lock", "more-*", "tiny-*")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ["tiny-2.3-cu121", "more-2.3-cu121"]
+    assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+
+
+def test_a_lock_that_lacks_what_is_below_is_made_anew(stack: Place) -> None:
+    """A merge took another file of one package."""
+    stack.call("lock", "more-*", "tiny-*")
+    path = stack.root / "lockfiles" / "more-2.3-cu121.conda-lock.yml"
+    text = path.read_text()
+    path.write_text(text.replace(hexed("numpy-1.26.4-py311h0_0.conda"), hexed("another")))
+    assert stack.states() == {"more-2.3-cu121": "malformed", "tiny-2.3-cu121": "ok"}
+    code, _, err = stack.call("render", "more-*")
+    assert (code, "imagefactory lock more-2.3-cu121" in err) == (5, True)
+    code, _, err = stack.call("lock", "more-*")
+    assert (code, "numpy-1.26.4-py311h0_0.conda" in err) == (0, True)
+    assert path.read_text() == text
+
+
+def test_what_moves_below_makes_what_is_above_stale(stack: Place) -> None:
+    stack.call("lock", "more-*", "tiny-*")
+    stack.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    _, out, _ = stack.call("lock", "--update", "numpy")
+    assert out.splitlines()[-1] == "built on what moved, so next: imagefactory lock more-2.3-cu121"
+    assert stack.states() == {"more-2.3-cu121": "stale", "tiny-2.3-cu121": "ok"}
+    said = stack.call("render", "more-*")
+    assert (said.code, said.error_codes, "tiny-2.3-cu121" in said.err) == (4, ("lock-outdated",), True)
+    stack.call("lock", "more-*")
+    assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+    folder, targets = stack.root / "lockfiles", {one.name: one for one in stack.factory.targets}
+    below, above = (read_lock(folder, targets[f"{name}-2.3-cu121"]) for name in ("tiny", "more"))
+    assert below is not None
+    assert above is not None
+    assert set(below.conda) < set(above.conda)
+
+
+def test_a_note_below_makes_nothing_stale(stack: Place) -> None:
+    stack.call("lock", "more-*", "tiny-*")
+    stack.call("lock", "tiny-*", "--note", "tried")
+    assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+
+
+def test_a_solve_writes_nothing_and_names_extras_that_are_not_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Solver:
+        def versions(self, *_: object, declared: bool) -> Pins:
+            return Pins(lines=("einops==0.8.0",), lacking=() if declared else (("einops", "nothing"),))
+
+    class Notes(Quiet):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    noted: list[str] = []
+    monkeypatch.setattr(stages_lock, "uv_locker", lambda _: Solver())
+    target = replace(place.factory.targets[0], source="pypi", channels=())
+    base = place.factory.base_of(target)
+    for declared in (True, False):
+        solved = solve_target(place.factory, target, base, Notes(), declared=declared)
+        assert solved == {"einops": "0.8.0"}
+    assert ["nothing" in text for text in noted] == [True]
+    assert not place.factory.lock_folder.exists()
+
+
+def test_whether_some_python_has_a_wheel_of_a_release(place: Place) -> None:
+    class Index:
+        def platform(self, *_: object) -> str:
+            return "manylinux_2_36_x86_64"
+
+        def project(self, name: str, _: Lock) -> tuple[IndexFile, ...]:
+            files = (
+                "1.0-py2-none-any.whl",
+                "1.1-py2.py3-none-any.whl",
+                "1.2-2-cp38-cp38-any.whl",
+                "1.3.tar.gz",
+            )
+            return tuple(IndexFile(filename=f"{name}-{one}", url="", sha256="") for one in files)
+
+    target = place.factory.targets[0]
+    base = place.factory.base_of(target)
+    found = [has_wheels(Index(), target, base, pin) for pin in ("x", "x==1.0", "x==1.1", "x==1.2", "x==1.3")]  # type: ignore[arg-type]
+    assert found == [True, False, True, True, False]

@@ -1,0 +1,268 @@
+"""An earlier catalogue put back: with a new time and signature, and without what stopped to count since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.trust.catalog import sign_catalogue
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.trust.catalog_package import CURRENT
+from imagefactory.catalogue.publish import publish_catalogue
+from imagefactory.serialize import format_value
+from imagefactory.errors import CheckFailedError, NothingSelectedError, StatementError, UsageError
+from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.registry.client import Registry
+from imagefactory.actions.catalog import CatalogueMaking
+from imagefactory.stages.kept_catalogue import KeptCatalogue
+from imagefactory.actions.publish import Publishing, current_place, make_catalogue, publish, publishing_key, read_current
+from imagefactory.stages.rollback import (
+    PREVIOUS,
+    CatalogueChange,
+    EarlierCatalogue,
+    RolledBack,
+    find_earlier,
+    roll_back,
+)
+from imagefactory.trust.approval import Approvable, sign_approval
+from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.audit import read_audit
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.policy import Trust, read_trust
+from tests.made.command import json_of
+from tests.made.signing import QUIET, Bench
+from tests.made.trusted import write_settings
+from tests.made.verdicts import STRANGER
+
+TARGET = "one-12.1-cu121"
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+
+
+def asked_at(bench: Bench, now: datetime) -> Publishing:
+    factory, host = bench.factory, bench.registry.host
+    trust = read_trust(factory.settings.files)
+    before = read_current(current_place(factory, host), trust, now)
+    return Publishing(making=CatalogueMaking(targets=factory.targets, now=now, registry=host), before=before)
+
+
+def publishes(bench: Bench, now: datetime) -> str:
+    """The digest of what is there, published at that time."""
+    asked = asked_at(bench, now)
+    made = make_catalogue(bench.factory, asked, QUIET)
+    publish(bench.factory, made.catalogue, publishing_key(bench.factory, now), asked)
+    return bench.registry.find("catalogue").tags[CURRENT]
+
+
+def finds(bench: Bench, wanted: str, now: datetime = NOW, trust: Trust | None = None) -> EarlierCatalogue:
+    known = trust or read_trust(bench.factory.settings.files)
+    return find_earlier(bench.factory, asked_at(bench, now), wanted, known)
+
+
+def rolls_back(bench: Bench, wanted: str = PREVIOUS, now: datetime = NOW) -> RolledBack:
+    asked = asked_at(bench, now)
+    earlier = find_earlier(bench.factory, asked, wanted, read_trust(bench.factory.settings.files))
+    return roll_back(bench.factory, asked, earlier, QUIET)
+
+
+def current_of(bench: Bench, now: datetime) -> Catalogue:
+    found = asked_at(bench, now).before
+    assert found is not None
+    assert found.catalogue is not None
+    return found.catalogue
+
+
+def images(catalogue: Catalogue) -> dict[str, tuple[str, int]]:
+    return {one.target: (one.subject.index, len(one.envelopes)) for one in catalogue.images}
+
+
+@pytest.fixture
+def two(bench: Bench) -> tuple[str, str]:
+    """The catalogue of an image, then that of a newer one; gives their digests."""
+    found = []
+    for content, hours in ((b"a", 3), (b"b", 2)):
+        digest = bench.push(content, 1 if content == b"a" else 2)
+        bench.verify(digest, now=NOW - hours * HOUR)
+        bench.promote()
+        publishes(bench, NOW - hours * HOUR)
+        found.append(digest)
+    return found[0], found[1]
+
+
+def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: tuple[str, str]) -> None:
+    first, second = two
+    back = rolls_back(bench)
+    assert images(back.made.catalogue) == {TARGET: (first, 1)}
+    change = CatalogueChange(target=TARGET, now=second, then=first, verdicts_now=1, verdicts_then=1)
+    assert back.changes == (change,)
+    assert back.earlier.catalogue.made == NOW - 3 * HOUR
+    said = json_of(
+        bench.call("catalogue", "--registry", bench.registry.host, "--rollback", "--json"), "catalogue"
+    )
+    assert said["rollback"]["digest"] == back.earlier.digest
+    assert said["rollback"]["changes"] == [format_value(change)]
+    assert [row["digest"] for row in said["images"]] == [first]
+    current = current_of(bench, NOW + HOUR)
+    assert current.made >= NOW
+    assert images(current) == {TARGET: (first, 1)}
+    (*_, act) = read_audit(bench.folder / "store")
+    assert (act["action"], act["key"]) == ("rollback", current.keyid)
+    assert back.earlier.digest in act["why"]
+    again = finds(bench, PREVIOUS, NOW + HOUR)  # a second one undoes the first
+    assert images(again.catalogue) == {TARGET: (second, 1)}
+
+
+def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str], tmp_path: Path) -> None:
+    """Whoever controls the registry can move the tag, and not sign."""
+    kept = KeptCatalogue(cache=tmp_path / "reader", where="the registry")
+    kept.write(b"", current_of(bench, NOW).made)
+    with pytest.raises(StatementError):
+        kept.refuse_older(finds(bench, PREVIOUS).catalogue.made)
+    asked, back = asked_at(bench, NOW), rolls_back(bench)
+    publish(bench.factory, back.made.catalogue, publishing_key(bench.factory, NOW), asked)
+    kept.refuse_older(current_of(bench, NOW).made)
+    assert images(current_of(bench, NOW)) == {TARGET: (two[0], 1)}
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str], hidden: bool) -> None:
+    """Also where the registry hides the revocation: the store here remembers it."""
+    first, _ = two
+    earlier = finds(bench, PREVIOUS)
+    assert images(earlier.catalogue) == {TARGET: (first, 1)}
+    where = f"{bench.registry.host}/one@{first}"
+    bench.call("revoke", where, "--why", "wrong sums")
+    if hidden:
+        client, manifest = Registry(bench.registry.host), bench.manifest(first)
+        for one in client.referrers("one", manifest, REVOCATION_TYPE):
+            client.delete_manifest("one", one.digest)
+        assert client.referrers("one", manifest, REVOCATION_TYPE) == ()
+    back = rolls_back(bench, earlier.digest, datetime.now(UTC) + HOUR)
+    (image,) = back.made.catalogue.images
+    assert (image.subject.index, image.envelopes, len(image.revocations)) == (first, (), 1)
+    assert [(row.capability, row.why) for row in image.revoked] == [("8.0", "wrong sums")]
+    assert [name for name, _ in back.made.left_out] == [TARGET]
+
+
+def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, two: tuple[str, str]) -> None:
+    """The image of today goes, and who uses it still learns why not to."""
+    _, second = two
+    earlier = finds(bench, PREVIOUS)
+    bench.call("revoke", f"{bench.registry.host}/one@{second}", "--why", "wrong sums")
+    back = rolls_back(bench, earlier.digest, datetime.now(UTC) + HOUR)
+    (image,) = back.made.catalogue.images
+    assert (image.subject.index, len(image.envelopes)) == (two[0], 1)
+    assert [(row.subject.index, row.why) for row in image.revoked] == [(second, "wrong sums")]
+
+
+def test_an_image_that_is_gone_is_left_out(bench: Bench, two: tuple[str, str]) -> None:
+    earlier = finds(bench, PREVIOUS)
+    Registry(bench.registry.host).delete_manifest("one", two[0])
+    with pytest.raises(NothingSelectedError) as caught:
+        rolls_back(bench, earlier.digest)
+    assert caught.value.code == "catalog-nothing-valid"
+
+
+def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
+    """The earlier catalog is from before the policy: a rollback is no way around it."""
+    path = bench.factory.settings.root_path / "imagefactory.toml"
+    policy = "[policy]\npromotion-signatures = 1\n"
+    write_settings(path.parent, path.read_text() + policy, bench.factory.environ)
+    with pytest.raises(NothingSelectedError, match=f"{TARGET}: too few keys approved {two[0]}"):
+        rolls_back(bench)
+    place = Place(store=Registry(bench.registry.host), repository="one")
+    subject = replace(read_subject(place, two[0]), target=TARGET)
+    wanted = Approvable(subject=subject, place=str(place), tag="12.1-cu121")
+    envelope = sign_approval(wanted, publishing_key(bench.factory, NOW), NOW)
+    manifest = read_manifest(place, subject.manifest).descriptor
+    attach(place, Statement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
+    assert images(rolls_back(bench).made.catalogue) == {TARGET: (two[0], 1)}
+
+
+def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
+    policy = bench.folder / "root" / "imagefactory.toml"
+    policy.write_text(policy.read_text() + "\n[policy]\nexpires-days = 1\n")
+    bench.call("settings", "--trust")
+    asked = asked_at(bench, NOW + 22 * HOUR)
+    earlier = find_earlier(bench.factory, asked, PREVIOUS, read_trust(bench.factory.settings.files))
+    back = roll_back(bench.factory, asked, earlier, QUIET)
+    assert images(back.made.catalogue) == {TARGET: (two[0], 0)}
+    assert [(one.verdicts_now, one.verdicts_then) for one in back.changes] == [(1, 0)]
+
+
+def test_one_of_a_retired_key_is_not_taken(bench: Bench, two: tuple[str, str]) -> None:
+    """Whoever has the old key can write any date."""
+    digest = finds(bench, PREVIOUS).digest
+    (key,) = read_trust(bench.factory.settings.files).keys
+    retired = Trust(keys=(replace(key, until=NOW - HOUR),))
+    with pytest.raises(StatementError) as unusable:
+        finds(bench, digest, trust=retired)
+    assert unusable.value.code == "catalog-rejected"
+    with pytest.raises(UsageError) as caught:
+        finds(bench, PREVIOUS, trust=retired)
+    assert caught.value.code == "no-earlier-catalog"
+
+
+def test_what_others_put_there_is_not_the_previous_one(bench: Bench, two: tuple[str, str]) -> None:
+    """A stranger's catalogue, and an old one of ours under the tag of a newer day."""
+    oldest = finds(bench, PREVIOUS)
+    place = current_place(bench.factory, bench.registry.host)
+    repository = bench.registry.find("catalogue")
+    current = repository.tags[CURRENT]
+    stranger = replace(oldest.catalogue, made=NOW - 2.5 * HOUR, images=())
+    publish_catalogue(place, sign_catalogue(stranger, STRANGER), stranger.made)
+    publishes(bench, NOW - HOUR)  # the previous of this one is that of two hours ago
+    repository.tags[f"{NOW:%Y%m%d}-{oldest.digest.removeprefix('sha256:')[:12]}"] = oldest.digest
+    repository.tags[f"{NOW:%Y%m%d}-{'0' * 12}"] = oldest.digest
+    assert finds(bench, PREVIOUS).digest == current
+    assert finds(bench, oldest.digest) == oldest
+
+
+def test_a_name_that_means_none_is_refused(bench: Bench, two: tuple[str, str]) -> None:
+    for wanted in ("sha256:" + "0" * 64, "", "00000000", "current", "20000101-000000000000"):
+        with pytest.raises(UsageError) as caught:
+            finds(bench, wanted)
+        code = "rollback-not-found" if wanted.startswith("sha256:") else "catalog-not-unique"
+        assert caught.value.code == code
+
+
+def test_one_is_named_by_tag_or_digest(bench: Bench, two: tuple[str, str]) -> None:
+    one = finds(bench, PREVIOUS)
+    hexes = one.digest.removeprefix("sha256:")
+    for wanted in (
+        one.digest,
+        hexes,
+        hexes[:9],
+        f"sha256:{hexes[:30]}",
+        f"{NOW - 3 * HOUR:%Y%m%d}-{hexes[:12]}",
+    ):
+        assert finds(bench, wanted) == one
+    with pytest.raises(UsageError) as caught:
+        finds(bench, hexes[:12] + "0" * 8 if hexes[12:20] != "0" * 8 else hexes[:12] + "1" * 8)
+    assert caught.value.code == "catalog-digest-mismatch"
+
+
+def test_a_clock_that_is_behind_signs_nothing(bench: Bench, two: tuple[str, str]) -> None:
+    asked, earlier = asked_at(bench, NOW), finds(bench, PREVIOUS)
+    late = replace(asked, making=replace(asked.making, now=NOW - 2 * HOUR))
+    with pytest.raises(CheckFailedError) as caught:
+        roll_back(bench.factory, late, earlier, QUIET)
+    assert caught.value.code == "clock-before-catalog"
+
+
+def test_a_dry_run_shows_what_differs_and_writes_nothing(bench: Bench, two: tuple[str, str]) -> None:
+    before = dict(bench.registry.find("catalogue").tags)
+    acts = len(list(read_audit(bench.folder / "store")))
+    host = ("--registry", bench.registry.host)
+    said = bench.call("catalogue", *host, "--rollback", "--dry-run")
+    assert (two[0] in said.out, two[1] in said.out) == (True, True)
+    assert (bench.registry.find("catalogue").tags, len(list(read_audit(bench.folder / "store")))) == (
+        before,
+        acts,
+    )
+    bench.call("catalogue", TARGET, *host, "--rollback", code=2)
+    bench.call("catalogue", *host, "--rollback", "0" * 12, code=2)

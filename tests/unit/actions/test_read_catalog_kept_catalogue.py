@@ -1,0 +1,227 @@
+"""The last good catalog of a place is used while its registry is down, and never one that is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.catalogue.model import Catalogue, CatalogueSource
+from imagefactory.trust.catalog_package import pack
+from imagefactory.catalogue.publish import publish_catalogue
+from imagefactory.serialize import format_time
+from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError
+from imagefactory.oci.graph import Place
+from imagefactory.oci.registry.client import Registry
+from imagefactory.settings.load import load_settings
+from imagefactory.stages.kept_catalogue import MOST, KeptCatalogue
+from imagefactory.actions.read_catalog import place_name, read_catalogue
+from imagefactory.trust.keys import SigningKey
+from imagefactory.http import HURRIED
+from tests.made.catalogue import make_catalogue
+from tests.made.registry import RegistryMadeHere, registry_made_here
+from tests.made.trusted import write_settings
+from tests.made.verdicts import LAB, LAB_ROW, NOW, STRANGER
+
+MADE = NOW - timedelta(days=3)
+
+
+def of(made: datetime) -> Catalogue:
+    return make_catalogue(made=made, expires=made + LIFE)
+
+
+def publish(registry: RegistryMadeHere, catalogue: Catalogue, key: SigningKey = LAB) -> None:
+    place = Place(store=Registry(registry.host), repository="gpu/catalogue")
+    publish_catalogue(place, sign_catalogue(catalogue, key), catalogue.made)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Somebody who joined the catalog of a registry, and that registry, which `stop` ends."""
+
+    folder: Path
+    registry: RegistryMadeHere
+
+    def read(self, now: datetime = NOW, more: str = "", **environ: str) -> Catalogue:
+        known = {"HOME": str(self.folder / "home"), "XDG_CONFIG_DIRS": str(self.folder / "none"), **environ}
+        write_settings(self.folder, f'catalogue = "{self.place}"\n{more}\n{LAB_ROW}', known)
+        settings = load_settings(directory=self.folder, start=self.folder, environ=known)
+        return read_catalogue(settings, known, now)
+
+    @property
+    def place(self) -> str:
+        return f"{self.registry.host}/gpu"
+
+    @property
+    def kept(self) -> KeptCatalogue:
+        return KeptCatalogue(
+            cache=self.folder / "home/.cache/imagefactory", where=f"{self.place}/catalogue:current"
+        )
+
+    def stop(self) -> None:
+        self.registry.fault = lambda _: "503"
+
+
+@pytest.fixture
+def reader(tmp_path: Path, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    monkeypatch.setattr("imagefactory.actions.read_catalog.HURRIED", replace(HURRIED, attempts=1))
+    publish(registry, of(MADE))
+    return Reader(tmp_path, registry)
+
+
+@pytest.fixture
+def mirror() -> Iterator[RegistryMadeHere]:
+    with registry_made_here() as made:
+        yield made
+
+
+def test_the_kept_copy_is_used_while_the_registry_is_down(reader: Reader) -> None:
+    current = reader.read()
+    assert (current, current.source, current.notes) == (of(MADE), CatalogueSource.PLACE, ())
+    reader.stop()
+    kept = reader.read()
+    assert (kept, kept.source) == (current, CatalogueSource.KEPT)
+    assert any("3 days old" in note and "2026-12-19" in note for note in kept.notes)
+    with pytest.raises(RegistryError, match="expired"):
+        reader.read(MADE + LIFE)
+    reader.registry.fault = None
+    publish(reader.registry, of(NOW))
+    assert reader.read().source is CatalogueSource.PLACE
+    reader.stop()
+    assert reader.read() == of(NOW)
+
+
+def test_a_registry_that_never_answers_is_asked_once(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that costs is one time-out, not one for each attempt."""
+    reader.read()
+    asked = len(reader.registry.log)
+    hurried = replace(HURRIED, read=0.05, span=0.04)
+    monkeypatch.setattr("imagefactory.actions.read_catalog.HURRIED", hurried)
+    reader.registry.fault = lambda _: "hang"
+    assert reader.read().source is CatalogueSource.KEPT
+    assert len(reader.registry.log) == asked + 1
+    assert (HURRIED.read <= 5, HURRIED.connect <= 5, HURRIED.span < HURRIED.read) == (True,) * 3
+
+
+def test_a_lost_registry_that_answers_is_no_other_case(reader: Reader) -> None:
+    reader.read()
+    reader.registry.shelves.repositories.clear()
+    assert reader.read().source is CatalogueSource.KEPT
+
+
+def test_without_a_copy_a_registry_that_is_down_fails(reader: Reader) -> None:
+    reader.registry.fault = lambda _: "403"
+    with pytest.raises(RegistryError):
+        reader.read()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda data: data[:-9], "corrupt"),
+        (lambda _: b"", "403"),
+        (lambda _: sign_catalogue(of(NOW), STRANGER), "wrong-key"),
+        (lambda _: edited(sign_catalogue(of(NOW), LAB)), "edited"),
+        (lambda _: pack(sign_catalogue(of(MADE - timedelta(seconds=1)), LAB)), format_time(MADE)),
+    ],
+)
+def test_a_copy_is_verified_each_time(reader: Reader, change: Callable[[bytes], bytes], word: str) -> None:
+    reader.read()
+    reader.registry.fault = lambda _: "403"
+    reader.kept.path.write_bytes(change(reader.kept.path.read_bytes()))
+    with pytest.raises(RegistryError, match=word):
+        reader.read()
+
+
+def edited(envelope: bytes) -> bytes:
+    signed = json.loads(envelope)
+    return json.dumps({**signed, "payload": "e30="}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_what_comes_and_is_refused_gives_way_to_no_copy(reader: Reader) -> None:
+    reader.read()
+    publish(reader.registry, of(NOW), STRANGER)
+    with pytest.raises(StatementError, match="wrong-key"):
+        reader.read()
+    publish(reader.registry, of(MADE - timedelta(days=1)))
+    with pytest.raises(StatementError) as caught:
+        reader.read()
+    assert caught.value.code == "catalog-rolled-back"
+    reader.stop()
+    assert reader.read() == of(MADE)
+
+
+def test_mirrors_come_before_the_copy_and_cannot_bring_an_older_one(
+    reader: Reader, mirror: RegistryMadeHere
+) -> None:
+    more = f'catalogue-mirrors = "/no/such/file,{mirror.host}/gpu"'
+    publish(mirror, of(MADE - timedelta(days=1)))
+    assert reader.read(more=more).source is CatalogueSource.PLACE
+    reader.stop()
+    assert reader.read(more=more).source is CatalogueSource.KEPT
+    publish(mirror, of(NOW), STRANGER)
+    assert reader.read(more=more).source is CatalogueSource.KEPT
+    publish(mirror, of(NOW))
+    found = reader.read(more=more)
+    assert (found, found.source) == (of(NOW), CatalogueSource.MIRROR)
+    mirror.fault = lambda _: "503"
+    assert reader.read(more=more) == of(NOW)
+    reader.registry.fault = None
+    with pytest.raises(StatementError) as caught:
+        reader.read(more=more)
+    assert caught.value.code == "catalog-rolled-back"
+
+
+def test_mirrors_are_of_the_catalog_beside_them(reader: Reader, mirror: RegistryMadeHere) -> None:
+    publish(mirror, of(NOW))
+    more = f'catalogue-mirrors = "{mirror.host}/gpu"'
+    with pytest.raises(UsageError):
+        reader.read(more=more, IMAGEFACTORY_CATALOGUE="/no/catalogue")
+    both = {"IMAGEFACTORY_CATALOGUE": "/no/catalogue", "IMAGEFACTORY_CATALOGUE_MIRRORS": f"{mirror.host}/gpu"}
+    assert reader.read(**both).source is CatalogueSource.MIRROR
+
+
+def test_readers_are_warned_a_week_before_it_expires(reader: Reader) -> None:
+    end = MADE + LIFE
+    assert reader.read(end - timedelta(days=7)).notes == ()
+    (note,) = reader.read(end - timedelta(days=6, hours=1)).notes
+    assert ("2026-12-19" in note, "6 days" in note) == (True, True)
+    reader.stop()
+    assert len(reader.read(end - timedelta(hours=1)).notes) == 3
+
+
+def test_a_file_has_a_copy_too(tmp_path: Path, reader: Reader) -> None:
+    path = tmp_path / "shared.json"
+    path.write_bytes(sign_catalogue(of(MADE), LAB))
+    place = {"IMAGEFACTORY_CATALOGUE": str(path)}
+    assert reader.read(**place).source is CatalogueSource.PLACE
+    path.unlink()
+    found = reader.read(**place)
+    assert (found, found.source) == (of(MADE), CatalogueSource.KEPT)
+
+
+def test_a_copy_that_can_only_be_read_is_used(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader.read()
+    reader.stop()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("imagefactory.actions.kept_catalogue.os.utime", refuse)
+    assert reader.read().source is CatalogueSource.KEPT
+
+
+def test_the_cache_keeps_the_newest_of_a_few_places(tmp_path: Path) -> None:
+    kept = [KeptCatalogue(cache=tmp_path, where=place_name(f"/{number}")) for number in range(MOST + 2)]
+    for one in kept:
+        one.write(b"catalog", MADE)
+    assert len(list((tmp_path / "catalogues").iterdir())) == MOST
+    assert kept[-1].read() == b"catalog"
+    for one in kept:
+        with pytest.raises(FactoryError):
+            one.refuse_older(MADE - timedelta(seconds=1))

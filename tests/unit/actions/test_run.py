@@ -1,0 +1,82 @@
+"""A command in an image of a catalogue: fetched once by its digest, and started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.access import Access
+from imagefactory.errors import NothingSelectedError
+from imagefactory.model import RunSpec, Start
+from imagefactory.oci.graph import Place
+from imagefactory.oci.model import Image
+from imagefactory.oci.registry.client import Registry
+from imagefactory.progress import Quiet
+from imagefactory.settings.choices import Setting
+from imagefactory.actions.run import fetch_offered, own_start, run_made
+from imagefactory.verdicts.subject import read_subject
+from tests.made.catalogue import make_image
+from tests.made.engine_of_one_row import remember_runners
+from tests.made.signing import Bench
+from tests.made.values import make_target
+
+INIT = ("/usr/bin/tini", "-s", "--")
+SPEC = RunSpec(argv=("echo", "it runs"))
+
+
+def test_it_is_fetched_once_and_started(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By somebody with a store of his own, and no factory."""
+    runners = remember_runners(monkeypatch)
+    digest = bench.push(b"a", 22)
+    subject = read_subject(Place(store=Registry(bench.registry.host), repository="one"), digest)
+    image = make_image(reference=f"{bench.registry.host}/one@{digest}", subject=subject, sifs=())
+    settings = replace(bench.factory.settings, store=Setting(value=str(tmp_path / "own"), origin="default"))
+    access = Access(settings=settings, environ={})
+    for _ in range(2):
+        done = run_made(access, fetch_offered(access, image, Quiet()), SPEC, "echo", Quiet())
+        assert done.stdout == f"{subject.manifest} echo it runs"
+        bench.registry.find("one").manifests.clear()  # a second fetch would fail
+    assert len(runners) == 2
+    assert len(access.layout.tags()) == 1
+
+
+def test_what_no_registry_has_is_told(bench: Bench) -> None:
+    image = make_image(reference="")
+    with pytest.raises(NothingSelectedError, match=r"\.sif") as caught:
+        fetch_offered(bench.factory, image, Quiet())
+    assert caught.value.code == "image-not-pullable"
+    assert "imagefactory find" in caught.value.hint
+    sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
+    with pytest.raises(NothingSelectedError) as caught:
+        fetch_offered(bench.factory, replace(image, sifs=(sif,)), Quiet())
+    assert "apptainer exec --nv oras://registry.example.org/gpu/pytorch@sha256:" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("start", "own"),
+    [
+        (Start(entrypoint=INIT, command=("python",), workdir="/"), Start()),
+        (
+            Start(
+                entrypoint=(*INIT, "start.sh"),
+                command=("python", "train.py"),
+                workdir="/app",
+                user="1000:100",
+            ),
+            Start(command=("start.sh", "python", "train.py"), workdir="/app", user="1000"),
+        ),
+        (Start(command=("train",), user="somebody"), Start(command=("train",))),
+        (Start(), Start()),
+    ],
+)
+def test_a_container_starts_as_its_image_says(start: Start, own: Start) -> None:
+    image = Image(
+        name="a", digest="d", manifest="m", config="c", size=0, layers=(), environment=(), start=start
+    )
+    assert own_start(image, None) == own
+    target = make_target(start=Start(entrypoint=("a",), command=("b",), workdir="/c"))
+    assert own_start(image, target) == Start(command=("a", "b"), workdir="/c")

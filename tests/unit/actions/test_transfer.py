@@ -1,0 +1,141 @@
+"""A push of what this store pushed before: what is asked, and what a registry that lost it gets again."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from imagefactory.project import Factory
+from imagefactory.model import CheckResult, CheckState, Outcome, Report, Target
+from imagefactory.oci.candidates import PUSHED_TYPE
+from imagefactory.oci.layout import reference
+from imagefactory.oci.model import Image
+from imagefactory.progress import QUIET
+from imagefactory.actions import transfer as pushing
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.verify import smoke
+from imagefactory.verify.model import Trial
+from imagefactory.verify.smoke_record import write_record
+from imagefactory.verify.suite_files import required_checks, suite_digest
+from tests.made.command import run
+from tests.made.pushed import push, with_ledger_key
+from tests.made.registry import RegistryMadeHere
+from tests.made.verdicts import NOW
+
+REPOSITORY = "pytorch"
+
+
+def image_of(factory: Factory, target: Target) -> Image:
+    image = factory.layout.image(reference(target))
+    assert image is not None
+    return image
+
+
+def keep_pass(factory: Factory, target: Target, image: Image) -> None:
+    """The record of a smoke test that this image passed under unshare."""
+    definition = define_target(factory, target)
+    trial = Trial(image=image, definition=definition, nonce="5eed", runner="unshare")
+    passed = CheckState.PASSED
+    report = Report(
+        target=target.name,
+        image=image.digest,
+        config=image.config,
+        suite=suite_digest(),
+        passed=True,
+        failure=None,
+        gpu=Outcome.NOT_TESTED,
+        checks=tuple(
+            CheckResult(name=name, state=passed, detail="", seconds=0.0, numbers=())
+            for name in required_checks(definition)
+        ),
+        from_record=False,
+    )
+    write_record(smoke._record_of(trial, factory.layout.path / "checks", suite_digest()), report)
+
+
+def test_an_unchanged_build_and_push_is_one_process_and_one_round_trip(
+    factory: Factory,
+    target: Target,
+    pushed: str,
+    registry: RegistryMadeHere,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The candidate and the manifest below it are asked for at once (tests/unit/oci/test_transfer.py)."""
+    image = image_of(factory, target)
+    keep_pass(factory, target, image)
+    for name, value in factory.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    registry.log.clear()
+    root = str(factory.settings.root_path)
+    assert run("-C", root, "build", "--push", "--registry", registry.host, target.name, "-q") == 0
+    asked = sorted(f"{one} {one.path.rpartition('/')[2]}" for one in registry.log)
+    assert asked == sorted(
+        (f"GET manifest {image.manifest}", f"GET manifest 2.3-cu121-{pushed.removeprefix('sha256:')[:12]}")
+    )
+    registry.log.clear()
+    assert run("-C", root, "push", "--registry", registry.host, target.name, "-q") == 0
+    assert [str(one) for one in registry.log] == ["GET manifest"] * 2
+
+
+def test_a_registry_that_was_emptied_gets_all_again(
+    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+) -> None:
+    before = registry.find(REPOSITORY)
+    registry.shelves.repositories, registry.shelves.blobs = {}, {}
+    assert push(factory, target, registry) == pushed
+    there = registry.find(REPOSITORY)
+    assert (there.tags, there.manifests) == (before.tags, before.manifests)
+    assert there.blobs == before.blobs
+
+
+def test_a_manifest_that_a_collection_took_from_below_an_index_comes_again(
+    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+) -> None:
+    """Registries that collect what has no tag take it with the blobs it names."""
+    there, manifest = registry.find(REPOSITORY), image_of(factory, target).manifest
+    whole = (dict(there.manifests), set(there.blobs))
+    del there.manifests[manifest]
+    there.blobs.clear()
+    assert push(factory, target, registry) == pushed
+    assert (there.manifests, there.blobs) == whole
+
+
+def test_another_registry_at_the_same_place_is_found_out_by_its_candidate(
+    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+) -> None:
+    there = registry.find(REPOSITORY)
+    there.tags.clear()
+    assert push(factory, target, registry) == pushed
+    assert list(there.tags.values()) == [pushed]
+
+
+def test_what_one_path_of_a_registry_has_another_gets(
+    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+) -> None:
+    options = PushOptions(now=NOW, registry=f"{registry.host}/site")
+    assert push_target(with_ledger_key(factory), target, options, QUIET).reference.digest == pushed
+    assert registry.find(f"site/{REPOSITORY}").manifests == registry.find(REPOSITORY).manifests
+
+
+def test_what_it_is_made_of_is_told_once_more_where_that_changed(
+    factory: Factory,
+    target: Target,
+    pushed: str,
+    registry: RegistryMadeHere,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An image may stay the same where its definition is written in another way, by which a plan finds it."""
+
+    def records() -> int:
+        rows = registry.find(REPOSITORY).manifests.values()
+        return sum(PUSHED_TYPE.encode() in data for _, data in rows)
+
+    assert (push(factory, target, registry), records()) == (pushed, 1)
+    monkeypatch.setattr(pushing, "made_from", lambda *_: f"sha256:{'5' * 64}")
+    assert (push(factory, target, registry), records()) == (pushed, 2)
+    registry.log.clear()
+    assert push(factory, target, registry) == pushed
+    assert [str(one) for one in registry.log] == ["GET manifest"] * 2

@@ -1,0 +1,246 @@
+"""tables: the command line, with verdicts in a store and a registry in this process, and collected sweeps.
+
+The GPU is made up and so is what the host saw of it; the keys are thrown away with the test.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.trust.catalog import sign_catalogue
+from imagefactory.catalogue.model import CataloguedImage
+from imagefactory.errors import NothingSelectedError
+from imagefactory.matrix.combos import ComboState
+from imagefactory.model import Outcome
+from imagefactory.schedulers.inventory import write_inventory
+from imagefactory.schedulers.pool import ImageKind, Inventory, LeftOut, NodeResult, PoolGpu, PoolImage, PoolMachine, Sweep, SweepNode
+from imagefactory.report.tables import HEADER
+from imagefactory.settings.choices import Setting
+from imagefactory.settings.load import load_settings
+from imagefactory.stages.statements import attach_signed
+from imagefactory.extras.site.tables import Tables, TablesAsked, read_catalogued, survey
+from imagefactory.actions.verdicts import local_place
+from imagefactory.schedulers.sweep_file import CollectedNode, write_collected, write_sweep_file
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.policy import TrustedKey
+from imagefactory.verify.model import Subject
+from tests.made.catalogue import make_catalogue, make_image, signed
+from tests.made.command import json_of
+from tests.made.signing import QUIET, Bench
+from tests.made.sweep_site import Site
+from tests.made.verdicts import LAB, LAB_TRUSTED, NOW, whole_report
+
+FILES = {"valid_combos.csv", "invalid_combos.csv", "version_ranges.csv", "combos.md", "combos.json"}
+TARGET = "one-12.1-cu121"
+
+
+def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """The rows of the target, by capability."""
+    said = bench.call("tables", TARGET, "--json", *arguments, code=code)
+    return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
+
+
+def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
+    """What a `collect` would have left: one node of the target on 9.0, and one cell that was left out."""
+    image = PoolImage(kind=ImageKind.SIF, address="/images/one.sif", subject=subject, size=1, unpacked=1)
+    node = SweepNode(
+        name="one-sm90",
+        target=TARGET,
+        capability="9.0",
+        image=image,
+        nonce="0" * 32,
+        cuda="",
+        memory=1,
+        disk=1,
+        timeout=60,
+        python="/usr/bin/python3",
+    )
+    left_out = LeftOut(target=TARGET, capability="12.0", rule="no-match", reason="no GPU of the pool has it")
+    made = datetime(2026, 11, 22, tzinfo=UTC)
+    sweep = Sweep(
+        id=folder.name, made=made, level="full", site="generic", nodes=(node,), left_out=(left_out,)
+    )
+    result = NodeResult(node=node.name, outcome=outcome, reason="held: 34, asked for too little memory")
+    folder.mkdir(parents=True)
+    write_sweep_file(folder, sweep)
+    write_collected(folder, [CollectedNode(result=result, target=TARGET, capability="9.0", nonce=node.nonce)])
+
+
+def sign_here(bench: Bench, content: bytes) -> Subject:
+    """An image in the store that is verified for 8.0."""
+    digest = bench.build(content).root.descriptor.digest
+    place = local_place(bench.factory, "one")
+    signed = bench.sign(place, digest)
+    attach_signed(bench.factory, signed, None, QUIET)
+    return read_subject(place, digest)
+
+
+def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> None:
+    sign_here(bench, b"a")
+    out = tmp_path / "out"
+    said = bench.call("tables", "--output", str(out))
+    assert {path.name for path in out.iterdir()} == FILES
+    assert (out / "valid_combos.csv").read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1\n"
+    assert str(out / "valid_combos.csv") in said.out
+    assert json.loads((out / "combos.json").read_text())["format"] == "imagefactory.tables/1"
+    row = tables(bench)["8.0"]
+    assert (row["state"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
+    again = {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
+    bench.call("tables", "--output", str(out))
+    assert again == {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
+
+
+def test_a_tag_alone_proves_nothing(bench: Bench) -> None:
+    bench.push(b"a", 1)
+    assert {row["state"] for row in tables(bench).values()} <= {"not-tested", "ruled-out"}
+
+
+def test_verdicts_of_the_registry_count_where_it_is_asked(bench: Bench) -> None:
+    bench.verify(bench.push(b"a", 1))
+    assert tables(bench, "--registry", bench.registry.host)["8.0"]["state"] == "valid"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_registry_of_the_settings_is_asked_as_one_that_is_named(site: Site, named: bool) -> None:
+    """The image of the present lock, which decides what is predicted of it, may lie there alone."""
+    image = site.makes().sweep.nodes[0].image.subject.index
+    place = "" if named else site.registry.host
+    setting = Setting(value=place, origin="default")
+    factory = replace(site.factory, settings=replace(site.factory.settings, registry=setting))
+    asked = TablesAsked(now=datetime.now(UTC), registry=site.registry.host if named else "")
+    ((one,),) = survey(factory, [site.target], asked, QUIET)[1:]
+    assert one.stage.reference == f"{site.registry.host}/pytorch@{image}"
+
+
+def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:
+    subject = sign_here(bench, b"a")
+    collected(bench.folder / "store" / "sweeps" / "20261122-000000-aaaa", subject, Outcome.HELD)
+    rows = tables(bench)
+    assert rows["8.0"]["state"] == "valid"
+    assert (rows["9.0"]["state"], rows["9.0"]["cause"], rows["9.0"]["basis"]) == (
+        "undecided",
+        "held",
+        "reported",
+    )
+    assert "too little memory" in rows["9.0"]["reason"]
+    assert (rows["12.0"]["state"], rows["12.0"]["cause"]) == ("undecided", "no-match")
+
+
+def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> None:
+    sign_here(bench, b"a")
+    other = Subject(target=TARGET, **dict.fromkeys(("index", "manifest", "config"), "sha256:" + "f" * 64))
+    folder = tmp_path / "elsewhere"
+    collected(folder, other, Outcome.NO_KERNEL)
+    assert tables(bench, "--sweep", str(folder))["9.0"]["state"] == "not-tested"
+    assert bench.call("tables", "--sweep", str(tmp_path), code=2).error_codes == ("sweep-not-found",)
+
+
+@pytest.mark.parametrize(("file", "text"), [("sweep.json", "{"), ("collected.json", '{"format": 9}')])
+def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
+    bench: Bench,
+    file: str,
+    text: str,
+) -> None:
+    subject = sign_here(bench, b"a")
+    sweeps = bench.folder / "store" / "sweeps"
+    for name in ("20261122-000000-aaaa", "20261122-000000-bbbb"):
+        collected(sweeps / name, subject, Outcome.HELD)
+    broken = sweeps / "20261122-000000-aaaa"
+    (broken / file).write_text(text)
+    said = bench.call("tables", "--output", str(bench.folder / "out"))
+    assert "skipped a sweep of the store" in said.out
+    assert str(broken / file) in said.out
+    assert "skipped" in (bench.folder / "out" / "combos.md").read_text()
+    told = json_of(bench.call("tables", "--json"), "tables")
+    assert [str(broken / file) in note for note in told["notes"]] == [True]
+    assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says
+    assert str(broken) in bench.call("tables", "--sweep", str(broken), code=2).err
+
+
+def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "valid_combos.csv").write_text("mine")
+    said = bench.call("tables", "--output", str(out), code=2)
+    assert "did not write" in said.err
+    assert [path.name for path in out.iterdir()] == ["valid_combos.csv"]
+    bench.call("tables", "--output", str(out), "--force")
+    assert (out / "valid_combos.csv").read_text().startswith(HEADER)
+
+
+def test_without_trust_nothing_is_valid(bench: Bench) -> None:
+    sign_here(bench, b"a")
+    (bench.folder / "root" / "imagefactory.toml").write_text("")
+    assert tables(bench, "--capability", "8.0")["8.0"]["state"] == "not-tested"
+    said = bench.call("tables", "--output", str(bench.folder / "out"))
+    assert "No key is trusted here" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--capability", "x"), "'x'"), (("nothing-*",), "nothing-*")],
+)
+def test_bad_arguments_are_told(bench: Bench, arguments: tuple[str, ...], said: str) -> None:
+    done = bench.call("tables", *arguments, code=3 if "nothing" in said else 2)
+    assert said in done.err
+    assert (done.error_codes == ("option-invalid",)) == ("--capability" in arguments)
+
+
+def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:
+    assert "12.1" in tables(bench, "--capability", "12.1")
+    gpu = PoolGpu(
+        id="GPU-1", uuid="", name="G", capability="10.3", memory=0, driver="", cuda="", mig=False, free=True
+    )
+    machine = PoolMachine(name="m", attributes={}, start="", gpus=(gpu,))
+    inventory = Inventory(pool="p", taken=datetime(2026, 11, 22, tzinfo=UTC), machines=(machine,))
+    write_inventory(tmp_path / "pool.json", inventory)
+    assert "10.3" in tables(bench, "--inventory", str(tmp_path / "pool.json"))
+
+
+# --- outside of a factory ------------------------------------------------------------------------
+
+
+def catalogued(tmp_path: Path, *names: str, image: CataloguedImage) -> Tables:
+    """The tables of a signed catalogue in a file, by a person who trusts its key and has no factory."""
+    config = tmp_path / "config" / "imagefactory"
+    config.mkdir(parents=True)
+    path = tmp_path / "catalogue.json"
+    path.write_bytes(sign_catalogue(make_catalogue(image), LAB))
+    row = format_key_row(LAB_TRUSTED)
+    (config / "imagefactory.toml").write_text(f'catalogue = "{path}"\n{row}')
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path), "XDG_CONFIG_DIRS": "/none"}
+    settings = load_settings(directory=None, start=tmp_path, environ=environ)
+    return read_catalogued(settings, environ, names, TablesAsked(now=NOW))
+
+
+def format_key_row(key: TrustedKey) -> str:
+    public = base64.b64encode(key.public).decode()
+    since, until = key.since.date().isoformat(), key.until.date().isoformat()
+    return (
+        f'[[trust]]\nname = "{key.name}"\nkeyid = "{key.keyid}"\npublic = "{public}"\n'
+        f"from = {since}\nuntil = {until}\n"
+    )
+
+
+def test_a_catalogue_is_enough(tmp_path: Path) -> None:
+    image = make_image(envelopes=(signed(whole_report(), "8"),), required=("8.0", "9.0"))
+    made = catalogued(tmp_path, "pytorch-2.*", image=image)
+    rows = {str(one.capability): one for one in made.combos}
+    assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (
+        ComboState.VALID,
+        "2.3",
+        "pytorch",
+    )
+    assert rows["9.0"].state is not ComboState.VALID
+
+
+def test_a_catalogue_lacks_a_name(tmp_path: Path) -> None:
+    with pytest.raises(NothingSelectedError, match="pytorch-9"):
+        catalogued(tmp_path, "pytorch-9", image=make_image())

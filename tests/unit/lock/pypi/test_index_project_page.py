@@ -1,0 +1,48 @@
+"""Project pages of an index, as JSON and as HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.project_page import IndexFile, _parse_json, project_files
+from imagefactory.http import RefusedError, Web
+
+PAGE = """<!DOCTYPE html><html><body>
+<a href="demo-1.0.tar.gz#sha256=AB12" data-requires-python="&gt;=3.9">demo-1.0.tar.gz</a>
+<a href="demo-2.0.tar.gz" data-yanked="it breaks">demo-2.0.tar.gz</a>
+<a>nothing</a></body></html>"""
+
+
+def test_a_page_of_html(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(PAGE)
+    index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
+    web = Web(index)
+    first, second = project_files(web, tmp_path.as_uri())
+    web.close()
+    assert (first.filename, first.sha256, first.python, first.yanked) == (
+        "demo-1.0.tar.gz",
+        "ab12",
+        ">=3.9",
+        False,
+    )
+    assert (second.sha256, second.python, second.yanked, second.uploaded) == ("", "", True, "")
+
+
+def test_a_page_of_json() -> None:
+    row = '{"filename": "demo-1.0.tar.gz", "url": "../demo-1.0.tar.gz#x", "hashes": {"sha256": "ab"}'
+    rest = '"requires-python": ">=3.9", "yanked": "it breaks", "upload-time": "2026-11-23T10:00:00.1Z"'
+    (told, bare) = _parse_json(f'{{"files": [{row}, {rest}}}, {row}}}]}}', "https://i.example/simple/demo/")
+    assert told == IndexFile(
+        filename="demo-1.0.tar.gz",
+        url="https://i.example/simple/demo-1.0.tar.gz",
+        sha256="ab",
+        yanked=True,
+        python=">=3.9",
+        uploaded="2026-11-23",
+    )
+    assert (bare.yanked, bare.python, bare.uploaded) == (False, "", "")
+    with pytest.raises(RefusedError, match="PEP 691"):
+        _parse_json("{}", "https://i.example/simple/demo/")

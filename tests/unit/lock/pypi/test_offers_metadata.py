@@ -1,0 +1,78 @@
+"""METADATA of a wheel: beside it, or a part of it, or out of all of it."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from imagefactory.lock.pypi import metadata
+from imagefactory.lock.pypi.metadata import read_metadata
+from imagefactory.http import Patience, RefusedError
+
+URL = "https://i.example/demo-1.0-py3-none-any.whl"
+TEXT = "Metadata-Version: 2.1\nName: demo\n"
+
+
+def wheel() -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("demo/big.so", b"\0" * 1_000_000)
+        archive.writestr("demo-1.0.dist-info/METADATA", TEXT)
+    return held.getvalue()
+
+
+@dataclass
+class Server:
+    """A web with one wheel on it."""
+
+    beside: bool = False
+    ranges: bool = True
+    data: bytes = field(default_factory=wheel)
+    sent: int = 0
+    patience: Patience = field(default_factory=Patience)
+
+    def size(self, url: str) -> int:
+        return len(self.data)
+
+    @contextmanager
+    def open(self, url: str, *, headers: Mapping[str, str]) -> Iterator[Any]:
+        if url.endswith(".metadata") and not self.beside:
+            raise RefusedError("404", status=404)
+        body, status = (TEXT.encode(), 200) if url.endswith(".metadata") else (self.data, 200)
+        if self.ranges and (found := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("Range", ""))):
+            body, status = self.data[int(found[1]) : int(found[2]) + 1], 206
+        self.sent += len(body)
+        yield SimpleNamespace(status_code=status, raw=SimpleNamespace(data=body))
+
+
+@pytest.fixture(autouse=True)
+def _plain_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "read_some", lambda raw, limit: raw.data[:limit])
+
+
+@pytest.mark.parametrize(
+    ("server", "most"),
+    [(Server(beside=True), 100), (Server(), 300_000), (Server(ranges=False), 3_000_000)],
+    ids=["beside", "ranges", "whole"],
+)
+def test_no_more_is_fetched_than_must_be(server: Any, most: int) -> None:
+    assert read_metadata(server, URL) == TEXT
+    assert server.sent < most
+
+
+def test_a_big_wheel_is_never_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_WHOLE", 1000)
+    server: Any = Server(ranges=False)
+    with pytest.raises(RefusedError, match="sends no part"):
+        read_metadata(server, URL)
+    server = Server()
+    monkeypatch.setattr(metadata, "_WHOLE", 100_000)
+    assert read_metadata(server, URL) == TEXT

@@ -1,0 +1,44 @@
+"""The command line that starts apptainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.model import RunSpec
+from imagefactory.runtime.apptainer import ApptainerCaller, gpu_options, plan
+from imagefactory.runtime.devices import GpuDevices
+
+CALLER = ApptainerCaller(uid=0, gid=0, unshare="")
+
+
+def test_limits_that_are_asked_for_are_apptainers_own() -> None:
+    spec = RunSpec(argv=("true",), limits=(("processes", 50), ("memory", 1 << 30), ("files", None)))
+    argv = plan("apptainer", "a.sif", spec, CALLER, started=3).argv
+    assert argv[argv.index("--pids-limit") + 1] == "50"
+    assert argv[argv.index("--memory") + 1] == str(1 << 30)
+    plain = plan("apptainer", "a.sif", RunSpec(argv=("true",)), CALLER, started=3).argv
+    assert not {"--pids-limit", "--memory"} & set(plain)
+
+
+def test_gpus_are_asked_for_by_their_makers_options() -> None:
+    nvidia = GpuDevices(
+        devices=("/dev/nvidia0",), libraries=("/lib/libcuda.so.1",), links=(), programs=(), driver=""
+    )
+    amd = replace(nvidia, devices=("/dev/kfd", "/dev/dri"), libraries=())
+    both = replace(nvidia, devices=(*nvidia.devices, *amd.devices))
+    assert [gpu_options(one) for one in (nvidia, amd, both)] == [("--nv",), ("--rocm",), ("--nv", "--rocm")]
+    caller = replace(CALLER, gpus=("--rocm",))
+    asked = plan("apptainer", "a.sif", RunSpec(argv=("true",), gpus=True), caller, started=3).argv
+    assert ("--rocm" in asked, "--nv" in asked) == (True, False)
+    assert "--rocm" not in plan("apptainer", "a.sif", RunSpec(argv=("true",)), caller, started=3).argv
+
+
+@pytest.mark.parametrize("name", ["files", "scratch"])
+def test_a_limit_that_it_does_not_hold_is_refused(name: str) -> None:
+    spec = RunSpec(argv=("true",), limits=((name, 1),))
+    with pytest.raises(UsageError, match=f"apptainer .*{name}") as caught:
+        plan("apptainer", "a.sif", spec, CALLER, started=3)
+    assert caught.value.code == "option-conflict"

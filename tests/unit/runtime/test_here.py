@@ -1,0 +1,88 @@
+"""Which current folder a command inside an image gets to see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagefactory.model import Mount
+from imagefactory.runtime.here import private_places, show_folder
+
+OWN = (Path("/data/store"), Path("/home/me/cache/imagefactory"))
+PRIVATE = private_places([Path("/home/me")], own=OWN, runtime=[Path("/srv/runtime/me")])
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/home/me/project",
+        "/data/project",
+        "/home/meadow",
+        "/tmp/project",
+        "/usr/src",
+        "/etcetera",
+        "/srv/a.b",
+    ],
+)
+def test_a_folder_of_work_is_shown_at_one_place_and_to_read(folder: str) -> None:
+    mount, told = show_folder(Path(folder), readable=True, private=PRIVATE)
+    assert mount == Mount(source=Path(folder), target="/work")
+    assert "read-only" in told
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        ("/home/me", "is your home"),
+        ("/home", "holds /home/me"),
+        ("/", "holds /home/me"),
+        ("/data", "holds /data/store"),
+        ("/data/store", "of imagefactory's own"),
+        ("/data/store/blobs", "of imagefactory's own"),
+        ("/home/me/cache/imagefactory/wheels", "of imagefactory's own"),
+        ("/home/me/.ssh", "hidden"),
+        ("/home/me/.config/tool/deep", "hidden"),
+        ("/data/other/.gnupg", "hidden"),
+        ("/run", "is a folder of the system"),
+        ("/run/user/1000/tmux-1000", "is in /run"),
+        ("/var/run", "is a folder of the system"),
+        ("/var", "holds /var/run"),
+        ("/dev", "is a folder of the system"),
+        ("/dev/shm/x", "is in /dev"),
+        ("/proc/self", "is in /proc"),
+        ("/sys/fs/cgroup", "is in /sys"),
+        ("/etc/ssl", "is in /etc"),
+        ("/boot", "is a folder of the system"),
+        ("/root/project", "is in /root"),
+        ("/tmp", "is a folder of all users"),
+        ("/var/tmp", "is a folder of all users"),
+        ("/srv/runtime/me/dbus", "of running programs"),
+        ("/srv", "holds /srv/runtime/me"),
+    ],
+)
+def test_private_places_and_what_holds_them_are_not_shown(folder: str, why: str) -> None:
+    mount, told = show_folder(Path(folder), readable=True, private=PRIVATE)
+    assert mount is None
+    assert why in told
+
+
+@pytest.mark.parametrize(
+    ("folder", "shown"), [("/root", False), ("/root/project", True), ("/root/.ssh", False), ("/etc", False)]
+)
+def test_a_home_among_the_systems_folders_is_like_other_homes(folder: str, shown: bool) -> None:
+    private = private_places([Path("/root")], own=(), runtime=())
+    assert (show_folder(Path(folder), readable=True, private=private)[0] is not None) == shown
+
+
+def test_where_another_disk_is_mounted_is_not_shown() -> None:
+    """The kernel makes no overlay of it for who is not root."""
+    mount, told = show_folder(Path("/data/a"), readable=True, private=PRIVATE, mounted=["/data/a/disk"])
+    assert mount is None
+    assert "/data/a/disk" in told
+
+
+def test_what_is_closed_to_its_caller_is_not_shown() -> None:
+    mount, told = show_folder(Path("/home/me/secret"), readable=False, private=PRIVATE)
+    assert mount is None
+    assert "cannot be read by you" in told

@@ -1,0 +1,290 @@
+"""Logs of jobs, from whole ones to garbage, and what becomes of a node by them."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from imagefactory.model import Outcome
+from imagefactory.schedulers.htcondor.results import NodeFiles, Posted, classify
+from imagefactory.pools.htcondor.events import parse_attempts
+from imagefactory.schedulers.htcondor.node.post import ARRIVED, decide, follow, split_events
+from imagefactory.schedulers.pool import Ending, JobAttempt, JobLimits
+from tests.made.pool import (
+    GPU,
+    UUID,
+    aborted,
+    disconnected,
+    event,
+    evicted,
+    executing,
+    failed_start,
+    held,
+    submitted,
+    terminated,
+    transferring,
+)
+from tests.services.tier import many
+
+LATEST = datetime(2026, 11, 23, tzinfo=UTC)
+WEST = timezone(timedelta(hours=-6))
+NO_PULL = "FATAL:   Unable to handle docker://127.0.0.1:1/no/such@sha256:ef uri: failed to get checksum"
+MISSING = "Transfer input files failure at access point. Details: reading from file /s/x.sif: (errno 2)"
+NO_ROOM = "Transfer output files failure at execution point. Details: writing: (errno 28) No space left"
+
+
+def attempts(log: str | bytes, latest: datetime = LATEST) -> tuple[JobAttempt, ...]:
+    data = log if isinstance(log, bytes) else log.encode()
+    return parse_attempts(data, latest, lambda naive: naive.replace(tzinfo=WEST).astimezone(UTC))
+
+
+def test_a_job_that_ended_tells_whose_gpu_it_had() -> None:
+    (one,) = attempts(submitted() + executing() + terminated())
+    assert (one.job, one.ending, one.code) == ("12.0", Ending.EXITED, 0)
+    assert (one.machine, one.slot) == ("gpu01.example.org", "slot1_1@a100")
+    assert one.gpu is not None
+    assert (one.gpu.id, one.gpu.uuid, one.gpu.capability) == ("GPU-a1b2c3d4", f"GPU-{UUID}", "8.0")
+    assert (one.gpu.name, one.gpu.driver, one.gpu.cuda) == ("NVIDIA A100-SXM4-40GB", "550.54.15", "12.4")
+    assert one.gpu.memory == 40536 << 20
+    assert one.submitted == datetime(2026, 11, 22, 12, 17, 29, tzinfo=UTC)
+    assert one.ended == datetime(2026, 11, 22, 12, 18, 2, tzinfo=UTC)
+
+
+def test_the_gpu_is_that_of_the_last_start() -> None:
+    first = executing(gpu='[ Id = "GPU-a1b2c3d4"; Capability = 7.0; DeviceName = "Tesla V100" ]')
+    (one,) = attempts(submitted() + first + evicted("preempted") + executing() + terminated())
+    assert one.gpu is not None
+    assert one.gpu.capability == "8.0"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        executing(id="GPU-a1b2c3d4,GPU-ffffffff"),
+        executing(id=""),
+        executing(gpu="[ Capability = 8.0; Id = ]", id="GPU-none").replace("GPUs_Capability", "Other"),
+    ],
+    ids=["two", "none", "without a capability"],
+)
+def test_what_is_no_one_gpu_is_none(log: str) -> None:
+    (one,) = attempts(submitted() + log)
+    assert one.gpu is None
+
+
+@pytest.mark.parametrize(
+    ("log", "ending", "code"),
+    [
+        (submitted(), Ending.WAITING, 0),
+        (submitted() + executing(), Ending.RUNNING, 0),
+        (submitted() + executing() + evicted("gone"), Ending.WAITING, 0),
+        (submitted() + executing() + disconnected(), Ending.DISCONNECTED, 0),
+        (submitted() + executing() + disconnected() + event(23, "Job reconnected"), Ending.RUNNING, 0),
+        (submitted() + executing() + disconnected() + event(24, "Failed"), Ending.WAITING, 0),
+        (submitted() + executing() + disconnected() + executing(), Ending.RUNNING, 0),
+        (submitted() + executing() + terminated(255), Ending.EXITED, 255),
+        (submitted() + executing() + terminated(signal=9), Ending.KILLED, 9),
+        (submitted() + held(13, MISSING), Ending.HELD, 13),
+        (submitted() + held(13, MISSING) + aborted(), Ending.HELD, 13),
+        (submitted() + held(1, "by me") + event(13, "Job was released."), Ending.WAITING, 0),
+        (submitted() + aborted(), Ending.REMOVED, 0),
+        (submitted() + executing() + event(5, "Job terminated.", "(3) What"), Ending.LOST, 0),
+        (executing() + event(40, "Finished transferring input files"), Ending.RUNNING, 0),
+        (executing() + submitted(), Ending.RUNNING, 0),  # told late
+        (submitted() + executing() + terminated(0) + terminated(0), Ending.EXITED, 0),
+        (submitted() + executing() + terminated(0) + aborted("via condor_rm"), Ending.EXITED, 0),
+        (submitted() + executing() + aborted("via condor_rm") + evicted("gone"), Ending.REMOVED, 0),
+    ],
+)
+def test_how_a_job_stands(log: str, ending: Ending, code: int) -> None:
+    (one,) = attempts(log)
+    assert (one.ending, one.code) == (ending, code)
+
+
+def test_each_job_of_a_node_is_an_attempt() -> None:
+    log = submitted(7) + executing(7) + terminated(3, 7) + submitted(8) + executing(8) + terminated(0, 8)
+    assert [(one.job, one.code) for one in attempts(log)] == [("7.0", 3), ("8.0", 0)]
+
+
+def test_the_usage_beside_an_eviction_is_not_its_reason() -> None:
+    (one,) = attempts(submitted() + executing() + evicted("The starter went away: no more disk"))
+    assert one.text == "The starter went away: no more disk"
+
+
+@pytest.mark.parametrize(
+    ("text", "hour"),
+    [
+        ("2026-11-22 06:17:29", 12),
+        ("2026-11-22T06:17:29", 12),
+        ("2026-11-22T06:17:29.123Z", 6),
+        ("2026-11-22T06:17:29+01:00", 5),
+        ("11/22 06:17:29", 12),
+        ("11/22/26 06:17:29", 12),
+    ],
+)
+def test_times_in_all_the_forms_that_a_site_may_set(text: str, hour: int) -> None:
+    (one,) = attempts(submitted(at=text))
+    assert one.submitted.replace(microsecond=0) == datetime(2026, 11, 22, hour, 17, 29, tzinfo=UTC)
+
+
+def test_a_time_without_a_year_is_in_the_past() -> None:
+    (one,) = attempts(submitted(at="12/31 23:59:59"), datetime(2027, 1, 3, tzinfo=UTC))
+    assert one.submitted.year == 2027  # six in the morning of January 1st, in UTC
+    assert one.submitted.month == 1
+    (one,) = attempts(submitted(at="02/29 01:00:00"), datetime(2027, 1, 3, tzinfo=UTC))
+    assert one.submitted == datetime(2024, 2, 29, 7, tzinfo=UTC)
+
+
+# --- garbage -------------------------------------------------------------------------------------
+
+WHOLE = submitted() + executing() + terminated()
+
+
+def test_what_is_no_event_is_passed_over() -> None:
+    log = f"garbage\n{submitted()}\x00\x01...\nmore\n...\n{executing()}999 (1.2\n...\n{terminated()}"
+    assert attempts(log) == attempts(WHOLE)
+
+
+def test_an_event_that_is_still_being_written_is_not_read() -> None:
+    (one,) = attempts(WHOLE[:-10])
+    assert one.ending is Ending.RUNNING
+
+
+def test_words_of_a_job_are_no_events() -> None:
+    """What HTCondor repeats of an image's words stands behind a tab."""
+    said = "\n\t".join(["FATAL", "...", *(submitted(99) + executing(99) + terminated(0, 99)).split("\n")])
+    said = said.replace("\n...", "\n\t...")
+    assert [one.job for one in attempts(submitted() + event(21, "Error from starter:", said))] == ["12.0"]
+
+
+def test_no_bytes_break_the_reader() -> None:
+    made = random.Random(5)
+    whole = (WHOLE + failed_start(NO_PULL, 13) + held(34, "memory", 14) + aborted(job=14)).encode()
+    for _ in range(many(100, 4000)):
+        data = bytearray(whole)
+        for _ in range(made.randrange(1, 60)):
+            data[made.randrange(len(data))] = made.randrange(256)
+        cut = data[made.randrange(len(data)) :] if made.random() < 0.3 else data
+        for one in attempts(bytes(cut)):
+            assert one.text.isprintable()
+            classify((one,), NodeFiles(), JobLimits())
+    assert attempts(made.randbytes(20_000)) == ()
+    assert attempts(b"") == ()
+
+
+def test_a_line_of_megabytes_is_shortened() -> None:
+    (one,) = attempts(submitted() + held(12, "x" * 5_000_000))
+    assert len(one.text) < 3000
+
+
+# --- the word for a node -------------------------------------------------------------------------
+
+GOOD = NodeFiles(run=b"{}", report=b"{}")
+BAD = NodeFiles(run=b"", broken=True, err="FATAL: stat /opt/nopy: no such file or directory")
+LIMITS = JobLimits()
+
+
+@pytest.mark.parametrize(
+    ("log", "files", "outcome", "words"),
+    [
+        (aborted(), BAD, Outcome.NO_MATCH, "no such GPU took it in 24h00m"),
+        (aborted("via condor_rm (by user me)"), BAD, Outcome.NOT_TESTED, "removed: via condor_rm"),
+        (executing() + terminated(255), BAD, Outcome.INFRASTRUCTURE, "exit code 255: FATAL: stat"),
+        (executing() + terminated(3), BAD, Outcome.INFRASTRUCTURE, "not started: exit code 3"),
+        (executing() + terminated(0), BAD, Outcome.INFRASTRUCTURE, "no result that can be read"),
+        (executing() + terminated(0), NodeFiles(), Outcome.INFRASTRUCTURE, "no result that can be"),
+        (executing() + terminated(signal=9), BAD, Outcome.INFRASTRUCTURE, "killed by signal 9"),
+        (held(13, MISSING) + aborted(), BAD, Outcome.PULL_FAILED, r"held \(13\).*x.sif"),
+        (held(12, NO_ROOM) + aborted(), BAD, Outcome.INFRASTRUCTURE, r"held \(12\).*No space left"),
+        (held(35, "no image") + aborted(), BAD, Outcome.PULL_FAILED, r"held \(35\)"),
+        (held(45, "no loop for x.sif") + aborted(), BAD, Outcome.INFRASTRUCTURE, r"held \(45\)"),
+        (held(45, NO_PULL) + aborted(), BAD, Outcome.PULL_FAILED, r"held \(45\)"),
+        (held(34, "memory") + aborted(), BAD, Outcome.HELD, r"held \(34\), it asked for too little"),
+        (held(46, "x") + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
+        (held(47, "x") + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
+        (held(1, "by me") + aborted(), BAD, Outcome.HELD, r"held \(1\): by me"),
+        (held(26, "policy") + aborted(), BAD, Outcome.HELD, r"held \(26\)"),
+        (executing() + failed_start(NO_PULL) + aborted(), BAD, Outcome.PULL_FAILED, "docker://"),
+        (
+            executing() + failed_start("no loop for x.sif") + aborted(),
+            BAD,
+            Outcome.INFRASTRUCTURE,
+            "Singularity",
+        ),
+        (executing() + evicted("") + aborted(), BAD, Outcome.INFRASTRUCTURE, "again and again"),
+        (executing() + disconnected() + aborted(), BAD, Outcome.INFRASTRUCTURE, "closed unexpectedly"),
+        (executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m, its limit"),
+        (executing() + evicted("x") + executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after"),
+        (executing() + aborted() + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),  # told twice
+        (executing() + aborted() + evicted(""), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
+        (executing() + event(40, ARRIVED) + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
+        (event(40, ARRIVED) + aborted(), BAD, Outcome.INFRASTRUCTURE, "Finished transferring"),
+        (executing() + event(10, "Job was suspended.") + aborted(), BAD, Outcome.INFRASTRUCTURE, "suspended"),
+        (transferring("input") + aborted(), BAD, Outcome.INFRASTRUCTURE, "Started transferring input"),
+        (
+            transferring("input") + executing() + transferring("output") + aborted(),
+            BAD,
+            Outcome.INFRASTRUCTURE,
+            "Started transferring output",
+        ),
+        (event(7, "Shadow exception!", "Error: x") + aborted(), BAD, Outcome.INFRASTRUCTURE, "Error: x"),
+        (executing(), BAD, Outcome.INFRASTRUCTURE, "does not tell how it ended"),
+    ],
+)
+def test_the_word_for_each_way_of_ending(log: str, files: NodeFiles, outcome: Outcome, words: str) -> None:
+    """And where it is the pool's fault the POST script said to try it again, else not."""
+    found = attempts(submitted() + log)
+    again = outcome in (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
+    last = follow(split_events((submitted() + log).encode()))
+    assert decide(last, 0, not files.broken and files.run is not None)[0] is again
+    posted = Posted(job="12.0", again=again, left=False, why="")
+    word, reason = classify(found, with_post(files, posted), LIMITS)
+    assert word is outcome
+    assert re.search(words, reason), reason
+    if again:
+        left = Posted(job="12.0", again=True, left=True, why="")
+        word, reason = classify(found, with_post(files, left), LIMITS)
+        assert word is None
+        assert reason.startswith("to be tried again")
+
+
+def with_post(files: NodeFiles, posted: Posted | None) -> NodeFiles:
+    return replace(files, posted=posted)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", "not submitted yet"),
+        (submitted(), "waiting"),
+        (submitted() + executing(), "running on gpu01.example.org"),
+        (submitted() + executing() + disconnected(), "disconnected from gpu01.example.org: Socket"),
+        (submitted() + held(26, "policy"), "held (26): policy"),
+        (submitted() + executing() + terminated(255), "to be tried again"),
+    ],
+)
+def test_while_it_is_not_over_there_is_no_word(log: str, reason: str) -> None:
+    outcome, told = classify(attempts(log), NodeFiles(), LIMITS)
+    assert outcome is None
+    assert told.startswith(reason)
+
+
+def test_a_run_that_ended_is_to_be_judged() -> None:
+    assert classify(attempts(WHOLE), GOOD, LIMITS) == (None, "the suite has run")
+
+
+def test_a_job_that_was_never_taken_by_the_pool() -> None:
+    posted = Posted(job="", again=True, left=False, why="condor_submit did not take it")
+    assert classify((), NodeFiles(posted=posted), LIMITS) == (
+        Outcome.INFRASTRUCTURE,
+        "condor_submit did not take it",
+    )
+
+
+def test_a_gpu_of_amd_is_none() -> None:
+    told = GPU.replace("NVIDIA A100-SXM4-40GB", "AMD Instinct MI210")
+    (one,) = attempts(submitted() + executing(gpu=told))
+    assert one.gpu is None

@@ -1,0 +1,102 @@
+"""The seam of pools: one that a row of the table names takes a sweep from its targets to its verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.model import Outcome
+from imagefactory.schedulers.pool import open_pool
+from imagefactory.progress import Quiet
+from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
+from imagefactory.actions.collect import collect_sweep
+from imagefactory.stages.kits import CollectOptions
+from imagefactory.actions.sweep import SweepBench, SweepOptions, make_sweep, prepare_sweep, read_status, submit_sweep
+from imagefactory.schedulers.sweep_file import SWEEP, read_pool, read_sweep
+from tests.made import pool_of_one_row
+from tests.made.sweep_site import Site
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> str:
+    row = PoolRow(module=pool_of_one_row.__name__, title="One row", command="one_row_status")
+    monkeypatch.setitem(POOLS, "one-row", row)
+    return "one-row"
+
+
+def bench_of(site: Site) -> SweepBench:
+    pools = partial(open_pool, environ=site.factory.environ)
+    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=pools)
+
+
+def left_out(site: Site, options: SweepOptions, bench: SweepBench) -> dict[str, str]:
+    gpus = bench.pools(options.pool).inventory(bench.clock())
+    plan = prepare_sweep(site.factory, (site.target,), gpus, options, bench).plan
+    return {cell.capability: cell.rule for cell in plan.left_out}
+
+
+def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -> None:
+    bench = bench_of(site)
+    pool = bench.pools(row)
+    gpus = pool.inventory(bench.clock())
+    with pytest.raises(UsageError, match="has a space"):
+        prepare_sweep(site.factory, (site.target,), gpus, SweepOptions(pool=row, folder=Path("/a b")), bench)
+    options = SweepOptions(pool=row, level="quick", registry=site.registry.host)
+    made = make_sweep(
+        site.factory, prepare_sweep(site.factory, (site.target,), gpus, options, bench), bench, Quiet()
+    )
+    folder = made.folder
+    assert read_sweep(folder) == made.sweep
+    assert (made.sweep.pool, read_pool(folder), pool.is_whole(folder)) == (row, row, True)
+    assert submit_sweep(folder, bench.pools) == "4711"
+    (waiting,) = (status := read_status(folder, bench.pools)).results
+    assert (waiting.outcome, status.driven, status.jobs) == (None, True, ("4711",))
+    pool_of_one_row.run_jobs(folder)
+    assert read_status(folder, bench.pools).settled
+    assert left_out(site, options, bench)["8.0"] == "uncollected"
+    done = collect_sweep(site.factory, folder, CollectOptions(), datetime.now(UTC), Quiet())
+    (one,) = done.nodes
+    assert (one.result.outcome, len(one.attached)) == (Outcome.VERIFIED, 2)
+    assert not done.faults
+    assert left_out(site, options, bench)["8.0"] == "verified"
+
+
+def test_a_sweep_of_htcondor_is_written_as_before_there_was_another(site: Site) -> None:
+    folder = site.makes().folder
+    assert "pool" not in json.loads((folder / SWEEP).read_bytes())["sweep"]
+    assert (read_sweep(folder).pool, read_pool(folder)) == (HTCONDOR, HTCONDOR)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"sweep": {"pool": 7}}', '{"sweep": []}'])
+def test_a_damaged_sweep_can_be_ended_still(tmp_path: Path, text: str) -> None:
+    assert read_pool(tmp_path) == HTCONDOR
+    (tmp_path / SWEEP).write_text(text)
+    assert read_pool(tmp_path) == HTCONDOR
+
+
+def test_a_sweep_of_a_pool_that_is_not_known_here_is_passed_over_and_said(
+    site: Site,
+    row: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = bench_of(site)
+    options = SweepOptions(pool=row, level="quick", registry=site.registry.host)
+    prepared = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
+    folder = make_sweep(site.factory, prepared, bench, Quiet()).folder
+    monkeypatch.delitem(POOLS, row)
+    with pytest.raises(UsageError) as caught:
+        read_status(folder, bench.pools)
+    assert caught.value.code == "pool-unknown"
+    assert "'one-row'" in caught.value.message
+    assert "htcondor" in caught.value.hint
+    options = SweepOptions(level="quick", registry=site.registry.host)
+    monkeypatch.setattr(bench.pools(HTCONDOR).__class__, "driven", lambda _: frozenset())
+    again = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
+    assert "'one-row'" in again.plan.notes[0]
+    assert len(again.plan.cells) == 2

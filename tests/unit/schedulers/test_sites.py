@@ -1,0 +1,67 @@
+"""The rows of sites.toml: read strictly, each with its source."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import StatementError
+from imagefactory.schedulers import sites
+from imagefactory.schedulers.sites import RETIRED, SITE_NAMES, SITES, find_site, read_sites
+
+TEXT = Path(sites.__file__).with_suffix(".toml").read_text()
+
+
+def test_every_need_is_of_sites_that_exist() -> None:
+    needs = tomllib.loads(TEXT)["need"]
+    assert all(need["sites"] and set(need["sites"]) <= set(SITE_NAMES) for need in needs)
+    assert sum(len(need["sites"]) for need in needs) == sum(len(site.needs) for site in SITES)
+
+
+def test_every_row_has_a_source() -> None:
+    assert all(site.source for site in SITES)
+    assert all(need.source for site in SITES for need in site.needs)
+    assert all(command.source for site in SITES for command in site.commands)
+    assert all(old.source for old in RETIRED)
+
+
+def test_times_begin_with_the_shortest() -> None:
+    for site in SITES:
+        hours = [length.hours for length in site.lengths]
+        assert hours == sorted(hours)
+        assert not hours or site.usual < len(hours)
+    assert [length.hours for length in find_site("chtc").lengths] == [12, 24, 7 * 24]
+
+
+def test_rows_are_those_of_their_sites() -> None:
+    assert [(one.key, one.refused) for one in find_site("igwn").needs] == [
+        ("request_memory", False),
+        ("request_disk", True),
+        ("accounting_group", True),
+    ]
+    assert [one.why for one in find_site("ospool").needs][:1] == ["the OSPool gives 2 GB"]
+    assert find_site("slurm").needs == ()
+    assert [one.start for one in RETIRED if one.same] == ["stash:///"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('name = "chtc"', 'name = "chtc"\ncolor = "red"'),
+        ('line = "+WantGPULab = true"', 'line = "+WantGPULab = true"\ncolor = "red"'),
+        ('key = "request_memory"', 'key = "request_memory"\ncolor = "red"'),
+        ('start = "stash:///"', 'start = "stash:///"\ncolor = "red"'),
+        ("\n[[retired]]\n", "\n[[moved]]\n"),
+        ("\n[[need]]\n", "\n[[needs]]\n"),
+        ("same = false\nsource", "same = false\norigin"),
+        ("usual = 1", 'usual = "1"'),
+        ('kinds = ["docker"]', 'kinds = ["tarball"]'),
+    ],
+)
+def test_other_rows_are_a_bug(old: str, new: str) -> None:
+    assert old in TEXT
+    with pytest.raises(StatementError) as raised:
+        read_sites(TEXT.replace(old, new, 1))
+    assert raised.value.code == "document-invalid"

@@ -1,0 +1,438 @@
+"""Statements beside images, the journal and what it mends; revocations: which count, and which never."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import RegistryError, StatementError, StoreError
+from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.store import Store
+from imagefactory.progress import Quiet
+from imagefactory.trust import attached
+from imagefactory.trust.attached import MOST_REFUSED, Journal, Rows, Statement, attach, format_row, parse_row, put_all, put_statement, read_revocations, read_verdicts
+from imagefactory.trust.envelope import LARGEST, format_json
+from imagefactory.trust.judgement import judge_verdicts
+from imagefactory.trust.verdict import Standing
+from imagefactory.verdicts.reconcile import known_statements, reconcile
+from imagefactory.verdicts.revocation import Withdrawal, format_revocation, judge_revocations, sign_revocation
+from imagefactory.verdicts.statement import sign
+from imagefactory.trust.policy import Trust
+from imagefactory.verify.model import Subject
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
+from tests.made.store_contract import image_manifest
+from tests.made.verdicts import (
+    COURT,
+    DAY,
+    LAB,
+    LAB_TRUSTED,
+    NOW,
+    STRANGER,
+    SUBJECT,
+    digest,
+    payload_of,
+    sealed,
+    whole_report,
+    with_payload,
+)
+
+QUIET = Quiet()
+SIGNED = sign(whole_report(), LAB, now=NOW, days=90)
+
+
+@pytest.fixture
+def registry() -> Iterator[RegistryMadeHere]:
+    with registry_made_here(Ways(referrers=False)) as made:
+        yield made
+
+
+@pytest.fixture(params=["layout", "registry"])
+def place(request: pytest.FixtureRequest, registry: RegistryMadeHere, tmp_path: Path) -> Place:
+    layout = Layout(tmp_path / "store")
+    store: Store = LayoutStore(layout) if request.param == "layout" else Registry(registry.host)
+    return Place(store=store, repository="one")
+
+
+def put_image(place: Place, content: bytes = b"content") -> Descriptor:
+    data = image_manifest(place.store, place.repository, content)
+    return place.store.put_manifest(place.repository, data, MANIFEST_TYPE)
+
+
+def verdict_of(subject: Descriptor, envelope: bytes = SIGNED.envelope) -> Statement:
+    return Statement(kind=VERDICT_TYPE, subject=subject, envelope=envelope, until=NOW + 90 * DAY)
+
+
+# --- attaching and reading -----------------------------------------------------------------------
+
+
+def test_what_is_attached_is_read_back(place: Place) -> None:
+    image = put_image(place)
+    made = attach(place, verdict_of(image))
+    assert attach(place, verdict_of(image)) == made
+    attach(place, Statement(kind=TEST_RESULT_TYPE, subject=image, envelope=SIGNED.test_result))
+    (found,) = read_verdicts(place, image.digest)
+    assert (found.digest, found.envelope, found.fault) == (made, SIGNED.envelope, "")
+    assert read_revocations(place, image.digest) == ()
+    there = place.store.manifest(place.repository, made)
+    assert there is not None
+    value = json.loads(there[1])
+    assert value["artifactType"] == VERDICT_TYPE
+    assert value["subject"]["digest"] == image.digest
+    assert len(value["layers"]) == 1
+
+
+def test_a_verdict_needs_its_image(place: Place) -> None:
+    put_image(place)
+    missing = Descriptor(media_type=MANIFEST_TYPE, digest=digest("0"), size=7)
+    with pytest.raises(RegistryError) as refused:
+        attach(place, verdict_of(missing))
+    assert refused.value.code == "subject-not-in-registry"
+    assert put_statement(place, verdict_of(missing))
+
+
+@pytest.mark.parametrize("what", ["no layer", "two layers", "a large one"])
+def test_what_is_no_statement_is_told_and_hides_no_other(place: Place, what: str) -> None:
+    image = put_image(place)
+    good = attach(place, verdict_of(image))
+    artifact = verdict_of(image, b"x" * (LARGEST + 1) if what == "a large one" else b"{}").artifact
+    value = json.loads(artifact.manifest.data)
+    value["layers"] = {"no layer": 0, "two layers": 2, "a large one": 1}[what] * value["layers"]
+    for blob, content in artifact.blobs:
+        place.store.write("one", blob, lambda offset, content=content: iter((content[offset:],)))  # type: ignore[misc]
+    bad = place.store.put_manifest("one", json.dumps(value).encode(), MANIFEST_TYPE).digest
+    found = {one.digest: one for one in read_verdicts(place, image.digest)}
+    assert found[good].envelope == SIGNED.envelope
+    assert found[bad].envelope == b""
+    assert found[bad].fault
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+def test_a_row_comes_back_as_it_was() -> None:
+    image = Descriptor(media_type=MANIFEST_TYPE, digest=digest("1"), size=7)
+    for until in (None, NOW):
+        statement = replace(verdict_of(image, bytes(range(256))), until=until)
+        row = format_row(statement)
+        assert b"\n" not in row
+        assert parse_row(row) == statement
+
+
+def test_a_row_of_another_version_is_no_damage(tmp_path: Path, registry: RegistryMadeHere) -> None:
+    place, journal = Place(store=Registry(registry.host), repository="a/b"), Journal(tmp_path)
+    image = Descriptor(media_type=MANIFEST_TYPE, digest=digest("1"), size=7)
+    journal.append(place, verdict_of(image))
+    path = next((tmp_path / "journal").rglob("*.jsonl"))
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(StoreError) as caught:
+        journal.read(place)
+    assert caught.value.code == "journal-too-new"
+    assert "format 2" in caught.value.message
+
+
+def test_a_line_that_a_kill_cut_costs_no_other(tmp_path: Path, registry: RegistryMadeHere) -> None:
+    place, journal = Place(store=Registry(registry.host), repository="a/b"), Journal(tmp_path)
+    images = [Descriptor(media_type=MANIFEST_TYPE, digest=digest(letter), size=7) for letter in "123"]
+    journal.append(place, verdict_of(images[0]))
+    path = next((tmp_path / "journal").rglob("*.jsonl"))
+    whole = path.read_bytes()
+    for cut in range(1, len(whole), 97):
+        path.write_bytes(whole + format_row(verdict_of(images[1]))[:cut])
+        journal.append(place, verdict_of(images[2]))
+        rows = journal.read(place)
+        assert [one.subject.digest for one in rows.statements] == [images[0].digest, images[2].digest]
+        assert rows.damaged == 1
+    assert journal.places() == ((registry.host, "a/b"),)
+
+
+def many(subject: Descriptor, count: int) -> tuple[Statement, ...]:
+    return tuple(verdict_of(subject, b"envelope %d" % number) for number in range(count))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_many_are_put_and_all_are_listed(place: Place, workers: int) -> None:
+    image = put_image(place)
+    statements = many(image, 9)
+    assert put_all(place, statements, workers=workers) == (None,) * 9
+    found = {one.envelope for one in read_verdicts(place, image.digest)}
+    assert found == {one.envelope for one in statements}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_one_that_is_not_taken_stops_no_other(registry: RegistryMadeHere, workers: int) -> None:
+    place = Place(store=Registry(registry.host), repository="one")
+    image = put_image(place)
+    statements = many(image, 9)
+    refused = statements[4].artifact.manifest.descriptor.digest
+    registry.fault = lambda asked: "403" if asked.method == "PUT" and asked.path.endswith(refused) else None
+    faults = put_all(place, statements, workers=workers)
+    assert [type(fault) for fault in faults] == [type(None)] * 4 + [RegistryError] + [type(None)] * 4
+    assert len(read_verdicts(place, image.digest)) == 8
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_registry_that_takes_nothing_is_left_alone(registry: RegistryMadeHere, workers: int) -> None:
+    """What 2,000 jobs brought back would wait for it 2,000 times."""
+    place = Place(store=Registry(registry.host), repository="one")
+    image = put_image(place)
+    registry.fault = lambda asked: "403" if asked.method == "POST" else None
+    before = len(registry.log)
+    faults = put_all(place, many(image, 40), workers=workers)
+    assert [type(fault) for fault in faults] == [RegistryError] * 40
+    asked = sum(one.method == "POST" for one in registry.log[before:])
+    assert 0 < asked < MOST_REFUSED + workers
+
+
+def test_a_list_that_somebody_fills_hides_no_verdict(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached, "MOST", 4)
+    image = put_image(place)
+    put_all(place, many(image, 4), workers=1)
+    assert len(read_verdicts(place, image.digest)) == 4
+    put_all(place, many(image, 7), workers=1)
+    *read, more = read_verdicts(place, image.digest)
+    assert (len(read), more.digest, more.envelope) == (4, "", b"")
+    assert more.fault.startswith("3 more that ")
+    (shown,) = judge_verdicts({more.digest: more.envelope}, SUBJECT, COURT)
+    assert not shown.proves
+
+
+def test_a_revocation_is_not_hidden_by_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody reads would not count."""
+    monkeypatch.setattr(attached, "MOST", 4)
+    image = put_image(place)
+    statements = [replace(one, kind=REVOCATION_TYPE) for one in many(image, 5)]
+    put_all(place, statements, workers=1)
+    with pytest.raises(RegistryError) as caught:
+        read_revocations(place, image.digest)
+    assert caught.value.code == "revocations-too-many"
+    assert " 5 " in caught.value.message
+
+
+def test_many_stand_in_the_journal_and_a_cut_line_costs_no_other(
+    tmp_path: Path, registry: RegistryMadeHere
+) -> None:
+    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    image = put_image(place)
+    first, *others = many(image, 5)
+    journal.append(place, first)
+    path = next(journal.path.glob("**/*.jsonl"))
+    path.write_bytes(path.read_bytes() + format_row(others[0])[:40])
+    journal.append(place, *others)
+    assert journal.read(place) == Rows(statements=(first, *others), damaged=1)
+
+
+def test_it_stands_in_the_journal_before_the_registry_is_asked_to_take_it(
+    tmp_path: Path, registry: RegistryMadeHere
+) -> None:
+    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    image = put_image(place)
+    registry.fault = lambda asked: "403" if asked.method in ("PUT", "POST", "PATCH") else None
+    with pytest.raises(RegistryError):
+        attach(place, verdict_of(image), journal)
+    registry.fault = None
+    assert read_verdicts(place, image.digest) == ()
+    done = reconcile(place, journal, (), NOW)
+    assert len(done.mended) == 1
+    (found,) = read_verdicts(place, image.digest)
+    assert found.envelope == SIGNED.envelope
+    assert reconcile(place, journal, (), NOW).listed == 1
+
+
+def test_what_nobody_needs_leaves_the_journal(tmp_path: Path, registry: RegistryMadeHere) -> None:
+    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    images = [put_image(place, content) for content in (b"1", b"2", b"3")]
+    for image in images:
+        attach(place, verdict_of(image), journal)
+    attach(place, replace(verdict_of(images[0], b"late"), until=NOW), journal)
+    del registry.find("one").manifests[images[1].digest]
+    done = reconcile(place, journal, (), NOW)
+    assert (done.listed, done.mended, done.gone, done.expired) == (2, (), 1, 1)
+    kept = journal.read(place)
+    assert [one.subject.digest for one in kept.statements] == [images[0].digest, images[2].digest]
+    assert reconcile(place, journal, (), NOW + 100 * DAY).expired == 2
+    assert journal.places() == ()
+
+
+def test_the_store_here_knows_what_a_journal_lost(tmp_path: Path, registry: RegistryMadeHere) -> None:
+    layout = Layout(tmp_path / "store")
+    here, there = (
+        Place(store=store, repository="one") for store in (LayoutStore(layout), Registry(registry.host))
+    )
+    image = put_image(there)
+    assert put_image(here) == image
+    attach(here, verdict_of(image))
+    attach(here, verdict_of(put_image(here, b"only here")))
+    known = known_statements(layout)
+    assert len(known) == 2
+    done = reconcile(there, Journal(tmp_path / "store"), known, NOW)
+    assert len(done.mended) == 1
+    assert [one.envelope for one in read_verdicts(there, image.digest)] == [SIGNED.envelope]
+
+
+def test_writers_that_never_end_are_told(
+    tmp_path: Path, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Registry(registry.host)
+    place, journal = Place(store=client, repository="one"), Journal(tmp_path)
+    image = put_image(place)
+    attach(place, verdict_of(image), journal)
+    monkeypatch.setattr(client, "referrers", lambda *_: ())
+    with pytest.raises(RegistryError) as caught:
+        reconcile(place, journal, (), NOW)
+    assert caught.value.code == "referrers-contended"
+
+
+def test_promoters_of_one_store_take_turns(tmp_path: Path, registry: RegistryMadeHere) -> None:
+    """Without the lock of the journal, writers at once lose rows of the list; with it none does."""
+    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    image = put_image(place)
+    envelopes = [f"envelope {number}".encode() for number in range(12)]
+
+    def go(envelope: bytes) -> None:
+        mine = Place(store=Registry(registry.host), repository="one")
+        with journal.alone(QUIET):
+            attach(mine, verdict_of(image, envelope), journal)
+
+    threads = [threading.Thread(target=go, args=(envelope,)) for envelope in envelopes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one.envelope for one in read_verdicts(place, image.digest)) == sorted(envelopes)
+    assert reconcile(place, journal, (), NOW).listed == 12
+
+
+def test_a_list_that_lost_rows_is_mended(tmp_path: Path, registry: RegistryMadeHere) -> None:
+    client = Registry(registry.host)
+    place, journal = Place(store=client, repository="one"), Journal(tmp_path)
+    image = put_image(place)
+    for number in range(5):
+        attach(place, verdict_of(image, f"envelope {number}".encode()), journal)
+    tag = image.digest.replace(":", "-")
+    stale = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+    client.put_manifest("one", json.dumps(stale).encode(), INDEX_TYPE, tag)
+    assert read_verdicts(place, image.digest) == ()
+    assert len(reconcile(place, journal, (), NOW).mended) == 5
+    assert len(read_verdicts(place, image.digest)) == 5
+
+
+# --- revocations ---------------------------------------------------------------------------------
+
+WITHDRAWAL = Withdrawal(subject=SUBJECT, why="wrong sums", capability="8.0")
+LATER = NOW + timedelta(minutes=1)
+
+
+def heeded(envelope: bytes, subject: Subject = SUBJECT, **court: Any) -> bool:
+    asked = replace(COURT, **{"now": LATER, **court})
+    return bool(judge_revocations({digest("9"): envelope}, subject, asked).heeded)
+
+
+def standing(*revocations: bytes, envelope: bytes = SIGNED.envelope, **court: Any) -> Standing:
+    asked = replace(COURT, **{"now": LATER, **court})
+    found = {digest_of(one): one for one in revocations}
+    known = judge_revocations(found, SUBJECT, asked).heeded
+    (one,) = judge_verdicts({digest("8"): envelope}, SUBJECT, replace(asked, revocations=known))
+    return one.standing
+
+
+def test_a_revocation_takes_back_what_was_signed_before_it() -> None:
+    assert standing(sign_revocation(WITHDRAWAL, LAB, LATER)) is Standing.REVOKED
+    assert standing(sign_revocation(WITHDRAWAL, LAB, NOW - timedelta(minutes=1))) is Standing.GOOD
+    assert standing(sign_revocation(replace(WITHDRAWAL, capability=""), LAB, LATER)) is Standing.REVOKED
+    assert standing(sign_revocation(replace(WITHDRAWAL, capability="9.0"), LAB, LATER)) is Standing.GOOD
+    one = replace(WITHDRAWAL, verdicts=(SIGNED.verdict.digest,))
+    assert standing(sign_revocation(one, LAB, LATER)) is Standing.REVOKED
+    other = replace(WITHDRAWAL, verdicts=(digest("8"),))  # the artifact's, which anyone can make anew
+    assert standing(sign_revocation(other, LAB, LATER)) is Standing.GOOD
+
+
+def test_a_later_run_verifies_again() -> None:
+    again = sign(whole_report(nonce="f" * 32), LAB, now=LATER + timedelta(seconds=1), days=90)
+    revocation = sign_revocation(WITHDRAWAL, LAB, LATER)
+    assert standing(revocation, envelope=again.envelope, now=LATER + DAY) is Standing.GOOD
+
+
+def test_a_revocation_outlives_what_it_takes_back() -> None:
+    revocation = sign_revocation(WITHDRAWAL, LAB, LATER)
+    assert standing(revocation, now=NOW + 80 * DAY) is Standing.REVOKED
+
+
+def test_a_revocation_of_the_second_in_which_its_key_was_retired_counts() -> None:
+    def counts(when: datetime, **changes: datetime) -> bool:
+        key = replace(LAB_TRUSTED, **changes)
+        return heeded(sign_revocation(WITHDRAWAL, LAB, when), trust=Trust(keys=(key,)), now=LATER + DAY)
+
+    assert counts(LATER, until=LATER)
+    assert not counts(LATER, until=LATER - timedelta(seconds=1))
+    assert not counts(LATER, since=LATER, until=LATER)  # a stolen key
+
+
+def test_forged_and_changed_revocations_count_for_nothing() -> None:
+    good = sign_revocation(WITHDRAWAL, LAB, LATER)
+    assert heeded(good)
+    payload = payload_of(good)
+    assert not heeded(sign_revocation(WITHDRAWAL, STRANGER, LATER))
+    assert not heeded(sign_revocation(WITHDRAWAL, LAB, LATER + DAY))  # of a time to come
+    assert not heeded(sign_revocation(WITHDRAWAL, LAB, NOW - 40 * DAY))  # before the key was trusted
+    assert not heeded(
+        sign_revocation(
+            replace(WITHDRAWAL, subject=replace(SUBJECT, manifest=digest("5"), config=digest("6"))),
+            LAB,
+            LATER,
+        )
+    )
+    assert not heeded(SIGNED.envelope)
+    assert not heeded(SIGNED.test_result)
+    assert not heeded(b"")
+    assert not heeded(good[:-1])
+    assert not heeded(good + b" ")
+    changed: list[dict[str, Any]] = []
+    for key in payload["predicate"]:
+        changed.append({**payload, "predicate": {k: v for k, v in payload["predicate"].items() if k != key}})
+        values: list[Any] = [None, 1, True, [], {}, "x", "\u202e", ["sha256:x"]]
+        for value in values:
+            if value != payload["predicate"][key]:
+                changed.append({**payload, "predicate": {**payload["predicate"], key: value}})
+    changed.append({**payload, "predicate": {**payload["predicate"], "more": 1}})
+    changed.append({**payload, "predicateType": "https://imagefactory.dev/verdict/v1"})
+    changed.append({**payload, "subject": []})
+    changed.append({**payload, "subject": payload["subject"] * 2})
+    changed.append({**payload, "subject": [{**payload["subject"][0], "digest": {"sha256": "0" * 64}}]})
+    edited = 0
+    for statement in changed:
+        data = format_json(statement)
+        assert not heeded(with_payload(good, data)), statement  # the signature is of something else
+        accepted = heeded(sealed(data))  # signed by a trusted key: only what this program would write
+        fine = {**payload["predicate"], "why": "x"} == statement["predicate"]
+        assert accepted is fine, statement
+        edited += 1
+    assert edited > 40
+
+
+@pytest.mark.parametrize("why", ["", "  ", "two\nlines", "\u202ereversed", "x" * 5000])
+def test_a_reason_is_one_printable_line(why: str) -> None:
+    with pytest.raises(StatementError):
+        sign_revocation(replace(WITHDRAWAL, why=why), LAB, LATER)
+
+
+def test_the_same_revocation_gives_the_same_bytes() -> None:
+    assert format_revocation(WITHDRAWAL, LATER) == format_revocation(WITHDRAWAL, LATER)
+    statement = Statement(
+        kind=REVOCATION_TYPE,
+        subject=Descriptor(media_type=MANIFEST_TYPE, digest=digest("1"), size=7),
+        envelope=sign_revocation(WITHDRAWAL, LAB, LATER),
+    )
+    assert statement.artifact == replace(statement).artifact

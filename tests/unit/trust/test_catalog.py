@@ -1,0 +1,525 @@
+"""A catalogue is read as it was signed, or refused with the word that says why."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.trust.catalog import FORM, LIFE, format_catalogue, open_catalogue, parse_catalogue, sign_catalogue
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.trust.offers import find_offer
+from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
+from imagefactory.catalogue.publish import make_artifact
+from imagefactory.errors import (
+    NothingSelectedError,
+    RegistryError,
+    StatementError,
+    UsageError,
+)
+from imagefactory.gpu.capability import Capability
+from imagefactory.model import Outcome
+from imagefactory.settings.load import load_settings
+from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.trust.claims import verified_claims
+from imagefactory.trust.envelope import MOST_VALUES, format_json, parse_envelope, seal
+from imagefactory.trust.verdict import Standing
+from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
+from imagefactory.trust.policy import Trust
+from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.trusted import write_settings
+from tests.made.verdicts import (
+    DAY,
+    LAB,
+    LAB_TRUSTED,
+    NOW,
+    STRANGER,
+    SUBJECT,
+    TRUST,
+    digest,
+    payload_of,
+    whole_report,
+    with_payload,
+)
+from tests.services.tier import many
+
+TARGET = SUBJECT.target
+
+
+@pytest.fixture(scope="module")
+def envelope() -> bytes:
+    return sign_catalogue(make_catalogue(), LAB)
+
+
+def test_an_image_for_cpus_is_read_as_one() -> None:
+    image = make_image(cuda="none", required=(), predicted=(), runtime="", driver="", envelopes=())
+    data = sign_catalogue(make_catalogue(image), LAB)
+    (read,) = open_catalogue(data, TRUST, NOW).images
+    assert (read, read.gpu) == (image, False)
+
+
+def test_an_image_for_amd_is_read_as_one() -> None:
+    predicted = (("gfx90a", PREDICTED),)
+    image = make_image(
+        cuda="rocm7", required=("gfx90a",), predicted=predicted, runtime="", driver="", envelopes=()
+    )
+    (read,) = open_catalogue(sign_catalogue(make_catalogue(image), LAB), TRUST, NOW).images
+    assert (read, read.gpu) == (image, True)
+
+
+# --- signed and read -----------------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
+    assert open_catalogue(envelope, TRUST, NOW) == make_catalogue()
+    assert sign_catalogue(make_catalogue(), LAB) == envelope
+
+
+@pytest.mark.parametrize(
+    ("trust", "now", "word"),
+    [
+        (Trust(), NOW, "wrong-key"),
+        (replace(TRUST, keys=(replace(LAB_TRUSTED, until=NOW - DAY),)), NOW, "key-retired"),
+        (replace(TRUST, keys=(replace(LAB_TRUSTED, since=NOW),)), NOW, "wrong-key"),
+        (TRUST, NOW + LIFE, "expired"),
+        (TRUST, NOW - DAY, "not-yet"),
+    ],
+)
+def test_what_does_not_hold_is_refused(envelope: bytes, trust: Trust, now: Any, word: str) -> None:
+    with pytest.raises(StatementError) as caught:
+        open_catalogue(envelope, trust, now, "/a/file")
+    assert caught.value.code == "catalog-rejected"
+    assert "/a/file" in caught.value.message
+    assert f" {word}, " in caught.value.message
+    assert caught.value.hint
+    assert ("imagefactory join" in caught.value.hint) == (word in ("wrong-key", "key-retired"))
+
+
+def test_a_forged_one_is_refused(envelope: bytes) -> None:
+    other = format_catalogue(make_catalogue(make_image(size=1)))
+    for forged, word in (
+        (with_payload(envelope, other), "edited"),
+        (format_json({**json.loads(envelope), "signatures": []}), "unsigned"),
+        (seal(other, STRANGER, FORM), "wrong-key"),
+        (seal(other, LAB), "malformed"),  # as an in-toto statement
+        (seal(b"{}", LAB, FORM), "malformed"),
+        (signed(whole_report(), "1")[1], "malformed"),
+        (envelope[:-1], "malformed"),
+        (b"", "malformed"),
+    ):
+        with pytest.raises(StatementError) as caught:
+            open_catalogue(forged, TRUST, NOW)
+        assert caught.value.code == "catalog-rejected"
+        assert f" {word}, " in caught.value.message
+
+
+def test_a_catalogue_is_no_verdict(envelope: bytes) -> None:
+    with pytest.raises(StatementError) as caught:
+        parse_envelope(envelope, "x")
+    assert caught.value.code == "document-invalid"
+    assert "payloadType" in caught.value.message
+
+
+def _changed(change: Any) -> bytes:
+    value = json.loads(format_catalogue(make_catalogue()))
+    change(value)
+    return format_json(value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v.update(format=2),
+        lambda v: v.update(format=True),
+        lambda v: v.update(more=1),
+        lambda v: v.update(expires="2027-11-22T02:00:00Z"),
+        lambda v: v.update(expires=v["made"]),
+        lambda v: v.update(images={}),
+        lambda v: v["images"].append(v["images"][0]),
+        lambda v: v["suites"].append("md5:x"),
+        lambda v: v["images"][0].update(target="../x"),
+        lambda v: v["images"][0].update(target="x\nrequirements = true"),
+        lambda v: v["images"][0].update(reference=f"registry.example.org/gpu/pytorch@{digest('e')}"),
+        lambda v: v["images"][0].update(reference="registry.example.org/gpu/pytorch:latest"),
+        lambda v: v["images"][0].update(reference=f"registry.example.org/x\n+a=1@{SUBJECT.index}"),
+        lambda v: v["images"][0].update(reference=None),
+        lambda v: v["images"][0].update(size=-1),
+        lambda v: v["images"][0].update(size=1.5),
+        lambda v: v["images"][0].update(unpacked=True),
+        lambda v: v["images"][0].update(minor_compat=1),
+        lambda v: v["images"][0].update(runtime="12.1\n"),
+        lambda v: v["images"][0].update(version="2.3 && rm"),
+        lambda v: v["images"][0]["required"].append("99"),
+        lambda v: v["images"][0]["predicted"][0].update(basis="verified"),
+        lambda v: v["images"][0]["predicted"][0].update(answer="perhaps"),
+        lambda v: v["images"][0]["predicted"][0].update(reason="a\x1b[2J"),
+        lambda v: v["images"][0]["sifs"][0].update(sha256=digest("e")),
+        lambda v: v["images"][0]["subject"].update(target="x"),
+        lambda v: v["images"][0].update(envelopes=[]),
+        lambda v: v["images"][0].update(envelopes={"x": {}}),
+    ],
+)
+def test_what_the_formatter_does_not_write_is_refused(change: Any) -> None:
+    with pytest.raises(StatementError):
+        parse_catalogue(_changed(change), "x", LAB.keyid)
+
+
+def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
+    chance = random.Random(7)
+    for _ in range(many(100, 3000)):
+        data = bytearray(pack(envelope) if chance.random() < 0.5 else envelope)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del data[chance.randrange(len(data)) :]
+        try:
+            read = open_catalogue(unpack(bytes(data), "x"), TRUST, NOW)
+        except StatementError:
+            continue
+        assert read == make_catalogue()  # a change that gzip's header does not mind
+
+
+def test_nothing_is_signed_that_nobody_would_read() -> None:
+    with pytest.raises(StatementError):
+        sign_catalogue(make_catalogue(make_image(version="a b")), LAB)
+    with pytest.raises(StatementError):
+        sign_catalogue(make_catalogue(make_image(), make_image()), LAB)
+
+
+# --- offers --------------------------------------------------------------------------------------
+
+
+def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
+    offer = find_offer(make_catalogue(), TARGET, TRUST, NOW)
+    (judged,) = offer.judged
+    assert judged.proves
+    assert judged.digest == digest("1")
+    assert set(verified_claims(offer.judged)) == {Capability(8, 0)}
+    assert [one.judged[0].standing for one in offer.sifs] == [Standing.GOOD]
+
+
+def test_a_catalogue_makes_no_verdict_good() -> None:
+    """Its signature stands for what it lists; each verdict stands on its own."""
+    cases = (
+        (replace(TRUST, keys=()), NOW, Standing.WRONG_KEY),
+        (TRUST, NOW + 40 * DAY, Standing.EXPIRED),
+        (replace(TRUST, policy=replace(TRUST.policy, evidence=())), NOW, Standing.EVIDENCE_REFUSED),
+    )
+    for trust, now, standing in cases:
+        (judged,) = find_offer(make_catalogue(), TARGET, trust, now).judged
+        assert judged.standing is standing
+    other = make_image(subject=replace(SUBJECT, manifest=digest("e"), config=digest("f")))
+    (judged,) = find_offer(make_catalogue(other), TARGET, TRUST, NOW).judged
+    assert judged.standing is Standing.OTHER_SUBJECT
+
+
+def test_the_suites_of_the_catalogue_count() -> None:
+    (judged,) = find_offer(make_catalogue(suites=()), TARGET, TRUST, NOW).judged
+    assert judged.standing is Standing.OTHER_SUITE
+
+
+def test_a_verdict_on_an_image_says_nothing_of_its_sif() -> None:
+    image = make_image()
+    (sif,) = image.sifs
+    swapped = replace(image, envelopes=sif.envelopes, sifs=(replace(sif, envelopes=image.envelopes),))
+    offer = find_offer(make_catalogue(swapped), TARGET, TRUST, NOW)
+    assert [one.standing for one in (*offer.judged, *offer.sifs[0].judged)] == [Standing.OTHER_SUBJECT] * 2
+
+
+def test_what_was_taken_back_is_not_offered() -> None:
+    withdrawal = Withdrawal(subject=SUBJECT, why="it was a bad night")
+    back = sign_revocation(withdrawal, LAB, NOW + timedelta(minutes=1))
+    image = make_image(revocations=((digest("3"), back),))
+    offer = find_offer(make_catalogue(image), TARGET, TRUST, NOW + timedelta(minutes=2))
+    assert [one.standing for one in offer.judged] == [Standing.REVOKED]
+    assert [one.standing for one in offer.sifs[0].judged] == [Standing.GOOD]
+    forged = make_image(revocations=((digest("3"), sign_revocation(withdrawal, STRANGER, NOW)),))
+    assert [one.proves for one in find_offer(make_catalogue(forged), TARGET, TRUST, NOW).judged] == [True]
+
+
+def test_a_nonce_counts_once() -> None:
+    report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="a number is off")
+    image = make_image(envelopes=(signed(whole_report(), "1"), signed(report, "2")))
+    standings = [one.standing for one in find_offer(make_catalogue(image), TARGET, TRUST, NOW).judged]
+    assert sorted(standings) == [Standing.GOOD, Standing.REPLAYED]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("pytroch-2.3-cu121", f"did you mean '{TARGET}'?"),
+        ("pytorch-2.3-cu12", f"of pytorch-2.3 there is {TARGET}"),
+        ("jax", f"there is {TARGET}"),
+        ("a\nb", f"there is {TARGET}"),
+    ],
+)
+def test_the_nearest_name_is_told(name: str, hint: str) -> None:
+    with pytest.raises(NothingSelectedError) as caught:
+        find_offer(make_catalogue(), name, TRUST, NOW)
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch-2.3", "pytorch-2", "pytorch-*"])
+def test_a_family_or_a_beginning_is_enough(name: str) -> None:
+    assert find_offer(make_catalogue(), name, TRUST, NOW).image.target == TARGET
+
+
+def test_an_empty_catalogue_says_so() -> None:
+    with pytest.raises(NothingSelectedError) as caught:
+        find_offer(make_catalogue(images=()), TARGET, TRUST, NOW)
+    assert caught.value.code == "catalog-empty"
+
+
+def test_an_image_that_is_a_sif_says_so() -> None:
+    image = make_image()
+    assert not image.only_sif
+    assert replace(image, subject=SIF_SUBJECT).only_sif
+
+
+# --- from a file ---------------------------------------------------------------------------------
+
+
+def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalogue:
+    text = (
+        f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
+        f'public = "{payload_key()}"\nfrom = 2026-10-01\nuntil = 2027-10-01\n{more}'
+    )
+    environ = {"HOME": str(folder / "home"), "XDG_CONFIG_DIRS": str(folder / "site")}
+    write_settings(folder, text, environ)
+    settings = load_settings(directory=folder, start=folder, environ=environ)
+    return read_catalogue(settings, environ, NOW)
+
+
+def payload_key() -> str:
+    return base64.b64encode(LAB.public).decode("ascii")
+
+
+def test_a_file_is_read_packed_or_not(tmp_path: Path, envelope: bytes) -> None:
+    for data in (envelope, pack(envelope)):
+        (tmp_path / "catalogue.json").write_bytes(data)
+        assert _read(tmp_path) == make_catalogue()
+    assert pack(envelope) == pack(envelope)
+
+
+def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
+    """It may be without a revocation that the newer one has; who never saw that cannot know."""
+    path, cache = tmp_path / "catalogue.json", tmp_path / "home/.cache/imagefactory"
+    old = make_catalogue()
+    new = replace(old, made=old.made + timedelta(seconds=1))
+    for one in (old, new, new):
+        path.write_bytes(sign_catalogue(one, LAB))
+        assert _read(tmp_path) == one
+    path.write_bytes(sign_catalogue(old, LAB))
+    with pytest.raises(StatementError) as caught:
+        _read(tmp_path)
+    (seen,) = (cache / "catalogues-seen").iterdir()
+    assert str(seen) in caught.value.hint
+    other = tmp_path / "other.json"
+    other.write_bytes(path.read_bytes())
+    assert _read(tmp_path, "./other.json") == old  # another place is another series
+    seen.write_bytes(b"\xffwhat is this")
+    assert _read(tmp_path) == old
+    shutil.rmtree(cache)
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("no folder")
+    assert _read(tmp_path) == old
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x1f\x8b nothing", "catalog-corrupt"),
+        (pack(b"0" * 200_000), "catalog-too-large"),
+        (pack(b"{}")[:-9], "catalog-corrupt"),
+        (b"", "catalog-rejected"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(
+    tmp_path: Path, data: bytes, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagefactory.actions.read_catalog.LARGEST", 100_000)
+    monkeypatch.setattr("imagefactory.trust.catalog_package.LARGEST", 100_000)
+    path = tmp_path / "catalogue.json"
+    with pytest.raises(UsageError) as missing:
+        _read(tmp_path)
+    assert str(path) in missing.value.message
+    assert missing.value.hint
+    path.write_bytes(data)
+    with pytest.raises(StatementError) as caught:
+        _read(tmp_path)
+    assert caught.value.code == code
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
+    settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
+    with pytest.raises(UsageError) as caught:
+        read_catalogue(settings, environ, NOW)
+    assert caught.value.code == "no-catalog-set"
+    assert "imagefactory join ADDRESS|FILE" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("registry.example.org", "registry.example.org/catalogue:current"),
+        ("registry.example.org:5000", "registry.example.org:5000/catalogue:current"),
+        ("registry.example.org/gpu", "registry.example.org/gpu/catalogue:current"),
+        ("localhost:5000/gpu:20261122-0123", "localhost:5000/gpu/catalogue:20261122-0123"),
+        ("registry.example.org/gpu/catalogue:old", "registry.example.org/gpu/catalogue:old"),
+    ],
+)
+def test_a_place_names_the_catalogue_in_it(text: str, reference: str) -> None:
+    assert str(catalogue_place(text)) == reference
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size", 1e400),
+        ("size", True),
+        ("size", "5"),
+        ("size", 0),
+        ("size", 1 << 40),
+        ("digest", "../../secret"),
+        ("digest", "sha256:x"),
+        ("mediaType", "text/plain"),
+    ],
+)
+def test_a_manifest_that_is_none_of_a_catalogue_is_refused(
+    envelope: bytes, field: str, value: object
+) -> None:
+    """A layer's digest names a file of the cache, and its size what is fetched."""
+    manifest = json.loads(make_artifact(envelope, NOW).manifest.data)
+    assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack(envelope))
+    manifest["layers"][0][field] = value
+    with pytest.raises(RegistryError) as caught:
+        parse_layer(json.dumps(manifest).encode(), "x")
+    assert caught.value.code == "artifact-malformed"
+
+
+def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
+    payload = payload_of(envelope)
+    assert payload["images"][0]["target"] == TARGET
+    assert payload["images"][0]["envelopes"][digest("1")]["payloadType"] == "application/vnd.in-toto+json"
+
+
+def test_a_light_install_reads_it(tmp_path: Path, envelope: bytes) -> None:
+    """Without a compiled library, and from a file without anything that asks a network."""
+    (tmp_path / "catalogue.json").write_bytes(pack(envelope))
+    _read(tmp_path)  # writes the settings
+    program = f"""
+import sys
+for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2", "uv", "zstandard", "isal"):
+    sys.modules[name] = None
+from datetime import datetime
+from pathlib import Path
+from imagefactory.trust.offers import find_offer
+from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.settings.load import load_settings
+from imagefactory.trust.policy import read_trust
+environ = {{"HOME": {str(tmp_path / "home")!r}, "XDG_CONFIG_DIRS": "/nowhere"}}
+settings = load_settings(directory=None, start=Path.cwd(), environ=environ)
+now = datetime.fromisoformat({NOW.isoformat()!r})
+offer = find_offer(read_catalogue(settings, environ, now), {TARGET!r}, read_trust(settings.files), now)
+print(*[one.standing for one in offer.judged])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["good"]
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+_CHILD = """
+import resource, sys
+from imagefactory.trust.catalog import open_catalogue
+from imagefactory.trust.catalog_package import unpack
+from imagefactory.errors import StatementError
+from tests.made.verdicts import NOW, TRUST
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+try:
+    open_catalogue(unpack(open(sys.argv[1], "rb").read(), "x"), TRUST, NOW)
+except StatementError as error:
+    print(error.message.partition(": ")[2].partition(",")[0], peak() - before)
+"""
+
+
+def _unsigned(payload: bytes, keyid: str = "") -> bytes:
+    signature = base64.b64encode(bytes(64)).decode()
+    return format_json(
+        {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": FORM.payload_type,
+            "signatures": [{"keyid": keyid, "sig": signature}] if keyid else [],
+        }
+    )
+
+
+def _nested(size: int) -> bytes:
+    return b'{"images":[' + b"[]," * (size // 3) + b"[]]}"
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "bound"),
+    [
+        pytest.param(
+            lambda: b'{"payload":' + _nested(88_000_000) + b',"payloadType":"","signatures":[]}',
+            "malformed",
+            150,
+            id="nested in the envelope",
+        ),
+        pytest.param(lambda: _unsigned(_nested(66_000_000)), "unsigned", 250, id="unsigned"),
+        pytest.param(lambda: pack(_unsigned(_nested(66_000_000))), "unsigned", 300, id="packed"),
+        pytest.param(lambda: _unsigned(_nested(66_000_000), LAB.keyid), "edited", 300, id="forged"),
+        pytest.param(lambda: seal(_nested(66_000_000), LAB, FORM), "malformed", 300, id="signed"),
+        pytest.param(
+            lambda: seal(b"[" + b'{"a":0},' * 1_330_000 + b'"' + b"x" * 50_000_000 + b'"]', LAB, FORM),
+            "malformed",
+            750,
+            id="signed with as many values as may be",
+        ),
+    ],
+)
+def test_a_large_catalogue_takes_little_memory(
+    tmp_path: Path, make: Callable[[], bytes], word: str, bound: int
+) -> None:
+    """MiB in a process of its own; the first took 2,300, what is signed 1,800."""
+    path = tmp_path / "catalogue"
+    path.write_bytes(make())
+    run = [sys.executable, "-c", _CHILD, str(path)]
+    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == word
+    assert int(said[1]) < bound
+
+
+def test_the_largest_catalogue_has_few_values_for_what_may_be() -> None:
+    """5,000 images with two verdicts each, where 12 claims are predicted of each."""
+    image = make_image(sifs=(), predicted=(("7.0", PREDICTED),) * 12, envelopes=make_image().envelopes * 2)
+    payload = format_catalogue(make_catalogue(*(image for _ in range(10))))
+    values = sum(payload.count(mark) for mark in (b",", b":", b"[", b"{"))
+    assert values * 500 < MOST_VALUES / 2
+
+
+@pytest.mark.parametrize("tail", ["AB==", "ABC=", "AAA", "A===", "AA=A", "AAAA\n", "AA-_", "AAAAA"])
+def test_base64_has_one_spelling(tail: str) -> None:
+    value = {"payload": f"AAAA{tail}", "payloadType": FORM.payload_type, "signatures": []}
+    with pytest.raises(StatementError) as caught:
+        parse_envelope(format_json(value), "x", FORM)
+    assert caught.value.code == "document-invalid"
+    assert "base64" in caught.value.message

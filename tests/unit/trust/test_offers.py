@@ -1,0 +1,29 @@
+"""Offers of a catalogue: how old it is what can be relied on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from imagefactory.trust.offers import ages_of, judge_offer
+from imagefactory.trust.policy import Policy, Trust
+from tests.made.catalogue import make_catalogue, make_image
+from tests.made.verdicts import LAB_TRUSTED, NOW, TRUST
+
+
+def test_the_oldest_proof_of_any_form_and_how_many_lapse_soon() -> None:
+    """The made catalogue has an image and a .sif of it, each verified now and for 30 days."""
+    catalogue = make_catalogue()
+    later = NOW + timedelta(days=20)
+    for now, lapsing in ((NOW, 0), (later, 2), (NOW + timedelta(days=31), 0)):
+        offer = judge_offer(replace(catalogue, expires=now), make_image(), TRUST, now)
+        ages = ages_of([offer], now)
+        assert ages.lapsing == lapsing
+        assert ages.oldest == (NOW if now <= later else None)
+
+
+def test_what_nobody_trusts_has_no_age() -> None:
+    nobody = Trust(keys=(), policy=Policy())
+    assert LAB_TRUSTED not in nobody.keys
+    offer = judge_offer(make_catalogue(), make_image(), nobody, NOW)
+    assert ages_of([offer], NOW).oldest is None

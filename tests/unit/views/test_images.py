@@ -1,0 +1,128 @@
+"""What a person reads of a build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from imagefactory.model import CheckResult, CheckState, Outcome, Report
+from imagefactory.oci.model import Image
+from imagefactory.views.images import format_built, smoke_line
+from imagefactory.actions.build import Built
+from tests.made.values import make_target
+
+DIGEST, MANIFEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+IMAGE = Image(
+    name="pytorch:2.3-cu121",
+    digest=DIGEST,
+    manifest=MANIFEST,
+    config="sha256:" + "c" * 64,
+    size=1_500_000_000,
+    layers=(),
+    environment=(),
+)
+
+
+def report(**changes: Any) -> Report:
+    states = {"import": CheckState.PASSED, "cuda": CheckState.NOT_APPLICABLE, "packages": CheckState.PASSED}
+    given: dict[str, Any] = {
+        "target": "pytorch-2.3-cu121",
+        "image": DIGEST,
+        "config": "",
+        "suite": "",
+        "passed": True,
+        "failure": None,
+        "gpu": Outcome.NOT_TESTED,
+        "checks": tuple(
+            CheckResult(name=name, state=state, detail="", seconds=0.1, numbers=())
+            for name, state in states.items()
+        ),
+        "from_record": False,
+    }
+    return Report(**{**given, **changes})
+
+
+def lines(**changes: Any) -> dict[str, str]:
+    given: dict[str, Any] = {
+        "target": make_target(capabilities=("8.0", "12.0")),
+        "image": IMAGE,
+        "fresh": True,
+        "published_base": True,
+        "report": report(),
+        "seconds": (("base", 1.25), ("layers", 30.0)),
+    }
+    told = format_built(Built(**{**given, **changes}), "/store").splitlines()[1:]
+    return {line[:13].strip(): line[13:].strip() for line in told}
+
+
+def test_what_was_emulated_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imagefactory.gpu.platforms.this_platform", lambda: "linux/amd64")
+    arm = make_target(platform="linux/arm64")
+    assert lines(target=arm)["smoke test"].endswith("2 checks on the CPU, emulated")
+    assert lines(target=arm, report=None)["smoke test"] == "not run (--no-smoke)"
+    assert lines()["smoke test"].endswith("2 checks on the CPU")
+
+
+def test_a_smoke_test_counts_what_passed() -> None:
+    assert smoke_line(report()) == "passed inside the image: 2 checks on the CPU"
+    assert smoke_line(report(from_record=True)).endswith("2 checks on the CPU, kept from an earlier run")
+    assert smoke_line(report(passed=False, failure=Outcome.LOAD_FAILED)) == "FAILED: load-failed"
+    assert smoke_line(None) == "not run (--no-smoke)"
+
+
+def test_a_build_that_was_not_tried_is_not_tested() -> None:
+    told = lines(report=None)
+    assert told["smoke test"] == "not run (--no-smoke)"
+    assert told["on a GPU"].startswith("not-tested; it must support sm_80, sm_120: imagefactory verify ")
+
+
+def test_what_a_build_made_and_where() -> None:
+    told = lines()
+    assert told["image"] == "pytorch:2.3-cu121 in /store"
+    assert (told["digest"], told["manifest"]) == (DIGEST, MANIFEST)
+    assert told["size"] == "1.5 GB in 0 layers"
+    assert told["built"] == "now (base 1.2s, layers 30.0s)"
+    assert lines(fresh=False)["built"].startswith("nothing changed (")
+    assert lines(fresh=False, seconds=())["built"] == "nothing changed"
+
+
+def test_another_base_than_the_published_one_is_said() -> None:
+    assert "note" not in lines()
+    assert "not the published digest" in lines(published_base=False)["note"]
+
+
+def test_a_failure_shows_a_line_for_each_fault_and_every_check() -> None:
+    faults = "cv2 of opencv-python: no libGL; clip of clip: no pkg_resources"
+    checks = (
+        CheckResult(name="libraries", state=CheckState.PASSED, detail="all", seconds=1.0, numbers=()),
+        CheckResult(name="import", state=CheckState.FAILED, detail=faults, seconds=1.0, numbers=()),
+        CheckResult(name="cuda", state=CheckState.NOT_RUN, detail="", seconds=0.0, numbers=()),
+    )
+    told = report(passed=False, failure=Outcome.LOAD_FAILED, checks=checks)
+    text = format_built(
+        Built(
+            target=make_target(),
+            image=IMAGE,
+            fresh=True,
+            published_base=True,
+            report=told,
+            seconds=(),
+        ),
+        "/store",
+    )
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index("import  FAILED  cv2 of opencv-python: no libGL")
+    assert lines[at + 1 : at + 4] == [
+        "clip of clip: no pkg_resources",
+        "passed: libraries",
+        "not run: cuda",
+    ]
+
+
+def test_a_build_says_which_digest_is_for_what() -> None:
+    built = Built(target=make_target(), image=IMAGE, fresh=True, published_base=True, report=None, seconds=())
+    told = [line.strip() for line in format_built(built, "/store").splitlines()]
+    for name, digest in (("digest", DIGEST), ("manifest", MANIFEST), ("config", "sha256:" + "c" * 64)):
+        at = next(at for at, line in enumerate(told) if line.split() == [name, digest])
+        assert len(told[at + 1].split()) > 5
