@@ -39,7 +39,7 @@ picture: ## the front page's picture of the matrix
 	IMAGEFACTORY_STORE=build/none $(bin)/imagefactory report 'pytorch-[12]*' 'jax-0*' 'tensorflow-2*' 'onnxruntime-1*' --svg docs/matrix.svg
 
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
-	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks
+	$(bin)/python -m imagefactory.actions.scan_wheels --write --locks
 
 mutants: ## do the unit tests notice a changed product? 60 changes, a quarter of an hour
 	$(bin)/python -m tests.mutants
@@ -51,6 +51,6 @@ requirements: ## solve the project's own dependencies anew
 	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
 	for framework in jax onnxruntime; do echo $$framework | $(bin)/uv pip compile --quiet --generate-hashes --no-header \
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
-	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
+	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/build/rattler.txt
 
 .PHONY: help setup check format unit test nightly bench site scanned mutants picture requirements

@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.services.channels import channel_server
 
 ROOT = Path(__file__).parents[1]

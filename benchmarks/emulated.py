@@ -17,28 +17,28 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.project import Factory, read_factory
-from imagefactory.gpu.knowledge import DataSheet, find_data_sheet
-from imagefactory.model import Mount, RunSpec, Target
-from imagefactory.oci.model import Image, Sif
-from imagefactory.progress import Quiet
-from imagefactory.recipes.expand import select_one
-from imagefactory.settings.load import load_settings
 from imagefactory.actions.definition import define_target
-from imagefactory.extras.emulate.run import emulating
 from imagefactory.actions.run import find_built, run_made
 from imagefactory.actions.verdicts import Judge
-from imagefactory.verdicts.recorded import (
+from imagefactory.extras.emulate.run import (
     COPIES,
     PROFILE,
     Recorded,
-    curves_of,
+    emulating,
     find_recorded,
     numbers_of,
+    recorded_curves,
     without_units,
 )
+from imagefactory.gpu.knowledge import DataSheet, find_data_sheet
+from imagefactory.model import Mount, RunSpec, Target
+from imagefactory.oci.manifests import Image, Sif
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory, read_factory
+from imagefactory.recipes.expand import select_one
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
-from imagefactory.verify.model import FULL
+from imagefactory.verify.report import FULL
 from imagefactory.verify.suite_files import read_suite, write_suite
 from tests.gpu.emulated import STEPS, compare
 
@@ -79,7 +79,7 @@ def rehearse(factory: Factory, target: Target, made: Image | Sif, folder: Path) 
 
 
 def of_this_cpu(numbers: Mapping[str, float]) -> Recorded:
-    curves = curves_of(numbers)
+    curves = recorded_curves(numbers)
     ways = {way: curves[f"{way.partition('-')[0]}-pageable"] for way in COPIES}
     return Recorded(
         driver="none",

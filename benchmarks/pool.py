@@ -24,29 +24,35 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.project import Factory, read_factory
+from imagefactory.actions.collect import collect_sweep
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.sweep import (
+    SweepBench,
+    SweepOptions,
+    format_id,
+    make_node,
+    make_node_kit,
+    prepare_sweep,
+)
+from imagefactory.actions.verdicts import ledger
+from imagefactory.actions.verify import CollectOptions
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Outcome
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory, read_factory
+from imagefactory.schedulers.cells import QueuedCell
 from imagefactory.schedulers.htcondor.dag import write_sweep
 from imagefactory.schedulers.pool import ImageKind, PoolImage, Sweep
-from imagefactory.progress import Quiet
-from imagefactory.settings.load import load_settings
-from imagefactory.actions.collect import collect_sweep
-from imagefactory.actions.definition import define_target
-from imagefactory.stages.kits import CollectOptions
-from imagefactory.stages.sign import ledger
-from imagefactory.actions.sweep import SweepBench, SweepOptions, format_id, prepare_sweep
-from imagefactory.stages.sweep_nodes import make_node, make_node_kit
-from imagefactory.schedulers.cells import QueuedCell
 from imagefactory.schedulers.sweep_file import read_sweep, write_sweep_file
 from imagefactory.schedulers.underway import Looking, image_of, read_underway
+from imagefactory.settings.load import load_settings
 from imagefactory.trust.keys import keys_folder, make_key
 from imagefactory.verify.gpu_run import GpuAsk
-from imagefactory.verify.model import FULL, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
+from imagefactory.verify.report import FULL, Subject
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.sweep import PoolMadeHere, inventory, play, pool_gpu
 

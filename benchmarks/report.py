@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.extras.site.pages import make_site
 from imagefactory.extras.site.action import write_report
+from imagefactory.extras.site.pages import make_site
 from tests.made.report import catalogue_report, many_images, with_contents
 
 T = TypeVar("T")

@@ -36,8 +36,8 @@ from imagefactory.oci.layers import codec
 from imagefactory.progress import Quiet
 from imagefactory.scan.fatbin import scan_file
 from imagefactory.scan.files import scan_folder, scan_wheel
+from imagefactory.scan.findings import CHUNK, stopping_pool
 from imagefactory.scan.layers import scan_layer
-from imagefactory.scan.look import CHUNK, stopping_pool
 from imagefactory.scan.zip import member_bytes, members_of
 
 MODES = ("read", "files", "scan", "inflate", "wheel")

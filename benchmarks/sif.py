@@ -22,11 +22,17 @@ from pathlib import Path
 from imagefactory.build.apptainer import lend_layout
 from imagefactory.build.sif import SifMaker
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    Image,
+    Sif,
+    canonical_json,
+    format_descriptor,
+)
 from imagefactory.progress import Quiet
 from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
-from imagefactory.scan.sif import unpacked_sif
+from imagefactory.scan.layers import unpacked_sif
 from tests.made.layer_store import TAR, file, make_tar
 
 

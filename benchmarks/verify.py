@@ -21,15 +21,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.project import Factory, read_factory
-from imagefactory.model import Completed, RunSpec
-from imagefactory.oci.model import Image, Sif
-from imagefactory.progress import Quiet
-from imagefactory.runtime.unshare import UnshareRunner
-from imagefactory.settings.load import load_settings
 from imagefactory.actions.resolve import choose_image
 from imagefactory.actions.verify import VerifyBench, VerifyOptions, verify_image
-from imagefactory.verify.model import QUICK, SEEN_HERE, GpuIdentity, Hardware
+from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.manifests import Image, Sif
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory, read_factory
+from imagefactory.runtime.unshare import UnshareRunner
+from imagefactory.settings.load import load_settings
+from imagefactory.verify.report import QUICK, SEEN_HERE, GpuIdentity, Hardware
 
 GOAL = 2.0
 NAME = "no GPU: made up by a benchmark"

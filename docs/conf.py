@@ -21,21 +21,19 @@ from typing import Any
 import click
 from sphinx.application import Sphinx
 
-import imagefactory.cli as package
 from docs.error_codes import DIAGNOSTIC, error_classes, find_errors
 from imagefactory import errors
-from imagefactory.trust import catalog as catalogue
 from imagefactory.cli import cli
 from imagefactory.cli.output import say_json
+from imagefactory.extras.nightly import nights
+from imagefactory.extras.site import tables as combos
 from imagefactory.lock.conda import file as conda_lock
 from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
 from imagefactory.schedulers import inventory
-from imagefactory.settings.meanings import MEANINGS
-from imagefactory.settings.sources import REASONS
-from imagefactory.extras.nightly import nights
-from imagefactory.extras.site import tables as combos
-from imagefactory.verdicts import revocation, statement
+from imagefactory.settings.sources import MEANINGS, REASONS
+from imagefactory.trust import catalog as catalogue
+from imagefactory.trust import judgement, verdict
 from imagefactory.verify import report
 from imagefactory.verify.kit import program as kit
 
@@ -273,7 +271,7 @@ def error_codes() -> str:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of a file of cli/: the kinds of document that it prints, and whom it calls there."""
+    """A function of cli/ or extras/: the kinds of document that it prints, and which functions it calls."""
 
     kinds: frozenset[str]
     calls: frozenset[tuple[str, str]]
@@ -283,7 +281,9 @@ def printed() -> str:
     """Every kind that `say_json` is called with, and the commands that come to the call."""
     functions = {
         key: function
-        for path in sorted(Path(package.__file__).parent.glob("*.py"))
+        for path in sorted(
+            [*(ROOT / "imagefactory/cli").glob("*.py"), *(ROOT / "imagefactory/extras").rglob("*.py")]
+        )
         for key, function in functions_of(path)
     }
     rows: dict[str, list[str]] = {}
@@ -299,7 +299,7 @@ def printed() -> str:
 
 
 def functions_of(path: Path) -> Iterator[tuple[tuple[str, str], Function]]:
-    module = f"{package.__name__}.{path.stem}"
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     whence = {
         row.asname or row.name: (node.module, row.name)
@@ -358,8 +358,8 @@ def kept() -> str:
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `night --kept` compares with"),
         (f"`{nights.NIGHT_FORMAT}`", "`night.json` in `<store>/nights`"),
         (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
-        (f"`{statement.VERDICT}`", "the predicate of a verdict; `imagefactory/verdicts/verdict.schema.json`"),
-        (f"`{revocation.REVOCATION}`", "the predicate of a revocation"),
+        (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
+        (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalogue, `format` {catalogue.FORMAT}", "a signed catalogue, in a DSSE envelope"),
         (f"report, `format` {report.FORMAT}", "what `verify` found on a GPU, unsigned"),
         (f"kit, `format` {kit.FORMAT}", "`verify --kit`: what travels, and what comes back"),

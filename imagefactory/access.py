@@ -19,13 +19,13 @@ from imagefactory.progress import QUIET
 from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
+    from imagefactory.http import Patience
     from imagefactory.lock.conda.channels import ChannelAccess
-    from imagefactory.lock.debian.sources import DebianMirror
+    from imagefactory.lock.debian.archive import DebianMirror
     from imagefactory.lock.pypi.index import PackageIndex
     from imagefactory.lock.pypi.uv import UvLocker
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.transfer import Brake
-    from imagefactory.http import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def conda_channels(access: Access) -> ChannelAccess:
 
 
 def debian_mirror(access: Access) -> DebianMirror:
-    from imagefactory.lock.debian.sources import find_mirror
+    from imagefactory.lock.debian.archive import find_mirror
 
     settings = access.settings
     debs = settings.cache_path / "debs"
@@ -117,7 +117,7 @@ def open_registry(
     """
     from imagefactory.oci.credentials import find_credentials
     from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.registry.exchange import RegistryOptions
+    from imagefactory.oci.registry.session import RegistryOptions
 
     settings = access.settings
     options = RegistryOptions(

@@ -1,1 +1,3 @@
 """What each command does, in order: all that takes a Factory."""
+
+from __future__ import annotations

@@ -4,23 +4,88 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagefactory import __version__
 from imagefactory.access import open_registry
-from imagefactory.project import Factory
-from imagefactory.lock.bill.cyclonedx import format_cyclonedx
-from imagefactory.lock.bill.make import base_digest
-from imagefactory.extras.sbom.bill import Bill
-from imagefactory.extras.sbom.formats import format_spdx
+from imagefactory.actions.locked import require_lock
+from imagefactory.actions.transfer import Pushed, made_from
+from imagefactory.extras.sbom.action import image_bill, target_bill
+from imagefactory.extras.sbom.bill import Bill, Component
+from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
+from imagefactory.extras.sbom.look import base_digest
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
 from imagefactory.oci.graph import Place, make_artifact, read_manifest
 from imagefactory.progress import Progress
-from imagefactory.actions.locked import require_lock
-from imagefactory.actions.transfer import Pushed, made_from
-from imagefactory.extras.sbom.action import image_bill, target_bill
+from imagefactory.project import Factory
+from imagefactory.trust.envelope import format_json, seal
 from imagefactory.trust.keys import SigningKey
-from imagefactory.verdicts.provenance import Provenance, seal_provenance
+from imagefactory.trust.verdict import STATEMENT
+
+# --- Where an image comes from: SLSA provenance, as an in-toto statement in a signed envelope. Pure
+# It carries no time, so that the same image by the same key gives the same bytes.
+
+
+PROVENANCE = "https://slsa.dev/provenance/v1"
+BUILD, BUILDER = "https://imagefactory.dev/build/v1", "https://imagefactory.dev/builder/v1"
+"""Names, as predicate types are: nothing is ever fetched from there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Of what the image `index` (and its platform manifest) was made: digests are `sha256:<64 hex>`.
+
+    `lock` and `base` are the digests of the target's lock and its base's, `made_from` that of all that
+    decides the image: these, what its recipe says, `engine` and `codec`.
+    """
+
+    target: str
+    index: str
+    manifest: str
+    lock: str
+    base: tuple[str, str]
+    engine: str
+    codec: str
+    made_from: str
+    packages: tuple[Component, ...]
+
+
+def seal_provenance(provenance: Provenance, key: SigningKey) -> bytes:
+    return seal(format_provenance(provenance), key)
+
+
+def format_provenance(one: Provenance) -> bytes:
+    """The statement's bytes. Source: SLSA specification v1.1, "Provenance"."""
+    digests = {f"{one.target}/index": one.index, f"{one.target}/manifest": one.manifest}
+    name, base = one.base
+    definition = {
+        "buildType": BUILD,
+        "externalParameters": {
+            "target": one.target,
+            "lock": one.lock,
+            "base": {"name": name, "digest": base},
+        },
+        "internalParameters": {"engine": one.engine, "codec": one.codec, "madeFrom": one.made_from},
+        "resolvedDependencies": [
+            {"uri": part.purl.to_string(), "digest": {"sha256": part.sha256}} for part in one.packages
+        ],
+    }
+    builder = {"id": BUILDER, "version": {"imagefactory": __version__}}
+    return format_json(
+        {
+            "_type": STATEMENT,
+            "subject": [
+                {"name": called, "digest": {"sha256": digest.removeprefix("sha256:")}}
+                for called, digest in digests.items()
+            ],
+            "predicateType": PROVENANCE,
+            "predicate": {"buildDefinition": definition, "runDetails": {"builder": builder}},
+        }
+    )
+
+
+# ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

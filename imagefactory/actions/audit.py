@@ -13,8 +13,8 @@ from imagefactory.trust.approval import parse_approval
 from imagefactory.trust.attached import Statement
 from imagefactory.trust.audit import APPROVE, REVOKE, SIGN, AuditEntry, append_audit
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.verdicts.revocation import parse_revocation
-from imagefactory.verdicts.statement import parse_verdict
+from imagefactory.trust.judgement import parse_revocation
+from imagefactory.trust.verdict import parse_verdict
 
 
 def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None = None) -> None:

@@ -26,26 +26,33 @@ from imagefactory.access import (
     package_index,
     uv_locker,
 )
-from imagefactory.build.base.image import BaseImage, BaseWanted, ComingBase, as_coming, begin_base, find_base, recall_base, tell_unpublished
+from imagefactory.actions.definition import define_target, hold_to_layer_lock
+from imagefactory.actions.locked import wanted_base_hash
+from imagefactory.actions.runner import make_runner, scratch_folder
+from imagefactory.build.base.image import (
+    BaseImage,
+    BaseWanted,
+    ComingBase,
+    as_coming,
+    begin_base,
+    find_base,
+    recall_base,
+    tell_unpublished,
+)
 from imagefactory.build.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
 from imagefactory.build.protocol import LEAST_LAYER, LEAST_UNPACKED, Engine, Supplies
 from imagefactory.errors import DownloadError, LockError, StaleError, UsageError
-from imagefactory.project import Factory
 from imagefactory.fs import insist_on_room, used
-from imagefactory.gpu.platforms import architecture
-from imagefactory.lock.arrivals import Arrivals
+from imagefactory.gpu.capability import architecture
 from imagefactory.lock.debian.lock import read_base_lock
-from imagefactory.lock.download import PackageCache
+from imagefactory.lock.download import Arrivals, PackageCache
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedWheel, Report, Target
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.runtime.emulator import emulation
 from imagefactory.settings.choices import ENGINES, RUNNERS
-from imagefactory.actions.definition import define_target
-from imagefactory.stages.layers import hold_to_layer_lock
-from imagefactory.actions.locked import wanted_base_hash
-from imagefactory.actions.runner import make_runner, scratch_folder
-from imagefactory.verify.model import Trial
+from imagefactory.verify.report import Trial
 from imagefactory.verify.smoke import recall_smoke, smoke
 
 Result = TypeVar("Result")

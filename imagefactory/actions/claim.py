@@ -15,20 +15,35 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place
-from imagefactory.trust.catalog_package import catalogue_place, parse_layer, unpack
-from imagefactory.catalogue.publish import make_artifact
+from imagefactory.actions.verdicts import signing_key, writing
 from imagefactory.errors import FactoryError, RegistryError, StatementError, os_problem
 from imagefactory.fs import explain_full_disk, replace_bytes
+from imagefactory.http import HURRIED
 from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import Place
-from imagefactory.schedulers.pool import TRANSFERS, JobLimits
 from imagefactory.progress import Progress
-from imagefactory.stages.sign import signing_key
-from imagefactory.stages.statements import writing
-from imagefactory.schedulers.claims import CLAIMS, LARGEST, TAG, ClaimedCell, OtherClaim, OwnClaims, PlaceClaims, StoreClaims, SweepClaim, claim_of, first_claims, format_own, open_claims, parse_own, sign_claims
+from imagefactory.schedulers.claims import (
+    CLAIMS,
+    LARGEST,
+    TAG,
+    ClaimedCell,
+    OtherClaim,
+    OwnClaims,
+    PlaceClaims,
+    StoreClaims,
+    SweepClaim,
+    claim_of,
+    first_claims,
+    format_own,
+    open_claims,
+    parse_own,
+    sign_claims,
+)
+from imagefactory.schedulers.pool import TRANSFERS, JobLimits
+from imagefactory.trust.catalog_package import catalogue_place, parse_layer, unpack
+from imagefactory.trust.offers import make_artifact
 from imagefactory.trust.policy import Trust, read_trust
 from imagefactory.verify.nonces import LIFETIME
-from imagefactory.http import HURRIED
 
 FILE = "claims.json"
 MOST_STORES = 32

@@ -17,32 +17,110 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError, os_problem
-from imagefactory.project import Factory
-from imagefactory.model import Outcome
-from imagefactory.schedulers.faults import FailedMachine, read_failed_machines
-from imagefactory.pools.folder import node_folder
-from imagefactory.schedulers.pool import NodeFound, NodeResult, Pool, Sweep, SweepNode, open_pool
-from imagefactory.progress import Progress
-from imagefactory.stages.attach import Attacher, NodeDraft, Sealed, find_target, reference_of
-from imagefactory.actions.images import Promoting
+from imagefactory.access import package_index
 from imagefactory.actions.claim import release_claim
-from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
+from imagefactory.actions.images import Promoting
 from imagefactory.actions.promote import Promotion, promote
-from imagefactory.stages.pulling import PullAsker
-from imagefactory.stages.sign import ledger, signing_key
-from imagefactory.actions.verdicts import local_place, place_of
+from imagefactory.actions.verdicts import (
+    Attacher,
+    NodeDraft,
+    Sealed,
+    find_target,
+    ledger,
+    local_place,
+    place_of,
+    reference_of,
+    signing_key,
+)
+from imagefactory.actions.verify import CollectOptions, format_signed, parse_signed
+from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError, os_problem
+from imagefactory.http import Patience
+from imagefactory.model import Outcome
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.session import RegistryOptions
+from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.schedulers.claims import cell_of
-from imagefactory.schedulers.sweep_file import NO_KEY, UNSIGNED, CollectedNode, read_collected, read_sweep, write_collected
+from imagefactory.schedulers.faults import FailedMachine, node_folder, read_failed_machines
+from imagefactory.schedulers.pool import NodeFound, NodeResult, Pool, Sweep, SweepNode, open_pool
+from imagefactory.schedulers.sweep_file import (
+    NO_KEY,
+    UNSIGNED,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_collected,
+)
 from imagefactory.schedulers.underway import state_of
 from imagefactory.trees import read_file
+from imagefactory.trust.attached import MOST_REFUSED
 from imagefactory.trust.keys import SigningKey
-from imagefactory.verdicts.statement import SIGNABLE, Signed, sign, spread
 from imagefactory.trust.policy import read_trust
+from imagefactory.trust.verdict import SIGNABLE, Signed, sign, spread
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, LARGEST_REPORT
-from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open, check_run
+from imagefactory.verify.report import GpuReport
 from imagefactory.verify.suite_files import digest_of, suite_digest
+
+# --- Why a machine could not pull an image, as far as this one can tell: it asks the registry as a job
+# would
+# HTCondor keeps too little of what apptainer says on the machine (pools/htcondor/classify.py), and what
+# stands
+# behind it is mostly one of three: the image is gone, the registry refuses or is down, or that machine
+# alone is
+# wrong.
+
+
+SECONDS = 15.0
+
+
+class PullAsker:
+    """Asks for each image once, without a password, as no job has one; after MOST_REFUSED refusals in a row
+    for no other.
+    """
+
+    def __init__(self, factory: Factory) -> None:
+        self.factory = factory
+        self._told: dict[str, str] = {}
+        self._refused: list[str] = []
+
+    def explain(self, node: SweepNode) -> str:
+        """A line on the image of a node; empty for a file."""
+        reference = reference_of(node)
+        if not reference:
+            return ""
+        if reference not in self._told:
+            if len(self._refused) >= MOST_REFUSED:
+                return self._refused[-1]
+            self._told[reference] = self._ask(parse_reference(reference), node.image.address)
+        return self._told[reference]
+
+    def _ask(self, where: Reference, address: str) -> str:
+        trusted = package_index(self.factory).certificates
+        options = RegistryOptions(
+            certificates=Path(trusted) if trusted else None,
+            plain_hosts=self.factory.settings.plain_hosts,
+            patience=Patience(attempts=1, connect=SECONDS, read=SECONDS),
+        )
+        registry = Registry(where.registry, options)
+        try:
+            manifest = registry.manifest(where.repository, where.wanted)
+        except FactoryError as error:
+            self._refused.append(f"asked from here, without a password: {error.message}")
+            return self._refused[-1]
+        finally:
+            registry.close()
+        self._refused.clear()
+        if manifest is None:
+            return f"{where.registry} has no such image any more: a new sweep sends it again"
+        return (
+            f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "
+            "more (the registry's CA, the way there)"
+        )
+
+
+# ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,23 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from imagefactory.trust.offers import judge_offer
+from imagefactory.actions.centers import Center, centers_of
+from imagefactory.actions.doctor_site import examine_site
+from imagefactory.actions.read_catalog import read_catalogue
 from imagefactory.doctor.facts import Diagnosis, Health, Probe
 from imagefactory.doctor.judge import can_build
 from imagefactory.doctor.look import examine
 from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
 from imagefactory.errors import FactoryError, extra_hint
+from imagefactory.jobs.offer import proven_grounds
 from imagefactory.project import is_factory, recipes_folder
 from imagefactory.schedulers.pool import open_pool, pool_here
 from imagefactory.settings.choices import POOLS
-from imagefactory.settings.files import FILE_NAME
+from imagefactory.settings.files import FILE_NAME, trust_command
 from imagefactory.settings.load import Settings
-from imagefactory.settings.trusted import trust_command
-from imagefactory.actions.centers import Center, centers_of
-from imagefactory.actions.doctor_site import examine_site
-from imagefactory.actions.read_catalog import read_catalogue
-from imagefactory.jobs.offer import proven_grounds
 from imagefactory.trust.keys import keys_folder, own_keys
+from imagefactory.trust.offers import judge_offer
 from imagefactory.trust.policy import read_trust
 
 PURPOSES = ("build", "submit", "verify", "site")

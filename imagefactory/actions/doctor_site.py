@@ -20,33 +20,33 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry
-from imagefactory.trust.invitation import TAG, parse_invitation
-from imagefactory.trust.catalog_package import INVITATION, catalogue_place, parse_layer, unpack
+from imagefactory.actions.new_project import NIGHTS
+from imagefactory.actions.publish import read_current
+from imagefactory.actions.sweep import WRITTEN
+from imagefactory.actions.verdicts import signing_key
 from imagefactory.doctor.facts import Diagnosis, Health
 from imagefactory.doctor.judge import STORE_BYTES
 from imagefactory.doctor.use import NEW_KEY
 from imagefactory.errors import FactoryError
-from imagefactory.project import recipes_folder
+from imagefactory.extras.nightly.nights import LOG, has_reserve, last_night, nights_folder
+from imagefactory.extras.nightly.units import NAME, enabling
+from imagefactory.http import Patience
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import split_place
 from imagefactory.oci.registry.client import Registry
+from imagefactory.progress import format_bytes
+from imagefactory.project import recipes_folder
 from imagefactory.schedulers.pool import open_pool, pool_here
 from imagefactory.schedulers.sites import check_needs, site_of
-from imagefactory.progress import format_bytes
 from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM, listed
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
-from imagefactory.stages.init_nights import NIGHTS
-from imagefactory.extras.nightly.units import NAME, enabling
-from imagefactory.extras.nightly.nights import LOG, has_reserve, last_night, nights_folder
-from imagefactory.actions.publish import read_current
-from imagefactory.stages.sign import signing_key
-from imagefactory.actions.sweep import WRITTEN
 from imagefactory.trust.audit import read_audit
+from imagefactory.trust.catalog_package import INVITATION, catalogue_place, parse_layer, unpack
+from imagefactory.trust.invitation import TAG, parse_invitation
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import Trust, read_trust
-from imagefactory.http import Patience
 
 HURRY = Patience(attempts=1, connect=5, read=10)
 KEY_SOON, CATALOGUE_SOON = timedelta(days=30), timedelta(days=7)

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from imagefactory.access import Access
-from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError
-from imagefactory.project import Factory
-from imagefactory.gpu.platforms import architecture
+from imagefactory.access import Access, registry_place, repository_of
+from imagefactory.actions.verdicts import ANY, Judge, find_in, local_place, read_court
+from imagefactory.build.sif import SifMaker
+from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError, StoreError
+from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
 from imagefactory.oci.artifacts import WITHDRAWN
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
 from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import images_of
+from imagefactory.oci.layout import LayoutStore, reference
+from imagefactory.oci.manifests import Descriptor, Image, Sif, images_of
+from imagefactory.oci.sif import find_sif as find
+from imagefactory.oci.sif import is_sif_manifest, load_sif, sif_reference
 from imagefactory.oci.transfer import WORKERS, was_sent
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.settings.load import read_ledger_key
-from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court
-from imagefactory.verdicts.found import Found, find_verdicts
-from imagefactory.trust.judgement import Court
-from imagefactory.trust.verdict import Judged
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.attached import read_subject
+from imagefactory.trust.judgement import Court, Found, find_verdicts
 from imagefactory.trust.tags import Stand, TagCandidate, newest_first, stand
+from imagefactory.trust.verdict import Judged, Marks
+from imagefactory.versions import natural
 
 
 def capability_proven(judged: Sequence[Judged], capability: str) -> bool:
@@ -201,3 +205,60 @@ def list_verdicts(access: Access, wanted: Promoting, progress: Progress) -> tupl
     read, _ = read_candidates(access, wanted, read_court(access, wanted.now), progress)
     order = newest_first([one.candidate for one in read])
     return tuple(sorted((one.found for one in read), key=lambda one: order.index(one.subject.index)))
+
+
+# --- What the store has of a target: its image, and the .sif that is made of it or that apptainer built
+
+
+def stored_image(access: Access, target: Target) -> Image | None:
+    """The image the target's tag points to in the store, or None."""
+    return access.layout.image(reference(target))
+
+
+def stored_sif(access: Access, target: Target) -> Sif | None:
+    """The .sif that apptainer built from the target's definition, or None."""
+    return find(access.layout, sif_reference(target))
+
+
+def load_made(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
+    """The image or .sif of the store behind a manifest."""
+    layout = access.layout
+    if is_sif_manifest(json.loads(layout.read(descriptor))):
+        return load_sif(layout, descriptor.digest)
+    return layout.load(name, descriptor)
+
+
+def ensure_sif(access: Access, image: Image, target: str, progress: Progress, *, compression: str) -> Sif:
+    """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
+    maker = SifMaker(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
+    return maker.make(image, target, compression, progress)
+
+
+# --- How far the images of targets are, by what the store knows: for lists, no registry is asked
+
+
+def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, Marks]:
+    """The marks of targets by name. An image that is damaged has none but that it is there."""
+    tags, judge = access.layout.tags(), Judge(access, now)
+    sent, path = {}, ""
+    if access.settings.registry.value:
+        host, path = registry_place(access, "")
+        sent = access.layout.recall("pushed", host) or {}
+
+    def marks(target: Target) -> Marks:
+        name = reference(target)
+        if name not in tags:
+            return Marks(built=f"{name}.sif" in tags)
+        try:
+            image = access.layout.load(name, tags[name])
+            proven = {
+                one.verdict.report.device.row
+                for one in judge.stored(image)
+                if one.proves and one.verdict and one.verdict.report.device
+            }
+        except StoreError:
+            return Marks(built=True)
+        pushed = was_sent(sent, repository_of(path, target.family), image.digest)
+        return Marks(built=True, pushed=pushed, verified=tuple(sorted(proven, key=natural)))
+
+    return {target.name: marks(target) for target in targets}

@@ -13,16 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.access import Access, open_registry
-from imagefactory.trust.invitation import LARGEST, SETTINGS, Invitation, Joining, invitation_place, invite_with, join, parse_invitation, refuse_return
-from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
+from imagefactory.actions.centers import center_name
 from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.store import Reference
-from imagefactory.settings.checks import CENTER
 from imagefactory.settings.files import center_files, center_folder, read_document, user_file
-from imagefactory.settings.load import Settings
-from imagefactory.actions.centers import center_name
+from imagefactory.settings.load import CENTER, Settings
+from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
+from imagefactory.trust.invitation import (
+    LARGEST,
+    SETTINGS,
+    Invitation,
+    Joining,
+    invitation_place,
+    invite_with,
+    join,
+    parse_invitation,
+    refuse_return,
+)
 from imagefactory.trust.policy import read_text, read_trust, write_text
 
 

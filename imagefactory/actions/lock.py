@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -19,40 +19,80 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
-from imagefactory.serialize import format_value, parse_value
+from imagefactory.access import Access, cache_lock, conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.actions.build import BuildOptions, build_image, make_engine
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.locked import base_locks, base_state, lock_below, read_target_lock, require_lock
+from imagefactory.build.layer_lock import lock_layers, moved_on
 from imagefactory.errors import (
     BehindError,
     LockError,
+    StaleError,
     StatementError,
     UnsolvableError,
     UsageError,
     os_problem,
 )
-from imagefactory.project import Factory, recipes_folder
-from imagefactory.fs import replace_text
-from imagefactory.gpu.platforms import architecture
+from imagefactory.extras.importers.framework_row import within
+from imagefactory.fs import explain_full_disk, folder_for_a_while, replace_text, used
+from imagefactory.gpu.capability import architecture
 from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.debian import lock, solve
+from imagefactory.lock.debian import archive, lock
 from imagefactory.lock.debian.archive import open_archive
+from imagefactory.lock.debian.lock import read_base_lock
+from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import lock_names
+from imagefactory.lock.layers import (
+    format_layer_lock,
+    layers_path,
+    read_layer_lock,
+    write_layer_lock,
+    wrong_entries,
+)
 from imagefactory.lock.pypi.local import changed_wheel
-from imagefactory.lock.pypi.newest import Release, releases
+from imagefactory.lock.pypi.outdated import Release, releases
+from imagefactory.lock.pypi.system_libraries import Lacking, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, Lock, Target
+from imagefactory.model import Base, BaseLock, Definition, Lock, Target
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
-from imagefactory.extras.importers.framework_row import within
-from imagefactory.recipes.match_spec import channel_name
+from imagefactory.project import Factory, recipes_folder
+from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
-from imagefactory.recipes.row_faults import requirement_places
+from imagefactory.recipes.values import channel_name
+from imagefactory.serialize import format_value, parse_value
 from imagefactory.settings.choices import SOLVERS
-from imagefactory.actions.locked import base_state, lock_below, read_target_lock, require_lock
-from imagefactory.stages.system_libraries import lacking_libraries
+
+# --- What a lock's wheels need of the system and their base has not: told where the lock is made
+
+
+def lacking_libraries(
+    factory: Factory, target: Target, lock: Lock, under: Lock | None
+) -> tuple[Lacking, ...]:
+    """Of the wheels that are not `under`'s. None where what the base has is not known: it is pulled, or has
+    no lock yet; and none for conda's targets, whose own packages have such libraries.
+
+    Raises LockError for a base's lock that is malformed.
+    """
+    base = factory.base_of(target)
+    known = None if base.image or lock.conda else read_base_lock(factory.base_lock_path(base))
+    if known is None:
+        return ()
+    cache = PackageCache(factory.settings.cache_path, package_index(factory))
+    below = {wheel.sha256 for wheel in under.wheels} if under else set()
+    return find_lacking(
+        (wheel for wheel in lock.wheels if wheel.sha256 not in below),
+        (package.name for package in known.packages),
+        lambda wheel: None if cache.missing((wheel,)) else cache.path(wheel),
+    )
+
+
+# ---
 
 
 def below_first(factory: Factory, targets: Sequence[Target]) -> tuple[Target, ...]:
@@ -432,7 +472,7 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
         before = None
     if before is not None and before.content_hash == lock.base_content_hash(base, below) and not update:
         return False
-    after = solve.lock_base(base, before, debian_mirror(factory), progress, below=below, update=update)
+    after = archive.lock_base(base, before, debian_mirror(factory), progress, below=below, update=update)
     if after == before:
         return False
     lock.write_base_lock(path, after)
@@ -455,3 +495,112 @@ def target_locker(access: Access, target: Target) -> Locker:
     channels, records = conda_channels(access), access.settings.cache_path / "channels"
     tool = find_tool(solver, access.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))
+
+
+# --- The stage from a lock to its layer lock: written of what a build makes, checked by making it all anew
+
+
+FETCHED = ("conda", "debs", "wheels")
+"""What a cache holds of files that are locked by hash. The rest of it was made here."""
+OPTIONS = BuildOptions(engine="assemble", locked=True, smoke=False, held=False)
+
+
+def lock_target_layers(factory: Factory, target: Target, progress: Progress) -> bool:
+    """Builds the target's layers, as far as the store does not have them, and writes its layer lock.
+
+    True where that changed. Raises what a build raises, and UsageError for a target on an image of others.
+    """
+    definition, bases = define_target(factory, target), _base_locks(factory, target)
+    image = _build(factory, definition, progress)
+    lock = lock_layers(definition, bases, image, _made_with(factory, definition))
+    path = layers_path(factory.lock_folder, target.name)
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") == format_layer_lock(lock):
+        return False
+    write_layer_lock(factory.lock_folder, lock)
+    return True
+
+
+def check_target_layers(factory: Factory, target: Target, progress: Progress) -> None:
+    """Makes every layer of the target anew, its base's too, in a store that ends with the call, and compares.
+
+    Raises LockError for a layer lock that is missing or has wrong entries, which it names, StaleError for one
+    of another lock, base or set of tools.
+    """
+    definition, bases = define_target(factory, target), _base_locks(factory, target)
+    lock, path = (
+        read_layer_lock(factory.lock_folder, target.name),
+        layers_path(factory.lock_folder, target.name),
+    )
+    again = f"imagefactory lock --deep {target.name}"
+    if lock is None:
+        raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
+    if moved := moved_on(lock, definition, bases):
+        raise StaleError("layer-lock-outdated", f"{path} is outdated: {moved}", hint=again)
+    if lock.made_with != (here := _made_with(factory, definition)):
+        raise StaleError(
+            "layer-lock-outdated",
+            f"{path} is of layers by {lock.made_with}, and this machine has {here}",
+            hint=again,
+        )
+    with _from_scratch(factory, progress) as elsewhere:
+        made = _build(elsewhere, definition, progress)
+    if wrong := wrong_entries(lock, made.layers, str(path)):
+        raise LockError(
+            "layer-lock-mismatch",
+            "\n".join(wrong),
+            hint=f"{again}, or check out the file of another commit",
+        )
+
+
+def _base_locks(factory: Factory, target: Target) -> tuple[BaseLock, ...]:
+    base = factory.base_of(target)
+    if base.image:
+        raise UsageError(
+            "option-conflict",
+            f"--deep requires a base that imagefactory builds, and {target.name} is on {base.image}",
+            hint="omit --deep",
+        )
+    if not (locks := base_locks(factory, base)):
+        raise LockError(
+            "lock-missing", f"base {base.name} has no lock", hint=f"imagefactory lock base:{base.name}"
+        )
+    return locks
+
+
+def _made_with(factory: Factory, definition: Definition) -> str:
+    return make_engine(factory, OPTIONS.engine).made_with(definition)
+
+
+def _build(factory: Factory, definition: Definition, progress: Progress) -> Image:
+    image = build_image(factory, definition, OPTIONS, progress).image
+    assert isinstance(image, Image)
+    return image
+
+
+@contextmanager
+def _from_scratch(factory: Factory, progress: Progress) -> Iterator[Factory]:
+    """The factory with a store that holds nothing yet, and a cache that holds what was fetched alone."""
+    layout, cache = factory.layout, factory.settings.cache_path
+    with (
+        layout.in_use(progress),
+        used(cache_lock(factory), progress),
+        explain_full_disk(layout.path),
+        _scratch(layout.tmp) as folder,
+    ):
+        for name in FETCHED:
+            (cache / name).mkdir(parents=True, exist_ok=True)
+            (folder / "cache").mkdir(exist_ok=True)
+            (folder / "cache" / name).symlink_to((cache / name).absolute())
+        settings = replace(
+            factory.settings,
+            store=replace(factory.settings.store, value=str(folder / "store")),
+            cache=replace(factory.settings.cache, value=str(folder / "cache")),
+        )
+        yield replace(factory, settings=settings)
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    parent.mkdir(parents=True, exist_ok=True)
+    with folder_for_a_while("layers-", parent) as folder:
+        yield folder

@@ -8,7 +8,6 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, NothingSelectedError, StaleError
-from imagefactory.project import Factory
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian.lock import base_content_hash, read_base_lock
 from imagefactory.lock.files import (
@@ -26,6 +25,7 @@ from imagefactory.lock.files import (
 from imagefactory.lock.layers import LAYERS
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
+from imagefactory.project import Factory
 from imagefactory.recipes.values import named_packages
 
 TO_BUILD = "to build"

@@ -8,6 +8,10 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import open_answering, registry_place, repository_of
+from imagefactory.actions.build import find_built
+from imagefactory.actions.locked import base_state, require_lock
+from imagefactory.actions.transfer import explain_no_candidate, find_candidate
+from imagefactory.actions.verdicts import Judge
 from imagefactory.errors import (
     Diagnostic,
     LockError,
@@ -19,7 +23,6 @@ from imagefactory.errors import (
     UsageError,
     os_problem,
 )
-from imagefactory.project import Factory
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.knowledge import families
@@ -30,18 +33,14 @@ from imagefactory.matrix.rows import SpaceRow, parse_rows
 from imagefactory.model import Target
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.oci.store import Reference
+from imagefactory.project import Factory
+from imagefactory.scan.findings import format_contents
+from imagefactory.scan.layers import merge_layers, recall_scan
 from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.schedulers.pool import Inventory
-from imagefactory.scan.findings import format_contents
-from imagefactory.scan.layers import merge_layers
-from imagefactory.scan.records import recall_scan
 from imagefactory.settings.own_commands import is_chosen
-from imagefactory.actions.build import find_built
-from imagefactory.actions.locked import base_state, require_lock
-from imagefactory.actions.transfer import explain_no_candidate, find_candidate
-from imagefactory.actions.verdicts import Judge
 from imagefactory.trust.claims import to_renew
 from imagefactory.trust.verdict import Judged, Standing
 from imagefactory.versions import natural

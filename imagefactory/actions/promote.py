@@ -7,27 +7,64 @@ promoter was at a tag meanwhile, all is read and decided anew. Where the policy 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import FactoryError, RegistryError
-from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
-from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag
-from imagefactory.oci.graph import Place, read_manifest
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.progress import Progress
 from imagefactory.actions.audit import log_acts, log_statements
-from imagefactory.actions.images import Promoting, read_candidates
-from imagefactory.stages.sign import signing_key
-from imagefactory.stages.statements import writing
-from imagefactory.actions.verdicts import called, read_court
+from imagefactory.actions.images import Promoting, belongs, list_verdicts, read_candidates
+from imagefactory.actions.verdicts import (
+    ANY,
+    Attaching,
+    attach_to,
+    called,
+    find_in,
+    local_place,
+    read_court,
+    registry_of,
+    signing_key,
+    writing,
+)
+from imagefactory.errors import CheckFailedError, FactoryError, RegistryError, UsageError, os_problem
+from imagefactory.extras.site.tables import sifs_of
+from imagefactory.fs import replacing
+from imagefactory.model import Target
+from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
+from imagefactory.oci.candidates import APPROVAL_TYPE, PORTABLE_TYPE, REVOCATION_TYPE, VERDICT_TYPE, plain_tag
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.layout import LayoutStore
+from imagefactory.oci.manifests import digest_of
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.trust.approval import Approvable, Approvals, judge_approvals, others, sign_approval
-from imagefactory.trust.attached import Journal, Statement, attach, read_statements
+from imagefactory.trust.attached import (
+    Journal,
+    Statement,
+    attach,
+    known_statements,
+    put_statement,
+    read_statements,
+    read_subject,
+)
 from imagefactory.trust.audit import PROMOTE, AuditEntry
-from imagefactory.verdicts.found import Found
-from imagefactory.trust.judgement import Court, out_of_period
+from imagefactory.trust.judgement import (
+    Court,
+    Found,
+    Withdrawal,
+    find_verdicts,
+    judge_revocations,
+    open_signed,
+    out_of_period,
+    sign_revocation,
+)
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import RECORDS, Trust, TrustedKey, format_record
 from imagefactory.trust.tags import PromotionRule, TagFate, approve_tag, decide_tags
+from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.verify.report import Subject
 
 TRIES = 3
 """How often tags are decided anew when another promoter moved one meanwhile."""
@@ -201,3 +238,179 @@ def _move_all(
         except RegistryError as error:
             faults.append((fate.tag, error))
     return tuple(faults)
+
+
+# --- Verdicts taken back, and the tags that follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoking:
+    """What is taken back where: `wanted` is a tag or digest of `place`; the rest is as Withdrawal has it.
+
+    Of the digests in `verdicts` the first digits are enough. `target` is what the image is called.
+    """
+
+    place: Place
+    wanted: str
+    why: str
+    now: datetime
+    capability: str = ""
+    verdicts: tuple[str, ...] = ()
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoke:
+    """A revocation that was attached, and the verdicts that it takes back, by their digests."""
+
+    place: str
+    subject: Subject
+    digest: str
+    taken: tuple[str, ...]
+
+
+def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progress) -> Revoke:
+    """Signs that verdicts of an image hold no longer, attaches it, and remembers it in the store here.
+
+    Raises CheckFailedError where this factory would not heed that key, and where nothing would be taken back.
+    """
+    place, court = revoking.place, read_court(access, revoking.now)
+    trusted = court.trust.key(key.keyid)
+    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, revoking.now)
+    if late:
+        raise CheckFailedError(
+            "signer-not-trusted",
+            f"signatures of the key '{key.name}' are not valid here: {late[1]}",
+            hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
+        )
+    subject = read_subject(place, revoking.wanted)
+    judged = find_in(access, place, subject, court).judged
+    good = [judgement for judgement in judged if judgement.standing is Standing.GOOD]
+    before = {judgement.name for judgement in good}
+    # A clock that goes before this one dated some of them ahead, and those are meant as well.
+    until = max((judgement.verdict.issued for judgement in good if judgement.verdict), default=revoking.now)
+    withdrawal = Withdrawal(
+        subject=replace(subject, target=revoking.target),
+        why=revoking.why,
+        verdicts=tuple(_whole_digest(digits, judged) for digits in revoking.verdicts),
+        capability=revoking.capability,
+    )
+    envelope = sign_revocation(withdrawal, key, max(revoking.now, until))
+    known = judge_revocations({"": envelope}, subject, court).heeded
+    after = find_verdicts(place, subject, replace(court, revocations=known)).judged
+    taken = tuple(
+        judgement.name
+        for judgement in after
+        if judgement.standing is Standing.REVOKED and judgement.name in before
+    )
+    if not taken:
+        raise CheckFailedError(
+            "nothing-to-revoke",
+            f"no valid verdict of {place}@{subject.manifest} to revoke",
+            hint="see imagefactory verdicts",
+        )
+    attaching = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    if not isinstance(place.store, LayoutStore):
+        own = local_place(access, ANY)
+        there = read_manifest(place, subject.manifest).descriptor
+        with writing(access, own, progress):
+            put_statement(own, Statement(kind=REVOCATION_TYPE, subject=there, envelope=envelope))
+    return Revoke(
+        place=str(place), subject=subject, digest=attach_to(access, place, attaching, progress), taken=taken
+    )
+
+
+def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
+    digits = text.removeprefix("sha256:")
+    names = {one.name for one in judged if one.verdict}
+    digests = [one for one in names if digits and one.removeprefix("sha256:").startswith(digits)]
+    if len(digests) != 1:
+        raise UsageError(
+            "verdict-not-unique",
+            f"'{text[:80]}' matches {len(digests)} verdicts of this image",
+            hint="use a digest that imagefactory verdicts shows",
+        )
+    return digests[0]
+
+
+def follow(access: Access, revoked: Revoking, target: Target, progress: Progress) -> tuple[Promotion, ...]:
+    """Lets the target's tags follow what was taken back, where that was and in the store here."""
+    places, local = [revoked.place], local_place(access, target.family)
+    if not isinstance(revoked.place.store, LayoutStore) and any(
+        belongs(tag, plain_tag(target)) for tag in local.store.tags(local.repository)
+    ):
+        places.append(local)
+    return tuple(
+        promote(access, Promoting(target=target, place=place, now=revoked.now, approve=False), progress)
+        for place in places
+    )
+
+
+# --- A key that ends: what it signed in its time is recorded before it is retired
+# A signature has no clock of its own: who holds a key writes any date. So a record is made of what lies in
+# the
+# store, in its journal and in the registry now; later nothing enters it any more.
+
+
+_KINDS = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
+
+
+def record_of(factory: Factory, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
+    """The record of what a key has signed so far: verdicts, statements of portability and approvals.
+
+    Raises RegistryError if the registry of the settings does not answer: what lies there would be lost.
+    """
+    trust = Trust(keys=(key,))
+    envelopes = {*_stored(factory), *_registered(factory, now, progress)}
+    opened = [one for data in envelopes if (one := open_signed(data, trust)).key]
+    return format_record(digest_of(one.envelope.payload) for one in opened if one.envelope)
+
+
+def _stored(factory: Factory) -> Iterator[bytes]:
+    """What the store here has, and what was attached to registries from it."""
+    statements = (*known_statements(factory.layout), *Journal(factory.layout.path).read_all())
+    return (one.envelope for one in statements if one.kind in _KINDS)
+
+
+def _registered(factory: Factory, now: datetime, progress: Progress) -> Iterator[bytes]:
+    """What the registry of the settings has of all targets, and of their .sif files."""
+    if not factory.settings.registry.value:
+        return
+    for target in factory.targets:
+        place = registry_of(factory, target.family)
+        images = list_verdicts(factory, Promoting(target=target, place=place, now=now), progress)
+        manifests = [image.subject.manifest for image in images]
+        for manifest in dict.fromkeys((*manifests, *sifs_of(place, target, images))):
+            yield from _attached(place, manifest)
+
+
+def _attached(place: Place, manifest: str) -> Iterator[bytes]:
+    for kind in _KINDS:
+        yield from (one.envelope for one in read_statements(place, manifest, kind) if one.envelope)
+
+
+def write_record(folder: Path, name: str, record: bytes) -> Path:
+    """Write the record of a key beside imagefactory.toml. Raises UsageError."""
+    path = folder / RECORDS / f"{name}.txt"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        if path.parent.is_symlink():
+            raise UsageError(
+                "directory-is-link",
+                f"{path.parent} is a symbolic link, so it is not read",
+                hint="replace it by a directory",
+            )
+        with replacing(path, durable=True) as file:
+            file.write(record)
+    except OSError as error:
+        raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
+    return path
+
+
+def next_name(name: str, taken: set[str]) -> str:
+    """The name of the key that takes the place of another: `lab` becomes `lab-2`, `lab-2` `lab-3`."""
+    found = re.fullmatch(r"(.*?)(?:-([0-9]{1,4}))?", name)
+    base, number = (found[1], int(found[2] or 1)) if found else (name, 1)
+    while (new := f"{base}-{number + 1}") in taken:
+        number += 1
+    return new

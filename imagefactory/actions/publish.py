@@ -8,30 +8,68 @@ What the last catalogue says was revoked stays in the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from imagefactory.access import open_registry, registry_place
-from imagefactory.trust.catalog import FORM, LARGEST, parse_catalogue, sign_catalogue
-from imagefactory.catalogue.model import Catalogue, CataloguedImage
-from imagefactory.trust.catalog_package import CURRENT, catalogue_place, parse_layer, unpack
-from imagefactory.catalogue.publish import publish_catalogue, write_catalogue
-from imagefactory.errors import CheckFailedError, RegistryError, StatementError, UsageError, os_problem
-from imagefactory.project import Factory
-from imagefactory.oci.graph import Place
-from imagefactory.progress import Progress
 from imagefactory.actions.audit import log_acts
-from imagefactory.actions.catalog import CatalogueMaking, MadeCatalogue, catalogue_of
+from imagefactory.actions.catalog import (
+    CatalogueMaking,
+    MadeCatalogue,
+    catalogue_of,
+    lacks_approvals,
+    readable_envelopes,
+    stored_revocations,
+)
 from imagefactory.actions.read_catalog import keep_former, keep_published
-from imagefactory.stages.sign import signing_key
+from imagefactory.actions.verdicts import ANY, local_place, place_of, read_court, signing_key
+from imagefactory.errors import (
+    CheckFailedError,
+    NothingSelectedError,
+    RegistryError,
+    StatementError,
+    UsageError,
+    os_problem,
+)
+from imagefactory.oci.graph import Place
+from imagefactory.oci.store import DIGEST, parse_reference
+from imagefactory.oci.transfer import WORKERS
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.serialize import format_time
+from imagefactory.trust.attached import read_revocations
 from imagefactory.trust.audit import PUBLISH, ROLLBACK, AuditEntry
-from imagefactory.trust.judgement import open_signed, out_of_period
+from imagefactory.trust.catalog import (
+    FORM,
+    LARGEST,
+    LIFE,
+    Catalogue,
+    CataloguedImage,
+    CataloguedSif,
+    Envelopes,
+    parse_catalogue,
+    sign_catalogue,
+)
+from imagefactory.trust.catalog_package import CURRENT, catalogue_place, parse_layer, unpack
+from imagefactory.trust.judgement import (
+    Court,
+    judge_revocations,
+    judge_verdicts,
+    merge_revoked,
+    open_signed,
+    out_of_period,
+    revoked_cells,
+)
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.revoked import merge_revoked
+from imagefactory.trust.offers import publish_catalogue, write_catalogue
 from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.verdict import RevokedCell, Standing
 
 JOIN_AGAIN = "--yes-everybody-must-join-again"
 
@@ -261,3 +299,286 @@ def publish_again(
     asked = Publishing(making=making, output=output, before=before or current)
     made = make_catalogue(factory, asked, progress)
     return publish(factory, made.catalogue, key, asked)[1]
+
+
+# --- An earlier catalogue put back: what it offered, signed again now, without what has stopped to count
+# since
+#     find_earlier() -> roll_back() -> publish() (stages/publish.py)
+# Every catalogue stays in the registry under a tag of its own, `<YYYYMMDD>-<12 hex>`. The old bytes would be
+# refused by whoever has seen a newer one, and a registry could bring them back by itself, so its content
+# gets
+# a new time and a new signature. Verdicts are judged again by today's trust, policy and revocations; what is
+# known to be revoked stays so, and an image that the registry has no more is left out.
+
+
+PREVIOUS = "previous"
+MOST_OPENED = 60
+"""Catalogues that are opened in search of the previous one: whoever may push can write tags without end."""
+_OWN = re.compile(r"([0-9]{8})-([0-9a-f]{12})")
+_Form = TypeVar("_Form", CataloguedImage, CataloguedSif)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierCatalogue:
+    """A catalogue that was published before, by the digest of its manifest."""
+
+    digest: str
+    catalogue: Catalogue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueChange:
+    """A target whose image or verdicts differ: its digests now and then, empty for none, and how many
+    verdicts each carries."""
+
+    target: str
+    now: str
+    then: str
+    verdicts_now: int = 0
+    verdicts_then: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """What would be published in the place of the current catalogue, and what that changes."""
+
+    earlier: EarlierCatalogue
+    made: MadeCatalogue
+    changes: tuple[CatalogueChange, ...]
+
+    @property
+    def why(self) -> str:
+        return f"the catalogue {self.earlier.digest} of {format_time(self.earlier.catalogue.made)}"
+
+
+# --- finding it ----------------------------------------------------------------------------------
+
+
+def find_earlier(factory: Factory, asked: Publishing, wanted: str, trust: Trust) -> EarlierCatalogue:
+    """The catalogue that `wanted` names (a tag, a digest or the first digits of one), or the PREVIOUS one.
+
+    Raises UsageError where none or several are meant, StatementError for one that no key signed which is
+    trusted now: whoever has a retired key can date a catalogue back.
+    """
+    place, now = current_place(factory, asked.making.registry), asked.making.now
+    tags = [match for tag in place.store.tags(place.repository) if (match := _OWN.fullmatch(tag))]
+    if wanted == PREVIOUS:
+        return _find_previous(place, tags, asked.before, trust, now)
+    if not DIGEST.fullmatch(wanted):
+        digits = wanted.removeprefix("sha256:")
+        names = [tag[0] for tag in tags if digits and (tag[0] == wanted or tag[2].startswith(digits[:12]))]
+        if len(names) != 1:
+            listed = ", ".join(sorted((tag[0] for tag in tags), reverse=True)[:5]) or "none"
+            raise UsageError(
+                "catalog-not-unique",
+                f"'{wanted[:80]}' matches {len(names)} catalogs of {place}",
+                hint=f"use a tag or a digest; the newest are {listed}",
+            )
+        found = _open_catalog(place, names[0], trust, now)
+        if not found.digest.removeprefix("sha256:").startswith(digits) and names[0] != wanted:
+            raise UsageError(
+                "catalog-digest-mismatch",
+                f"{place}:{names[0]} is {found.digest}, not {wanted[:80]}",
+                hint="use its tag",
+            )
+        return found
+    return _open_catalog(place, wanted, trust, now)
+
+
+def _find_previous(
+    place: Place, tags: list[re.Match[str]], before: CurrentCatalogue | None, trust: Trust, now: datetime
+) -> EarlierCatalogue:
+    """The newest one that was made before the current one. A tag counts on the day that its content says."""
+    manifest = place.store.manifest(place.repository, CURRENT)
+    current = manifest[0].digest if manifest else ""
+    last = before.catalogue.made if before and before.catalogue else now
+    days: dict[str, list[str]] = {}
+    for tag in tags:
+        if tag[1] <= f"{last:%Y%m%d}" and not current.removeprefix("sha256:").startswith(tag[2]):
+            days.setdefault(tag[1], []).append(tag[0])
+    opened, faults = 0, []
+    for _, names in sorted(days.items(), reverse=True):
+        found = []
+        for name in names:
+            if (opened := opened + 1) > MOST_OPENED:
+                raise RegistryError(
+                    "catalog-search-limit",
+                    f"{place} has more than {MOST_OPENED} catalogs that are not the previous one",
+                    hint="name it: --rollback DIGEST",
+                )
+            try:
+                one = _open_catalog(place, name, trust, now)
+            except StatementError as error:
+                faults.append(error.message)
+                continue
+            hexes = one.digest.removeprefix("sha256:")
+            if name == f"{one.catalogue.made:%Y%m%d}-{hexes[:12]}" and one.catalogue.made < last:
+                found.append(one)
+        if found:
+            return max(found, key=lambda one: one.catalogue.made)
+    why = f": {faults[0]}" if faults else ""
+    raise UsageError(
+        "no-earlier-catalog",
+        f"{place} has no earlier catalog by a key that is trusted now{why}",
+        hint="create one from the available images: imagefactory catalogue",
+    )
+
+
+def _open_catalog(place: Place, wanted: str, trust: Trust, now: datetime) -> EarlierCatalogue:
+    where = f"{place}{'@' if DIGEST.fullmatch(wanted) else ':'}{wanted}"
+    manifest = place.store.manifest(place.repository, wanted)
+    if manifest is None:
+        raise UsageError(
+            "rollback-not-found",
+            f"no catalog at {where}",
+            hint="see imagefactory catalogue --rollback --dry-run",
+        )
+    try:
+        layer = parse_layer(manifest[1], where)
+    except RegistryError as error:
+        raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
+    data = b"".join(place.store.read(place.repository, layer))
+    return EarlierCatalogue(digest=manifest[0].digest, catalogue=open_earlier(data, where, trust, now))
+
+
+# --- what is left of it --------------------------------------------------------------------------
+
+
+def roll_back(
+    factory: Factory, asked: Publishing, earlier: EarlierCatalogue, progress: Progress
+) -> RolledBack:
+    """What an earlier catalogue offered, as far as it counts now. Raises RegistryError and StoreError.
+
+    CheckFailedError where readers would take it for older than the current one, NothingSelectedError where
+    nothing is left of it.
+    """
+    now = asked.making.now.replace(microsecond=0)
+    former = asked.before.catalogue if asked.before else None
+    if former and former.made >= now:
+        raise CheckFailedError(
+            "clock-before-catalog",
+            f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
+            hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
+        )
+    court = read_court(factory, asked.making.now)
+    judging = _Judging(factory=factory, court=court, revocations=_revocations_of(former))
+    left_out: list[tuple[str, str]] = []
+    images: list[CataloguedImage] = []
+    with (
+        progress.stage("checking the verdicts of the earlier catalog again"),
+        ThreadPoolExecutor(WORKERS, thread_name_prefix="rollback") as pool,
+    ):
+        for before, (image, lines) in zip(
+            earlier.catalogue.images, pool.map(judging.judge_image, earlier.catalogue.images), strict=True
+        ):
+            images += [image] if image else []
+            left_out += [(before.target, line) for line in lines]
+    if not images:
+        why = [f"{target}: {line}" for target, line in left_out] or ["it has no images"]
+        raise NothingSelectedError(
+            "catalog-nothing-valid",
+            f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
+            hint="choose another catalog, or create one from the available images: imagefactory catalogue",
+        )
+    catalogue = Catalogue(made=now, expires=now + LIFE, images=tuple(images), suites=court.suites)
+    made = MadeCatalogue(
+        catalogue=catalogue, left_out=tuple(left_out), revoked=stored_revocations(factory, court)
+    )
+    rows = made.revoked
+    images = [replace(one, revoked=merge_revoked(one.revoked, rows.get(one.target, ()))) for one in images]
+    made = replace(made, catalogue=replace(catalogue, images=tuple(images)))
+    known = {image.target for image in images}
+    gone = [image.target for image in (former.images if former else ()) if image.target not in known]
+    made = keep_revoked(made, former, gone)
+    return RolledBack(earlier=earlier, made=made, changes=tuple(_changes(former, made.catalogue)))
+
+
+def _changes(now: Catalogue | None, then: Catalogue) -> Iterator[CatalogueChange]:
+    there, back = ({image.target: image for image in one.images} if one else {} for one in (now, then))
+    for target in sorted(there.keys() | back.keys()):
+        rows = [_shown(one.get(target)) for one in (there, back)]
+        if rows[0] != rows[1]:
+            (digest, verdicts), (digest_then, verdicts_then) = rows
+            yield CatalogueChange(
+                target=target,
+                now=digest,
+                then=digest_then,
+                verdicts_now=len(verdicts),
+                verdicts_then=len(verdicts_then),
+            )
+
+
+def _shown(image: CataloguedImage | None) -> tuple[str, frozenset[str]]:
+    """What is compared of an image: its digest and its verdicts, those of its .sif files too."""
+    if image is None or _only_says(image):
+        return "", frozenset()
+    envelopes = (image.envelopes, *(sif.envelopes for sif in image.sifs))
+    return image.subject.index, frozenset(digest for rows in envelopes for digest, _ in rows)
+
+
+def _only_says(image: CataloguedImage) -> bool:
+    """Whether it is in the list for what was revoked of it alone."""
+    return bool(image.revoked) and not image.envelopes and not image.sifs
+
+
+def _revocations_of(catalogue: Catalogue | None) -> Mapping[str, Mapping[str, bytes]]:
+    """The revocations that a catalogue carries, by the manifest that they speak of."""
+    found: dict[str, dict[str, bytes]] = {}
+    for image in catalogue.images if catalogue else ():
+        rows = ((image.subject, image.revocations), *((sif.subject, sif.revocations) for sif in image.sifs))
+        for subject, revocations in rows:
+            found.setdefault(subject.manifest, {}).update(revocations)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judging:
+    """By what images are judged again: `revocations` are those of the current catalogue."""
+
+    factory: Factory
+    court: Court
+    revocations: Mapping[str, Mapping[str, bytes]]
+
+    def judge_image(self, image: CataloguedImage) -> tuple[CataloguedImage | None, list[str]]:
+        """The image with what counts of it, None where it is gone; and a line for each thing that is not."""
+        lines: list[str] = []
+        judged = self._judge(image, lines)
+        if judged is None:
+            return None, lines
+        again, cells = judged
+        plain = image.target.removeprefix(f"{image.family}-")
+        if (
+            image.reference
+            and not image.only_sif
+            and (again.envelopes or not image.gpu)
+            and lacks_approvals(self._place(image), image.subject, plain, cells, self.court)
+        ):
+            lines.append(f"too few keys approved {image.subject.index}")
+            return None, lines
+        sifs = [one for sif in image.sifs if (one := self._judge(sif, lines))]
+        rows = merge_revoked(image.revoked, cells, *(of_sif for _, of_sif in sifs))
+        return replace(again, sifs=tuple(sif for sif, _ in sifs), revoked=rows), lines
+
+    def _judge(self, one: _Form, lines: list[str]) -> tuple[_Form, tuple[RevokedCell, ...]] | None:
+        place, subject = self._place(one), one.subject
+        if place.store.manifest(place.repository, subject.index) is None:
+            lines.append(f"{subject.index} is not in {place} any more")
+            return None
+        found = {**dict(one.revocations), **self.revocations.get(subject.manifest, {})}
+        for each in (place, local_place(self.factory, ANY)):
+            found.update({row.digest: row.envelope for row in read_revocations(each, subject.manifest)})
+        found = dict(readable_envelopes(found))
+        heeded = judge_revocations(found, subject, self.court).heeded
+        envelopes = dict(one.envelopes)
+        judged = judge_verdicts(envelopes, subject, replace(self.court, revocations=heeded))
+        good = {row.digest for row in judged if row.standing is Standing.GOOD}
+        bad = Counter(str(row.standing) for row in judged if row.standing is not Standing.GOOD)
+        lines += [f"verdicts that do not count now: {count} {why}" for why, count in sorted(bad.items())]
+        kept: Envelopes = tuple((digest, data) for digest, data in one.envelopes if digest in good)
+        again = replace(one, envelopes=kept, revocations=tuple(sorted(found.items())))
+        return again, revoked_cells(judged, subject, self.court.trust)
+
+    def _place(self, one: CataloguedImage | CataloguedSif) -> Place:
+        if not one.reference:
+            return local_place(self.factory, ANY)
+        return place_of(self.factory, parse_reference(one.reference))

@@ -11,30 +11,110 @@ comes and is refused gives way to nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place
-from imagefactory.trust.catalog import LARGEST, open_catalogue
-from imagefactory.catalogue.model import Catalogue, CatalogueSource
-from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
+from imagefactory.actions.catalog import CatalogueMaking, MadeCatalogue, catalogue_of
 from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError, os_problem
-from imagefactory.project import Factory, is_factory, read_factory
+from imagefactory.fs import remove_inside, replace_bytes, replace_text
+from imagefactory.http import HURRIED, Patience
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory, is_factory, read_factory
 from imagefactory.recipes.expand import select_one
+from imagefactory.serialize import format_time
 from imagefactory.settings.choices import Setting, listed
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
-from imagefactory.actions.catalog import CatalogueMaking, MadeCatalogue, catalogue_of
-from imagefactory.stages.kept_catalogue import KeptCatalogue
+from imagefactory.trust.catalog import LARGEST, Catalogue, CatalogueSource, open_catalogue
+from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
 from imagefactory.trust.policy import Trust, read_trust
-from imagefactory.http import HURRIED, Patience
+
+# --- The catalogs that a reader keeps, so that a registry may be down and an old catalog cannot come back
+#     <cache>/catalogues/<64 hex>             the last good catalog of a place, as it came
+#     <cache>/catalogues-seen/<64 hex>        when that was made
+# The names are sha256 sums of the place's name. Nothing here is trusted: whoever reads a kept catalog
+# verifies
+# its signature and its time again. A cache that fails keeps nothing.
+
+
+MOST = 16
+"""Catalogs that are kept; the one that was not used for the longest time goes first."""
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCatalogue:
+    """The kept catalog of a place, in the folder of the cache. `where` is the place's name."""
+
+    cache: Path
+    where: str
+
+    @property
+    def path(self) -> Path:
+        return self.cache / "catalogues" / self._name
+
+    @property
+    def seen_path(self) -> Path:
+        return self.cache / "catalogues-seen" / self._name
+
+    @property
+    def _name(self) -> str:
+        return hashlib.sha256(os.fsencode(self.where)).hexdigest()
+
+    def read(self) -> bytes:
+        """Return the kept bytes, none where there are none that can be read."""
+        with contextlib.suppress(OSError):  # somebody else's may be read only
+            os.utime(self.path)
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            return file.read(LARGEST + 1)
+        return b""
+
+    def seen(self) -> str:
+        """Return when the newest catalog that was seen of this place was made, empty if not known."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = self.seen_path.read_text(encoding="ascii")
+            return text if _TIME.fullmatch(text) else ""
+        return ""
+
+    def refuse_older(self, made: datetime) -> None:
+        """Raise StatementError for a catalog that is older than the newest that was seen of this place."""
+        seen, text = self.seen(), format_time(made)
+        if seen > text:
+            raise StatementError(
+                "catalog-rolled-back",
+                f"{self.where} has a catalog of {text}, older than the one of {seen} that was there before",
+                hint="ask the project's maintainers for a new catalog; if they restored this one: "
+                f"rm {self.seen_path}",
+            )
+
+    def write(self, data: bytes, made: datetime) -> None:
+        """Keep a catalog that was verified, and remember when it was made."""
+        with contextlib.suppress(OSError):
+            if data != self.read():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                replace_bytes(self.path, data)
+                self._forget_others()
+        with contextlib.suppress(OSError):
+            self.seen_path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(self.seen_path, format_time(made))
+
+    def _forget_others(self) -> None:
+        files = [path for path in self.path.parent.iterdir() if path.is_file()]
+        for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)[MOST:]:
+            remove_inside(self.path.parent, path)
+
+
+# ---
 
 
 def read_catalogue(

@@ -10,22 +10,22 @@ import json
 from dataclasses import dataclass, replace
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.serialize import shown
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.images import load_made, stored_image, stored_sif
+from imagefactory.actions.transfer import local_name, pull_image, target_reference
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
-from imagefactory.project import Factory
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Definition, Target
 from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.manifests import Descriptor, Image, Sif
 from imagefactory.oci.mirrors import resolve
-from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import TARGET
 from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.recipes.expand import select_one
-from imagefactory.actions.definition import define_target
-from imagefactory.stages.pull import local_name, pull_image, target_reference
-from imagefactory.stages.stored import load_made, stored_image, stored_sif
-from imagefactory.verify.model import Subject
+from imagefactory.serialize import shown
+from imagefactory.verify.report import Subject
 
 TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
 

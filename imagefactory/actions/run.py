@@ -10,20 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.catalogue.model import CataloguedImage
+from imagefactory.actions.images import load_made, stored_image, stored_sif
+from imagefactory.actions.runner import make_runner
+from imagefactory.actions.transfer import local_name, pull_image
+from imagefactory.build.definition import INIT
 from imagefactory.errors import BuildError, NothingSelectedError
 from imagefactory.model import PLAIN_START, Completed, Mount, RunSpec, Start, Target
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
 from imagefactory.progress import Progress
-from imagefactory.build.definition import INIT
 from imagefactory.runtime.emulator import emulation
 from imagefactory.runtime.here import private_places, show_folder
 from imagefactory.runtime.sandbox.root import mounts_below
 from imagefactory.settings.choices import ENGINES, RUNNERS
-from imagefactory.stages.pull import local_name, pull_image
-from imagefactory.actions.runner import make_runner
-from imagefactory.stages.stored import load_made, stored_image, stored_sif
+from imagefactory.trust.catalog import CataloguedImage
 from imagefactory.trust.keys import keys_folder
 
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from pathlib import Path
 
 from imagefactory.access import Access
+from imagefactory.actions.images import ensure_sif
 from imagefactory.fs import temporary_folder
 from imagefactory.progress import Progress
 from imagefactory.runtime.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import RUNNERS
-from imagefactory.stages.stored import ensure_sif
 
 
 def scratch_folder(access: Access, name: str) -> Path:

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import FactoryError, UsageError, printable
-from imagefactory.project import read_factory
 from imagefactory.fs import replace_text
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
-from imagefactory.gpu.knowledge.scans import ScannedWheel, parse_scanned, scanned
+from imagefactory.gpu.knowledge.packages import ScannedWheel, parse_scanned, scanned
 from imagefactory.gpu.values import Contents, Library, Modules
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import read_lock
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, choose
+from imagefactory.project import read_factory
 from imagefactory.scan.files import scan_wheel
 from imagefactory.settings.load import load_settings
 from imagefactory.versions import natural

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from imagefactory.access import Access, cache_lock
-from imagefactory.build.conda.prefix import remove_extracted
-from imagefactory.errors import RegistryError, StoreError, UsageError
-from imagefactory.project import Factory
-from imagefactory.fs import Removal, entries_of, unseal, used_by_nobody
-from imagefactory.lock.debian.lock import parse_base_lock, read_base_lock
-from imagefactory.oci.candidates import REVOCATION_TYPE
-from imagefactory.oci.maintenance import Checked, Fault, check
-from imagefactory.oci.layout import Layout
-from imagefactory.progress import Progress
+from imagefactory.access import Access, cache_lock, open_registry, registry_place, repository_of
 from imagefactory.actions.locked import read_target_lock
 from imagefactory.actions.sweep import sweeps_folder
-from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.actions.verdicts import ANY, count_valid, find_in, local_place, read_court
+from imagefactory.build.conda.prefix import remove_extracted
+from imagefactory.errors import RegistryError, StoreError, UsageError
+from imagefactory.fs import Removal, entries_of, unseal, used_by_nobody
+from imagefactory.lock.debian.lock import parse_base_lock, read_base_lock
+from imagefactory.model import Target
+from imagefactory.oci.candidates import (
+    REVOCATION_TYPE,
+    Fate,
+    Tagged,
+    plain_tag,
+    plan_prune,
+    read_tagged,
+    remove_candidate,
+)
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.maintenance import Checked, Fault, check
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.schedulers.sweep_file import ID, read_collected
 from imagefactory.schedulers.underway import InHand, state_of
-from imagefactory.trust.attached import Journal
+from imagefactory.trust.attached import Journal, read_subject
 from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.model import Subject
+from imagefactory.verify.report import Subject
+
+if TYPE_CHECKING:
+    from imagefactory.oci.registry.client import Registry
+
 
 KEPT = timedelta(days=60)
 """How long a sweep is kept; what it brings back can be signed for 14 days (verify/nonces.py)."""
@@ -119,3 +134,77 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
             )
         )
     return replace(done, faults=(*done.faults, *faults))
+
+
+# --- What a registry holds of the targets, and which old candidates go from it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """A repository of a registry and what its tags point to."""
+
+    registry: str
+    repository: str
+    tagged: tuple[Tagged, ...]
+
+
+def list_registry(
+    factory: Factory, targets: Sequence[Target], registry: str, progress: Progress
+) -> tuple[Shelf, ...]:
+    """The tags of the targets' repositories, with what they point to."""
+    host, path = registry_place(factory, registry)
+    store = open_registry(factory, host)
+    plain = {plain_tag(target) for target in factory.targets}
+    with progress.stage(f"list {host}"):
+        return tuple(
+            Shelf(
+                registry=host,
+                repository=repository_of(path, family),
+                tagged=read_tagged(Place(store=store, repository=repository_of(path, family)), plain),
+            )
+            for family in sorted({target.family for target in targets})
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What became of one repository's candidates."""
+
+    registry: str
+    repository: str
+    fates: tuple[Fate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneOptions:
+    """Candidates pushed before `before` go, unless something needs them (candidates.plan_prune).
+
+    `now` is when it is judged whether verdicts of theirs are valid.
+    """
+
+    before: datetime
+    now: datetime
+    registry: str = ""
+    dry_run: bool = False
+
+
+def prune_registry(factory: Factory, family: str, options: PruneOptions, progress: Progress) -> Pruned:
+    """Removes old candidates from a family's repository.
+
+    The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
+    """
+    host, path = registry_place(factory, options.registry)
+    store, repository = open_registry(factory, host), repository_of(path, family)
+    with progress.stage(f"prune {host}/{repository}"):
+        plain = {plain_tag(target) for target in factory.targets}
+        place = Place(store=store, repository=repository)
+        tagged = read_tagged(place, plain, count_valid(factory, place, options.now), records=True)
+        fates = plan_prune(tagged, options.before)
+        if not options.dry_run:
+            fates = tuple(_prune_one(store, repository, fate) for fate in fates)
+    return Pruned(registry=host, repository=repository, fates=fates)
+
+
+def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
+    tag = remove_candidate(store, repository, fate) if fate.remove else ""
+    return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

@@ -12,36 +12,211 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access
+from imagefactory.actions.claim import ClaimedSweep, Claiming, claim_cells, read_claims, release_claim
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.images import stored_image
+from imagefactory.actions.inspect import inspect_made
+from imagefactory.actions.sweep_images import (
+    ImagePlace,
+    choose_kind,
+    ensure_image,
+    kept_sif,
+    read_pool_stages,
+)
+from imagefactory.actions.verdicts import ledger
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
-from imagefactory.project import Factory
-from imagefactory.model import Outcome, Target
-from imagefactory.schedulers.faults import REMEMBERED, FailedMachine, bad_by_row, blamed, format_excluded, format_faults, of_bad_machines, read_failed_machines, read_faults
-from imagefactory.schedulers.htcondor.node.post import FAULTS, Fault
-from imagefactory.schedulers.pool import TRANSFERS, TRIED_AGAIN, CapableMachines, ImageKind, Inventory, JobLimits, LeftOut, NodeFound, NodeResult, Pools, Sweep, SweepNode
-from imagefactory.schedulers.sites import GENERIC, check_needs, find_site, own_of
+from imagefactory.gpu.capability import AMD64, MACHINES, Capability, architecture
+from imagefactory.gpu.cells import ask as question_of
+from imagefactory.gpu.cells import scanned_contents
+from imagefactory.matrix.plan import TargetStatus
+from imagefactory.model import Definition, Outcome, Target
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.schedulers.cells import (
+    BAD_MACHINE,
+    CLAIMED,
+    ROOM,
+    QueuedCell,
+    SweepAsk,
+    SweepPlan,
+    check_room,
+    choose_machines,
+    driver_of,
+    leave_out_bad,
+    plan_sweep,
+    within_budget,
+)
+from imagefactory.schedulers.claims import cell_of, leave_out_claimed, left_out_by
+from imagefactory.schedulers.faults import (
+    REMEMBERED,
+    FailedMachine,
+    bad_by_row,
+    blamed,
+    format_excluded,
+    format_faults,
+    of_bad_machines,
+    read_failed_machines,
+    read_faults,
+)
+from imagefactory.schedulers.htcondor.node.post import FAULTS, Fault
+from imagefactory.schedulers.pool import (
+    TRANSFERS,
+    TRIED_AGAIN,
+    CapableMachines,
+    ImageKind,
+    Inventory,
+    JobLimits,
+    LeftOut,
+    NodeFound,
+    NodeResult,
+    PoolImage,
+    Pools,
+    Sweep,
+    SweepNode,
+)
+from imagefactory.schedulers.sites import GENERIC, check_needs, find_site, own_of
+from imagefactory.schedulers.sizes import disk_of, memory_of
+from imagefactory.schedulers.sweep_file import (
+    ID,
+    SWEEP,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_document,
+    write_file,
+    write_sweep_file,
+)
+from imagefactory.schedulers.underway import Images, Looking, is_left, leave_out_underway, read_underway
+from imagefactory.serialize import format_time
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
-from imagefactory.actions.claim import ClaimedSweep, Claiming, claim_cells, read_claims, release_claim
-from imagefactory.stages.sign import ledger
-from imagefactory.actions.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
-from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes
-from imagefactory.schedulers.cells import BAD_MACHINE, CLAIMED, ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, choose_machines, driver_of, leave_out_bad, plan_sweep, within_budget
-from imagefactory.schedulers.claims import cell_of, leave_out_claimed, left_out_by
-from imagefactory.schedulers.sweep_file import ID, SWEEP, CollectedNode, read_collected, read_sweep, write_document, write_file, write_sweep_file
-from imagefactory.schedulers.underway import Images, Looking, is_left, leave_out_underway, read_underway
-from imagefactory.verify.gpu_run import timeout_of
-from imagefactory.verify.model import FULL
-from imagefactory.verify.nonces import LIFETIME
-from imagefactory.verify.suite_files import suite_digest
+from imagefactory.suite.gpu.context import Predicted
+from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, predict_coverage, suite_argv, timeout_of
+from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
+from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, AskedRun, format_nonce
+from imagefactory.verify.report import FULL
+from imagefactory.verify.suite_files import digest_of, suite_digest
+
+# --- The nodes of a sweep: for each cell a job, a fresh nonce, and the files that say what is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKit:
+    """A node with the files that say what is asked of its image, and what its nonce is spent on."""
+
+    node: SweepNode
+    run: AskedRun
+    texts: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOrder:
+    """What all nodes of a sweep share; `random` gives the bytes of their nonces."""
+
+    level: str
+    now: datetime
+    random: Callable[[int], bytes]
+
+
+def make_nodes(
+    factory: Factory, cells: Sequence[QueuedCell], image: PoolImage, order: NodeOrder, progress: Progress
+) -> tuple[NodeKit, ...]:
+    """The nodes of one target. Raises LockError and StaleError where its lock no longer holds."""
+    definition = define_target(factory, cells[0].stage.target)
+    predicted = predict_stage(factory, cells[0].stage, definition, progress)
+    kits: list[NodeKit] = []
+    for cell in cells:
+        nonce = format_nonce(order.random(NONCE_BYTES))
+        node = make_node(cell, image, definition, (nonce, order.level))
+        ask = GpuAsk(nonce=nonce, level=order.level, capability=node.capability, predicted=predicted)
+        kits.append(make_node_kit(node, definition, ask, order.now))
+    return tuple(kits)
+
+
+def node_name(target: str, capability: Capability, part: str = "") -> str:
+    """`pytorch-2_3-cu121-sm80`, of a slice `...-sm80-1g_10gb`.
+
+    DAGMan takes neither `.` nor `+`. Names of targets have no `_`.
+    """
+    slice_of = f"-{part}" if part else ""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{target}-{capability.sm.replace('_', '')}{slice_of}")
+
+
+def make_node(
+    cell: QueuedCell, image: PoolImage, definition: Definition, asked: tuple[str, str]
+) -> SweepNode:
+    """The job of a cell; `asked` are its nonce and the suite's level. Pure."""
+    nonce, level = asked
+    return SweepNode(
+        name=node_name(definition.target.name, cell.capability, cell.part),
+        target=definition.target.name,
+        capability=str(cell.capability),
+        image=image,
+        nonce=nonce,
+        cuda=cell.cuda,
+        memory=memory_of(image.unpacked),
+        disk=disk_of(image.kind, image.size, image.unpacked),
+        timeout=timeout_of(level),
+        python=suite_argv(definition)[0],
+        part=cell.part,
+        first=cell.first,
+        only=cell.only,
+        processor="" if (platform := definition.target.platform) == AMD64 else architecture(platform),
+    )
+
+
+def make_node_kit(node: SweepNode, definition: Definition, ask: GpuAsk, now: datetime) -> NodeKit:
+    """kit.json and expectations.json of a node, as those of a kit that a person carries. Pure."""
+    suite = suite_digest()
+    kit = {
+        "format": FORMAT,
+        "nonce": node.nonce,
+        "subject": asdict(node.image.subject),
+        "diff_ids": [],  # the pool starts the image, by its digest
+        "machine": MACHINES[definition.target.platform],
+        "size": node.image.size,
+        "reference": "",
+        "sif": bool(node.image.sha256),
+        "sifs": [],
+        "plain_http": False,
+        "suite": suite,
+        "level": ask.level,
+        "capability": node.capability,
+        "waive": list(definition.target.waive),
+        "argv": list(suite_argv(definition)),
+        "timeout": node.timeout,
+        "expires": format_time((now + LIFETIME).replace(microsecond=0)),
+    }
+    texts = {KIT: _text(kit), EXPECTATIONS: _text(ask_gpu(definition, ask))}
+    run = AskedRun(subject=node.image.subject, suite=suite, level=ask.level, kit=digest_of(texts))
+    return NodeKit(node=node, run=run, texts=texts)
+
+
+def _text(value: Mapping[str, object]) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def predict_stage(
+    factory: Factory, stage: TargetStatus, definition: Definition, progress: Progress
+) -> dict[str, Predicted]:
+    """What a scan lets one expect: of the image, or of the wheels where this machine never had it."""
+    image = stored_image(factory, stage.target)
+    if image is not None and stage.image in ("", image.digest):
+        with factory.layout.in_use(progress):
+            return predict_coverage(inspect_made(factory, image, progress).contents)
+    contents = scanned_contents(question_of(definition.target, definition.lock, Capability(8, 0)))
+    return predict_coverage(contents) if contents is not None else {}
+
+
+# ---
 
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a pool calls a job: `12.0`, `123456`."""

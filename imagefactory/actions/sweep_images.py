@@ -16,24 +16,24 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from imagefactory.actions.build import BuildOptions, build_target, find_built
+from imagefactory.actions.images import ensure_sif, stored_image, stored_sif
+from imagefactory.actions.plan import Asking, read_stages
+from imagefactory.actions.resolve import subject_of
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.actions.verdicts import Judge, place_of
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
-from imagefactory.project import Factory
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Target
 from imagefactory.oci.graph import Place, parse_parts, read_manifest
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.oci.sif import copy_sif, sif_name, sifs_of
 from imagefactory.oci.store import parse_reference
-from imagefactory.schedulers.pool import ImageKind, PoolImage
 from imagefactory.progress import Progress
-from imagefactory.actions.build import BuildOptions, build_target, find_built
-from imagefactory.actions.resolve import subject_of
-from imagefactory.actions.plan import Asking, read_stages
-from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
-from imagefactory.actions.verdicts import Judge, place_of
+from imagefactory.project import Factory
+from imagefactory.schedulers.pool import ImageKind, PoolImage
+from imagefactory.trust.attached import read_subject
 from imagefactory.trust.claims import to_renew
-from imagefactory.verdicts.subject import read_subject
 
 OSDF = "osdf://"
 CHOICES = (ImageKind.DOCKER, ImageKind.ORAS, ImageKind.SIF)

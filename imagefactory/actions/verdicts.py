@@ -5,22 +5,56 @@ What a verdict is worth is judged each time it is read, by the trust that the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.oci.candidates import VERDICT_TYPE
-from imagefactory.oci.graph import Place
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.store import Reference
-from imagefactory.verdicts.found import Found, find_verdicts
-from imagefactory.trust.judgement import Court
-from imagefactory.trust.verdict import Judged
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.actions.audit import log_statements
+from imagefactory.errors import (
+    CheckFailedError,
+    FactoryError,
+    RegistryError,
+    StatementError,
+    StoreError,
+    UsageError,
+)
+from imagefactory.model import Target
+from imagefactory.oci.candidates import TEST_RESULT_TYPE, VERDICT_TYPE
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.layout import LayoutStore
+from imagefactory.oci.manifests import Descriptor, Image, Sif
+from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.oci.transfer import WORKERS
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.schedulers.pool import ImageKind, SweepNode
+from imagefactory.schedulers.sweep_file import GONE, CollectedNode
+from imagefactory.serialize import format_time
+from imagefactory.settings.load import read_ledger_key
+from imagefactory.trust.attached import (
+    MOST_REFUSED,
+    Journal,
+    Reconciled,
+    Statement,
+    attach,
+    known_statements,
+    put_all,
+    read_subject,
+    read_verdicts,
+    reconcile,
+)
+from imagefactory.trust.envelope import format_json, is_signed_by, parse_envelope
+from imagefactory.trust.judgement import Court, Found, find_verdicts
+from imagefactory.trust.keys import SigningKey, find_key, read_signing_key
 from imagefactory.trust.policy import read_trust
-from imagefactory.verify.model import Subject
+from imagefactory.trust.verdict import Judged, Signed, Verdict, parse_verdict, sign, signable
+from imagefactory.verify.nonces import AskedRun, NonceLedger, Spending, ci_run_of
+from imagefactory.verify.report import GpuReport, Subject, format_gpu_report
 from imagefactory.verify.suite_files import suite_digest
 
 ANY = "any"
@@ -106,3 +140,383 @@ def count_valid(access: Access, place: Place, now: datetime) -> Callable[[str], 
 def called(place: Place) -> str:
     """The store on disk is one for all repositories."""
     return place.store.name if isinstance(place.store, LayoutStore) else str(place)
+
+
+# --- Statements about images brought to where these lie: the store here and registries
+# One at a time attaches from one store, and what goes to a registry stands in the journal first.
+
+
+def attach_signed(
+    access: Access, signed: Signed, where: Reference | None, progress: Progress
+) -> tuple[str, ...]:
+    """Attaches a verdict to its image in the store here, and in a registry where `where` names it there.
+
+    Gives the places that have it now. Raises UsageError where neither has the image, RegistryError and
+    StoreError; what a registry did not take stands in the journal, and `reconcile` brings it there.
+    """
+    places = places_of(access, signed.verdict.report.subject, where)
+    return attach_at(access, signed, places, progress)
+
+
+def places_of(access: Access, own: Subject, where: Reference | None) -> tuple[tuple[Place, Subject], ...]:
+    """Where verdicts on an image go, each with what is called so there: the store here, and `where`.
+
+    Raises UsageError where neither has the image, RegistryError.
+    """
+    places = []
+    if access.layout.manifest(own.manifest) is not None:
+        places.append((local_place(access, ANY), own))
+    if where is not None:
+        place = place_of(access, where)
+        subject = read_subject(place, where.wanted)
+        if own.manifest != subject.manifest:
+            raise UsageError(
+                "verdict-other-image",
+                f"{where} is {subject.manifest}, but the verdict is for {own.manifest}",
+                hint="pass the digest of the image that was verified",
+            )
+        places.append((place, subject))
+    if not places:
+        raise UsageError(
+            "image-not-stored",
+            f"{own.manifest} is not in the local store",
+            hint="pass where it is stored: HOST/NAME@sha256:...",
+        )
+    return tuple(places)
+
+
+def attach_at(
+    access: Access, signed: Signed, places: Sequence[tuple[Place, Subject]], progress: Progress
+) -> tuple[str, ...]:
+    """Attaches a verdict at what `places_of` gave; gives the places' names. Raises as `attach_signed`."""
+    for place, subject in places:
+        envelopes = (signed.envelope, signed.test_result)
+        for fault in attach_all(
+            access, place, attachings(envelopes, signed.verdict.expires, subject), progress
+        ):
+            if fault:
+                raise fault
+    return tuple(called(place) for place, _ in places)
+
+
+def attachings(envelopes: tuple[bytes, bytes], until: datetime, subject: Subject) -> tuple[Attaching, ...]:
+    """A verdict's two statements: its own envelope, and that of the test result."""
+    kinds = zip((VERDICT_TYPE, TEST_RESULT_TYPE), envelopes, strict=True)
+    return tuple(Attaching(subject=subject, kind=kind, envelope=data, until=until) for kind, data in kinds)
+
+
+def attach_all(
+    access: Access, place: Place, batch: Sequence[Attaching], progress: Progress
+) -> tuple[FactoryError | None, ...]:
+    """Attaches many statements at one place, under one lock; gives what went wrong with each, or None.
+
+    In a registry some are put at a time, once the journal has all of them.
+    """
+    statements: dict[int, Statement] = {}
+    faults: list[FactoryError | None] = [None] * len(batch)
+    with writing(access, place, progress) as journal:
+        manifests = dict.fromkeys(attaching.subject.manifest for attaching in batch)
+        subjects = {manifest: _subject(place, manifest) for manifest in manifests}
+        for number, attaching in enumerate(batch):
+            subject = subjects[attaching.subject.manifest]
+            if isinstance(subject, FactoryError):
+                faults[number] = subject
+            else:
+                statements[number] = Statement(
+                    kind=attaching.kind, subject=subject, envelope=attaching.envelope, until=attaching.until
+                )
+        if journal and statements:
+            try:
+                journal.append(place, *statements.values())
+            except StoreError as error:  # nothing goes to a registry that the journal does not have
+                return tuple(fault or error for fault in faults)
+        workers = WORKERS if journal else 1  # a disk does not make anybody wait
+        put = put_all(place, tuple(statements.values()), workers=workers)
+    for number, fault in zip(statements, put, strict=True):
+        faults[number] = fault
+    log_statements(
+        access, called(place), [one for one, fault in zip(statements.values(), put, strict=True) if not fault]
+    )
+    return tuple(faults)
+
+
+def _subject(place: Place, manifest: str) -> Descriptor | FactoryError:
+    try:
+        return read_manifest(place, manifest).descriptor
+    except FactoryError as error:
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attaching:
+    """A statement of a kind about an image; `until` is when nobody needs it any more, None for never."""
+
+    subject: Subject
+    kind: str
+    envelope: bytes
+    until: datetime | None
+
+
+def attach_to(access: Access, place: Place, wanted: Attaching, progress: Progress) -> str:
+    """Attaches it; gives the artifact's digest. Raises RegistryError and StoreError."""
+    there = read_manifest(place, wanted.subject.manifest).descriptor
+    statement = Statement(kind=wanted.kind, subject=there, envelope=wanted.envelope, until=wanted.until)
+    with writing(access, place, progress) as journal:
+        digest = attach(place, statement, journal)
+    log_statements(access, called(place), (statement,))
+    return digest
+
+
+@contextmanager
+def writing(access: Access, place: Place, progress: Progress) -> Iterator[Journal | None]:
+    """One at a time, and no collection meanwhile; gives the journal where `place` is a registry."""
+    journal = Journal(access.layout.path)
+    with access.layout.in_use(progress), journal.alone(progress):
+        yield None if isinstance(place.store, LayoutStore) else journal
+
+
+# --- What a sweep signed, attached where its images lie: each image looked for once, all of a place at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """What is left of a verdict to attach, of thousands at once: its envelopes, not what they say."""
+
+    keyid: str
+    expires: datetime
+    envelopes: tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDraft:
+    """A node on its way: `signed` is to be attached, `spending` comes before that; `fault` ends it here.
+
+    `lost`: it was signed and attached before, and nobody remembers where.
+    """
+
+    node: SweepNode
+    one: CollectedNode
+    signed: Sealed | None = None
+    spending: Spending | None = None
+    fault: FactoryError | None = None
+    lost: bool = False
+
+
+def reference_of(node: SweepNode) -> str:
+    """Where a node's image lies in a registry (HOST/NAME@sha256:...); empty for a file."""
+    if node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
+        return node.image.address.partition("://")[2]
+    return ""
+
+
+class Attacher:
+    """Attaches verdicts; each image is looked for once. `registry` (host[/path]) is where they go too."""
+
+    def __init__(self, factory: Factory, registry: str, progress: Progress) -> None:
+        self.factory, self.registry, self.progress = factory, registry, progress
+        self._places: dict[str, tuple[tuple[Place, Subject], ...] | FactoryError] = {}
+        self._down: list[RegistryError] = []
+        self._signed: dict[tuple[str, str], Mapping[str, Verdict]] = {}
+
+    def attach_all(self, drafts: Sequence[NodeDraft]) -> list[NodeDraft]:
+        """Each draft with the places that have its verdict now, or with what went wrong."""
+        drafts = list(drafts)
+        waiting: dict[str, list[tuple[int, Attaching]]] = {}
+        places: dict[str, Place] = {}
+        for number, draft in enumerate(drafts):
+            if draft.signed is None:
+                continue
+            try:
+                subjects = self.places(draft)
+            except FactoryError as error:
+                drafts[number] = replace(draft, fault=error)
+                continue
+            keyid, names = draft.signed.keyid, tuple(called(place) for place, _ in subjects)
+            drafts[number] = replace(draft, one=replace(draft.one, keyid=keyid, attached=names))
+            for place, subject in subjects:
+                places[called(place)] = place
+                rows = waiting.setdefault(called(place), [])
+                own = attachings(draft.signed.envelopes, draft.signed.expires, subject)
+                rows += [(number, attaching) for attaching in own]
+        for name, rows in waiting.items():
+            faults = attach_all(
+                self.factory, places[name], [attaching for _, attaching in rows], self.progress
+            )
+            for (number, _), fault in zip(rows, faults, strict=True):
+                if fault:
+                    one = replace(drafts[number].one, keyid="", attached=())
+                    drafts[number] = replace(drafts[number], one=one, fault=fault)
+        return drafts
+
+    def find_again(self, drafts: Sequence[NodeDraft], keys: Mapping[str, bytes]) -> list[NodeDraft]:
+        """The lost ones with the places that have their verdict, signed by one of `keys` (by their ids).
+
+        Nothing is signed in place of one that is found nowhere, since its nonce is spent: that is a fault.
+        """
+        return [self._find_again(draft, keys) if draft.lost else draft for draft in drafts]
+
+    def _find_again(self, draft: NodeDraft, keys: Mapping[str, bytes]) -> NodeDraft:
+        nonce, keyids = draft.node.nonce, {}
+        try:
+            for place, subject in self.places(draft):
+                key = (str(place), subject.manifest)
+                if key not in self._signed:
+                    self._signed[key] = read_signed(place, subject.manifest, keys)
+                if verdict := self._signed[key].get(nonce):
+                    keyids[called(place)] = verdict.keyid
+        except FactoryError as error:
+            return replace(draft, fault=error)
+        if not keyids:
+            why = f"{draft.one.why}, {GONE}"
+            hint = f"imagefactory verify {draft.node.target} --pool POOL: a nonce is never signed twice"
+            fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
+            return replace(draft, one=replace(draft.one, why=why), fault=fault)
+        keyid = next(iter(keyids.values()))
+        return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(keyids)))
+
+    def places(self, draft: NodeDraft) -> tuple[tuple[Place, Subject], ...]:
+        """Where a verdict goes. Raises UsageError and RegistryError.
+
+        After MOST_REFUSED images in a row that a registry did not show, each asked for again and again, no
+        other is asked for.
+        """
+        own = draft.node.image.subject
+        if own.manifest not in self._places:
+            if len(self._down) >= MOST_REFUSED:
+                raise self._down[-1]
+            try:
+                self._places[own.manifest] = places_of(self.factory, own, self.where(draft.node))
+                self._down.clear()
+            except FactoryError as error:
+                self._places[own.manifest] = error
+                self._down += [error] if isinstance(error, RegistryError) else []
+        found = self._places[own.manifest]
+        if isinstance(found, FactoryError):
+            raise found
+        return found
+
+    def where(self, node: SweepNode) -> Reference | None:
+        if not self.registry:
+            reference = reference_of(node)
+            return parse_reference(reference) if reference else None
+        host, path = registry_place(self.factory, self.registry)
+        target = find_target(self.factory, node.target)
+        return Reference(
+            registry=host,
+            repository=repository_of(path, target.family),
+            digest=node.image.subject.index,
+        )
+
+
+def read_signed(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, Verdict]:
+    """The verdicts about an image that one of `keys` (by their ids) signed, by the run's nonce."""
+    signed: dict[str, Verdict] = {}
+    for attached in read_verdicts(place, manifest):
+        try:
+            envelope = parse_envelope(attached.envelope, "a verdict")
+            verdict = parse_verdict(envelope.payload, "a verdict", envelope.keyid)
+        except StatementError:
+            continue
+        public = keys.get(envelope.keyid)
+        if public and is_signed_by(envelope, envelope.keyid, public):
+            signed[verdict.report.nonce] = verdict
+    return signed
+
+
+def find_target(factory: Factory, name: str) -> Target:
+    target = next((one for one in factory.targets if one.name == name), None)
+    if target is None:
+        raise UsageError(
+            "target-not-in-project",
+            f"this project has no target '{name}'",
+            hint="collect the sweep in the project that created it (-C DIR)",
+        )
+    return target
+
+
+# --- From a report to a verdict: the key that signs here, and the nonce that is spent on it
+
+
+def ledger(access: Access, named: Path | None = None) -> NonceLedger:
+    """The nonces of this store, or those of a named folder, with the key that the environment has for it.
+
+    A ledger that is named may travel between the jobs of a CI run, and belongs to that run. Raises UsageError
+    for a key that can be guessed: everybody may read what it has signed.
+    """
+    if named:
+        return NonceLedger(named, read_ledger_key(access.environ), ci_run=ci_run_of(access.environ))
+    return NonceLedger(access.layout.path / "nonces")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedReport:
+    """`signed` is None where the report stays one; `why` says so in a line."""
+
+    signed: Signed | None
+    why: str
+
+
+def signing_key(access: Access, now: datetime) -> SigningKey | None:
+    """Return the key that signs on this machine at `now`, None if there is none.
+
+    Raises CheckFailedError for a retired key, UsageError and StatementError for one that cannot be used.
+    """
+    trust, named = read_trust(access.settings.files), access.settings.signing_key
+    path = find_key(named.value, access.environ, trust.periods, now)
+    if path is None:
+        return None
+    key = read_signing_key(path)
+    trusted = trust.key(key.keyid)
+    if trusted and trusted.until <= now:
+        hint = "replace it by a new key: imagefactory keys rotate"
+        if named.value:
+            hint = f"name the new key in signing-key ({named.origin}), or remove that setting"
+        raise CheckFailedError(
+            "signing-key-retired",
+            f"the key '{key.name}' is retired since {format_time(trusted.until)} and cannot sign",
+            hint=hint,
+        )
+    return key
+
+
+def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: datetime) -> SignedReport:
+    """Spends the nonce of a run of this machine and signs its report.
+
+    What cannot be signed (no key, no run on a GPU that the host knows) stays a report. Raises NonceError.
+    """
+    if not signable(report):
+        return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")
+    if key is None:
+        return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")
+    run = AskedRun(subject=report.subject, suite=report.suite, level=report.level)
+    result = hashlib.sha256(format_json(format_gpu_report(report))).hexdigest()
+    days = read_trust(access.settings.files).policy.days
+    try:
+        signed = sign(report, key, now=now, days=days)
+    except StatementError as error:
+        return SignedReport(signed=None, why=f"unsigned: {error.message}")
+    ledger(access).spend(report.nonce, run, result=f"sha256:{result}", now=now)
+    return SignedReport(signed=signed, why=f"signed by '{key.name}'")
+
+
+# --- Registries mended: they list again what was attached to them from here, or is known here
+
+
+def reconcile_all(
+    factory: Factory, registry: str, now: datetime, progress: Progress
+) -> tuple[Reconciled, ...]:
+    """Lets every repository of a registry list what was attached to it from here, or is known here.
+
+    Those of the families, and those of that host that the journal knows. Raises RegistryError.
+    """
+    host, path = registry_place(factory, registry)
+    journal, store = Journal(factory.layout.path), open_registry(factory, host)
+    repositories = {repository_of(path, target.family) for target in factory.targets}
+    repositories |= {repository for known, repository in journal.places() if known == host}
+    with factory.layout.in_use(progress), journal.alone(progress):
+        local = known_statements(factory.layout)
+        done = []
+        for repository in sorted(repositories):
+            with progress.stage(f"reconcile {host}/{repository}"):
+                done.append(reconcile(Place(store=store, repository=repository), journal, local, now))
+    return tuple(done)

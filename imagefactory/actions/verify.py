@@ -9,31 +9,67 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.access import Access
-from imagefactory.errors import UsageError, os_problem
+from imagefactory.access import Access, open_registry, registry_place, repository_of
+from imagefactory.actions.images import Promoting
+from imagefactory.actions.inspect import inspect_made
+from imagefactory.actions.promote import Promotion, promote
+from imagefactory.actions.resolve import Chosen, choose_image
+from imagefactory.actions.runner import make_runner, scratch_folder
+from imagefactory.actions.verdicts import (
+    attach_signed,
+    called,
+    ledger,
+    local_place,
+    place_of,
+    places_of,
+    read_signed,
+    signing_key,
+)
+from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.oci.model import Image, Sif
+from imagefactory.model import Outcome, Target
+from imagefactory.oci.manifests import Image, Sif
+from imagefactory.oci.sif import kept_sifs
+from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.runtime.emulator import refuse_emulated
 from imagefactory.runtime.protocol import Runner
 from imagefactory.settings.choices import ENGINES
-from imagefactory.actions.resolve import Chosen
-from imagefactory.actions.runner import make_runner, scratch_folder
-from imagefactory.stages.scan import inspect_made
-from imagefactory.stages.sign import ledger
 from imagefactory.suite.gpu.context import Predicted
+from imagefactory.trust.envelope import parse_envelope
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import read_trust
+from imagefactory.trust.verdict import PASSES, Signed, Verdict, parse_verdict, sign, signable, spread
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.gpu_run import GpuAsk, GpuTrial, refuse_level, told_lost, verify_gpu
-from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware
-from imagefactory.verify.nonces import NONCE_BYTES, AskedRun, format_nonce
-from imagefactory.verify.predicted import predict_coverage
-from imagefactory.verify.report import format_gpu_report
-from imagefactory.verify.suite_files import suite_digest
+from imagefactory.verify.gpu_run import (
+    GpuAsk,
+    GpuTrial,
+    ask_gpu,
+    predict_coverage,
+    refuse_level,
+    suite_argv,
+    timeout_of,
+    told_lost,
+    verify_gpu,
+)
+from imagefactory.verify.kits import CollectedReport, KitOrder, collect_kit, make_kit, read_nonce
+from imagefactory.verify.nonces import (
+    NONCE_BYTES,
+    AskedRun,
+    NonceError,
+    NonceLedger,
+    check_open,
+    format_nonce,
+)
+from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, Subject, format_gpu_report
+from imagefactory.verify.suite_files import digest_of, suite_digest
 
 _HERE = LocalEvidence()
 
@@ -153,3 +189,255 @@ def keep_report(access: Access, report: GpuReport, output: Path | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, data)
     return path
+
+
+# --- Kits: written for a machine that has a GPU and no factory; what came back made into a verdict and
+# attached
+#     write_kit ... verify.kit_collect -> sign, spend the nonce -> attach_signed, promote
+# The nonce is spent before anything is attached, and what was signed is kept with it until it has arrived.
+# So a
+# call that was killed or met a registry that was down is simply made again; it signs nothing a second time.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectOptions:
+    """`ledger` is the folder that issued the nonces, None for the store's.
+
+    `registry` (`host[/path]`) is where verdicts go beside the store; empty for where the kit's image was to
+    be pulled from. With `promote` tags follow.
+    """
+
+    ledger: Path | None = None
+    registry: str = ""
+    promote: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedKit:
+    """A kit's verdict, where it is attached now, and what became of tags. `again`: it was signed before."""
+
+    verdict: Verdict
+    attached: tuple[str, ...]
+    again: bool
+    promotion: Promotion | None = None
+
+    @property
+    def report(self) -> GpuReport:
+        return self.verdict.report
+
+    @property
+    def passed(self) -> bool:
+        return self.report.outcome in PASSES
+
+
+def collect(
+    factory: Factory, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+) -> CollectedKit:
+    """All of it, for one kit. Raises as `collect_kit` does, and UsageError where no key signs here.
+
+    CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
+    where the host's evidence does not show the GPU that the suite met: then nothing is spent.
+    """
+    kept = ledger(factory, options.ledger)
+    made = known = unsettled(kept, folder)
+    if made is None:
+        travels = options.ledger is not None
+        collected = collect_kit(folder, kept, now, factory.environ, again=travels)
+        where = _where(factory, collected.report, collected.reference, options.registry)
+        if travels and (before := _signed_before(factory, collected.report, where, now)):
+            verdict, attached = before
+            moved = _promote(factory, verdict.report, where, now, progress) if options.promote else None
+            return CollectedKit(verdict=verdict, attached=attached, again=True, promotion=moved)
+        check_open(kept.look(collected.report.nonce), now)
+        with factory.layout.in_use(progress):
+            keep_report(factory, collected.report, None)
+        made = sign_kit(factory, collected, kept, now)
+    signed, reference = made
+    report = signed.verdict.report
+    where = _where(factory, report, reference, options.registry)
+    attached = attach_signed(factory, signed, where, progress)
+    moved = _promote(factory, report, where, now, progress) if options.promote else None
+    kept.settle(report.nonce)  # last: where tags could not be moved, the same call can be made again
+    return CollectedKit(verdict=signed.verdict, attached=attached, again=known is not None, promotion=moved)
+
+
+def _promote(
+    factory: Factory, report: GpuReport, where: Reference | None, now: datetime, progress: Progress
+) -> Promotion:
+    target = _target(factory, report, "so its tags cannot be moved")
+    place = place_of(factory, where) if where else local_place(factory, target.family)
+    return promote(factory, Promoting(target=target, place=place, now=now), progress)
+
+
+def _signed_before(
+    factory: Factory, report: GpuReport, where: Reference | None, now: datetime
+) -> tuple[Verdict, tuple[str, ...]] | None:
+    """The verdict of this very run that lies by its image already, and the places that have it.
+
+    A ledger that is named may be a copy, as jobs of CI get one each time: it does not always know what became
+    of its nonces. Raises NonceError (replayed) if the verdict is of another result.
+    """
+    key = signing_key(factory, now)
+    keys = {key.keyid: key.public} if key else {}
+    keys |= {one.keyid: one.public for one in read_trust(factory.settings.files).keys}
+    there: dict[str, Verdict] = {}
+    for place, subject in places_of(factory, report.subject, where):
+        if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
+            there[called(place)] = verdict
+            if _result_of(verdict.report) != _result_of(report):
+                raise NonceError(
+                    "nonce-replayed",
+                    f"the nonce {report.nonce} was spent on another result",
+                    hint="one kit gives one verdict: make a new one",
+                )
+    return (next(iter(there.values())), tuple(there)) if there else None
+
+
+def _result_of(report: GpuReport) -> GpuReport:
+    """What the machine brought back, without what this imagefactory made of it."""
+    return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
+
+
+def unsettled(ledger: NonceLedger, folder: Path) -> tuple[Signed, str] | None:
+    """What an earlier call signed for this kit and could not attach, and the kit's reference; mostly None."""
+    try:
+        data = ledger.unsettled(read_nonce(folder))
+    except NonceError:
+        return None
+    return parse_signed(data) if data else None
+
+
+def sign_kit(
+    access: Access, collected: CollectedReport, ledger: NonceLedger, now: datetime
+) -> tuple[Signed, str]:
+    """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
+    report = collected.report
+    if not signable(report):
+        raise CheckFailedError(
+            "kit-not-signable",
+            f"{report.outcome}: {report.reason}",
+            hint="nothing was signed; run the kit again, on that machine or another",
+        )
+    days = read_trust(access.settings.files).policy.days
+    signed = sign(report, _key(access, now), now=now, days=spread(report, days))
+    data = format_signed(signed, collected.reference)
+    ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
+    return signed, collected.reference
+
+
+def format_signed(signed: Signed, reference: str) -> bytes:
+    texts = {
+        "envelope": signed.envelope.decode("ascii"),
+        "test_result": signed.test_result.decode("ascii"),
+        "reference": reference,
+    }
+    return json.dumps(texts, sort_keys=True).encode()
+
+
+def parse_signed(data: bytes) -> tuple[Signed, str]:
+    """Raises StatementError for what this program did not sign."""
+    texts = json.loads(data)
+    envelope, test_result = texts["envelope"].encode("ascii"), texts["test_result"].encode("ascii")
+    opened = parse_envelope(envelope, "the ledger")
+    verdict = parse_verdict(opened.payload, "the ledger", opened.keyid)
+    signed = Signed(verdict=verdict, envelope=envelope, test_result=test_result)
+    return signed, str(texts["reference"])
+
+
+def _key(access: Access, now: datetime) -> SigningKey:
+    key = signing_key(access, now)
+    if key is None:
+        raise UsageError(
+            "kit-key-missing",
+            "no signing key on this machine, so the kit's result cannot be signed",
+            hint="imagefactory keys new NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
+        )
+    return key
+
+
+def _where(factory: Factory, report: GpuReport, reference: str, registry: str) -> Reference | None:
+    """Where the image lies beside the store: the registry that is named, else that of the kit."""
+    if not registry:
+        return parse_reference(reference) if reference else None
+    target = _target(factory, report, "so its repository is not known")
+    host, path = registry_place(factory, registry)
+    return Reference(
+        registry=host, repository=repository_of(path, target.family), digest=report.subject.index
+    )
+
+
+def _target(factory: Factory, report: GpuReport, why: str) -> Target:
+    name = report.subject.target
+    target = next((one for one in factory.targets if one.name == name), None)
+    if target is None:
+        raise UsageError(
+            "target-not-in-project",
+            f"this project has no target '{name}', {why}",
+            hint="collect it in the project that created the kit (-C DIR), or omit --registry and --promote",
+        )
+    return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitPlace:
+    """Where a kit is written, and the ledger that remembers its nonce: None for the store's."""
+
+    folder: Path
+    ledger: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitWritten:
+    """A kit: its nonce, for which image, where that can be pulled, and until when it can be collected."""
+
+    subject: Subject
+    reference: str
+    nonce: str
+    ledger: Path
+    expires: datetime
+
+
+def write_kit(
+    factory: Factory, name: str, options: VerifyOptions, place: KitPlace, progress: Progress
+) -> KitWritten:
+    """Writes a kit for the image that `name` means. Nothing is run, so this machine needs no GPU.
+
+    Of the options, those of what is asked count. Raises UsageError where the folder holds something.
+    """
+    chosen = choose_image(factory, name, options.registry, progress)
+    definition, where = chosen.definition, chosen.where
+    if rocm_of(definition.target.cuda):
+        raise UsageError(
+            "amd-not-supported",
+            f"{definition.target.name} is for AMD GPUs, and kits support only NVIDIA GPUs",
+            hint="run imagefactory verify on the machine itself",
+        )
+    refuse_level(definition, options.level)
+    with factory.layout.in_use(progress):
+        predicted = predicted_of(factory, chosen, None, progress)
+    nonce = format_nonce(os.urandom(NONCE_BYTES))
+    ask = GpuAsk(nonce=nonce, level=options.level, capability=options.capability, predicted=predicted)
+    order = KitOrder(
+        subject=chosen.subject,
+        made=chosen.made,
+        asked=ask_gpu(definition, ask),
+        argv=suite_argv(definition),
+        waive=definition.target.waive,
+        timeout=timeout_of(options.level),
+        reference=str(where) if where else "",
+        plain_http=open_registry(factory, where.registry).plain if where else False,
+        sifs=tuple(
+            kept.found.file.digest
+            for kept in kept_sifs(factory.layout, chosen.subject.manifest)
+            if isinstance(kept.found, Sif)
+        ),
+    )
+    kept = ledger(factory, place.ledger)
+    issued = make_kit(place.folder, order, kept, utc_now())
+    return KitWritten(
+        subject=chosen.subject,
+        reference=order.reference,
+        nonce=nonce,
+        ledger=kept.folder,
+        expires=issued.expires,
+    )

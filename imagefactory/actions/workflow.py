@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.errors import UsageError
-from imagefactory.project import Factory
-from imagefactory.progress import Progress
+from imagefactory.actions.build import BuildOptions, Built, build_image, check_build
+from imagefactory.actions.definition import define_target
 from imagefactory.actions.images import Promoting
-from imagefactory.actions.resolve import Chosen, check_name, choose_image
 from imagefactory.actions.promote import Promotion, promote
-from imagefactory.stages.sign import SignedReport, sign_report, signing_key
-from imagefactory.stages.statements import attach_signed
-from imagefactory.actions.verdicts import local_place, place_of
+from imagefactory.actions.resolve import Chosen, check_name, choose_image
+from imagefactory.actions.transfer import Pushed, PushOptions, push_target
+from imagefactory.actions.verdicts import (
+    SignedReport,
+    attach_signed,
+    local_place,
+    place_of,
+    sign_report,
+    signing_key,
+)
 from imagefactory.actions.verify import VerifyBench, VerifyOptions, check_output, keep_report, verify_image
-from imagefactory.verdicts.statement import PASSES
-from imagefactory.verify.model import GpuReport
+from imagefactory.errors import UsageError
+from imagefactory.model import Target
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.trust.verdict import PASSES
+from imagefactory.verify.report import GpuReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +74,26 @@ def prove_image(
     place = place_of(factory, where) if where else local_place(factory, target.family)
     wanted = Promoting(target=target, place=place, now=bench.clock())
     return replace(done, promotion=promote(factory, wanted, progress))
+
+
+# --- From a lock to an image that was tried, and into a registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """`push` is None for an image that stays here; `built` hears of it before it is sent anywhere."""
+
+    build: BuildOptions
+    push: PushOptions | None
+    built: Callable[[Built], None]
+
+
+def make_image(factory: Factory, target: Target, making: Making, progress: Progress) -> Pushed | None:
+    """From the lock that `imagefactory lock` wrote to an image that was tried; what passed is pushed."""
+    check_build(making.build)
+    definition = define_target(factory, target)
+    built = build_image(factory, definition, making.build, progress)
+    making.built(built)
+    if making.push is None or not built.passed:
+        return None
+    return push_target(factory, target, replace(making.push, made=built.image), progress)

@@ -18,19 +18,26 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.build.base.image import BaseImage
-from imagefactory.build.secrets import AskSecrets, linker_failure, secrets_of
+from imagefactory.build.folders import copied_files, render, write_definitions
 from imagefactory.build.protocol import Supplies, insist_on_image_room
+from imagefactory.build.render import render_apptainer
+from imagefactory.build.secrets import AskSecrets, linker_failure, secrets_of
+from imagefactory.build.steps import SITE
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.fs import explain_full_disk, folder_for_a_while
 from imagefactory.model import Definition
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Descriptor, Image, Sif
+from imagefactory.oci.manifests import (
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    Image,
+    Sif,
+    canonical_json,
+    format_descriptor,
+)
 from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
 from imagefactory.progress import Progress
-from imagefactory.render.apptainer import render_apptainer
-from imagefactory.build.folders import copied_files, render, write_definitions
-from imagefactory.build.steps import SITE
 from imagefactory.runtime.apptainer_command import SQUASHFS, ApptainerCommand, SifOrder
 
 DEFINITION = "apptainer.def"

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from imagefactory.errors import Diagnostic, LockError, RecipeError
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.drivers import driver_floor
-from imagefactory.gpu.platforms import MACHINES
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import (
     PLAIN_START,

@@ -8,13 +8,12 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from imagefactory.build.render import render_apptainer, render_dockerfile
+from imagefactory.build.steps import INSTALLER, LINKER, OWN, WHEELS, explicit_lists
 from imagefactory.errors import FactoryError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_bytes
 from imagefactory.lock.files import format_lock_files
 from imagefactory.model import Definition, OwnFile
-from imagefactory.render.apptainer import render_apptainer
-from imagefactory.render.dockerfile import render_dockerfile
-from imagefactory.build.steps import INSTALLER, LINKER, OWN, WHEELS, explicit_lists
 
 _INSTALLER = Path(__file__).with_name("conda_install.py")
 _LINKER = Path(__file__).parent / LINKER

@@ -5,18 +5,150 @@ Of the embedded engine alone, on a base of Debian's packages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
-from imagefactory.build.base.image import BaseImage, Blobs, write_base
+from imagefactory.build.base.image import BaseImage, Blobs, format_time, write_base, write_index
 from imagefactory.build.base.look import base_key
-from imagefactory.engines.image_config import write_image
-from imagefactory.engines.own_layer import TITLE, own_title
+from imagefactory.build.definition import SHARED, entrypoint, files_digest, new_places
+from imagefactory.errors import BuildError
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock
-from imagefactory.model import BaseLock, Definition
+from imagefactory.model import BaseLock, Definition, OwnFile
+from imagefactory.oci.layers import CHUNK, Segment
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, digest_of, hash_key, parse_config
-from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    TITLE,
+    Descriptor,
+    Image,
+    Layer,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+    hash_key,
+    parse_config,
+)
+
+# --- An assembled image's config, with what is its base's below what is its own, its manifest and its index
+
+
+def write_image(blobs: Blobs, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Descriptor:
+    """Adds config, manifest and index of an image of all these `layers`; gives the index's descriptor."""
+    config = canonical_json(format_config(definition, base, layers))
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": format_descriptor(blobs.add(config, CONFIG_TYPE)),
+        "layers": [
+            {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
+        ],
+        "annotations": {
+            **dict(definition.labels),
+            "org.opencontainers.image.base.digest": base.image.manifest,
+        },
+    }
+    return write_index(blobs, manifest, definition.target.platform)
+
+
+def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:
+    """The OCI image config. Its one clock is the base's.
+
+    Of a pulled base's config its variables stay, below ours; its user, entry point, labels and the like
+    do not: who pulls the image gets root and a Python, whatever it stands on.
+    """
+    created = format_time(base.epoch)
+    start = definition.start
+    os_name, architecture = definition.target.platform.split("/")
+    return {
+        "created": created,
+        "architecture": architecture,
+        "os": os_name,
+        "config": {
+            "Env": [f"{name}={value}" for name, value in merge_environment(definition, base)],
+            **({"Entrypoint": list(started)} if (started := entrypoint(definition)) else {}),
+            "Cmd": list(start.command),
+            "WorkingDir": start.workdir,
+            **({"User": start.user} if start.user else {}),
+            "Labels": dict(definition.labels),
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"imagefactory: {layer.title}"} for layer in layers],
+    }
+
+
+def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """A base's variables that hold for what stands on it: not PATH, nor Python's own.
+
+    PYTHONPATH and its like would lead the environment's Python to packages that nobody locked.
+    """
+    return tuple(
+        (name, value)
+        for name, value in environment
+        if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name)
+        and name != "PATH"
+        and not re.fullmatch("PYTHON[A-Z0-9]+", name)
+    )
+
+
+def merge_environment(definition: Definition, base: BaseImage) -> tuple[tuple[str, str], ...]:
+    """The definition's variables, then those of the base that it does not set.
+
+    The base's folders come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
+    """
+    ours = dict(definition.environment)
+    theirs = dict(base.image.environment)
+    folders = [*ours.get("PATH", "").split(":"), *theirs.get("PATH", "").split(":")]
+    ours["PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder.startswith("/")))
+    return (*ours.items(), *((n, v) for n, v in inherited(base.image.environment) if n not in ours))
+
+
+# --- The topmost layer of an image: own files that its recipe names, and the folder its command starts in
+
+
+OWN_TITLE = "own files"
+
+
+def own_title(definition: Definition) -> str:
+    """The layer's title, which says what is in it; empty where there is nothing to lay."""
+    if not definition.files and definition.start.workdir == "/":
+        return ""
+    return f"{OWN_TITLE} {hash_key(files_digest(definition.files), definition.start.workdir)[:12]}"
+
+
+def lay_own_files(definition: Definition, segment: Segment) -> None:
+    """Writes them as root's, readable by all. Folders that every image has get no entry, so they stay as
+    they are. Raises BuildError for a file that is not what was hashed."""
+    segment.known(*_shared(definition))
+    for file in definition.files:
+        segment.file(file.path.lstrip("/"), _read(file), size=file.size, executable=file.executable)
+    if definition.start.workdir != "/":
+        segment.folder(definition.start.workdir.lstrip("/"))
+
+
+def _shared(definition: Definition) -> Iterator[str]:
+    for place in (*new_places(definition), f"{definition.start.workdir}/."):
+        parts = place.strip("/").split("/")
+        for depth in range(1, len(parts)):
+            if SHARED.fullmatch(f"/{(path := '/'.join(parts[:depth]))}"):
+                yield path
+
+
+def _read(file: OwnFile) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    with file.source.open("rb") as opened:
+        while data := opened.read(CHUNK):
+            digest.update(data)
+            yield data
+    if digest.hexdigest() != file.sha256:
+        raise BuildError(
+            "file-changed", f"{file.source} changed while it was read", hint="run the command again"
+        )
+
+
+# ---
 
 
 def lock_layers(definition: Definition, bases: Sequence[BaseLock], image: Image, made_with: str) -> LayerLock:
@@ -37,7 +169,7 @@ def moved_on(lock: LayerLock, definition: Definition, bases: Sequence[BaseLock])
     if lock.base != _bases_key(bases):
         return f"the base {definition.base.name} has changed"
     own = own_title(definition)
-    there = [layer.title for layer in lock.layers if layer.title.startswith(TITLE)]
+    there = [layer.title for layer in lock.layers if layer.title.startswith(OWN_TITLE)]
     return "" if there == ([own] if own else []) else "the own files have changed"
 
 

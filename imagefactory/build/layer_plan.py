@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.engines.conda.layer import read_record
-from imagefactory.build.conda.prefix import LinkedPrefix
+from imagefactory.build import conda_install
+from imagefactory.build.conda.prefix import LinkedPrefix, read_record
 from imagefactory.build.wheel_layer import Prefix
 from imagefactory.errors import BuildError
 from imagefactory.model import Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import hash_key
-from imagefactory.build import conda_install
 
 OWN_LAYER_BYTES = 8_000_000
 """A package of this size or more gets a layer to itself; smaller ones are not worth one."""

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from imagefactory.build.base.image import BaseImage, ComingBase
 from imagefactory.fs import insist_on_room
-from imagefactory.lock.arrivals import Arrivals
+from imagefactory.lock.download import Arrivals
 from imagefactory.model import Definition
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from imagefactory.access import Access, conda_channels, package_index
+from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.errors import UsageError, os_problem
+from imagefactory.http import local_path, on_loopback, redact
 from imagefactory.lock.conda.channels import ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.origins import from_indexes
+from imagefactory.lock.pypi.requirements import from_indexes
 from imagefactory.model import Lock
-from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
-from imagefactory.http import local_path, on_loopback, redact
 
 DEBIAN_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LARGEST_SECRET = 500 * 1024

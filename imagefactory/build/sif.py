@@ -25,19 +25,27 @@ from imagefactory.oci.layout import REBUILD, Layout
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
+    Image,
+    Sif,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor, Image, Sif
-from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.sif_container import around, for_processor
-from imagefactory.oci.squash_layers import LayerPacker, Packers, Squeeze
-from imagefactory.oci.squash_store import VERSION, ChangedError, Row, SquashStore
-from imagefactory.oci.squash_tree import format_image
+from imagefactory.oci.sif import SifOrigin, around, for_processor, keep_sif
+from imagefactory.oci.squash_layers import (
+    VERSION,
+    ChangedError,
+    LayerPacker,
+    Packers,
+    Row,
+    SquashStore,
+    Squeeze,
+    format_image,
+)
 from imagefactory.oci.squashfs import SUPERBLOCK
 from imagefactory.progress import Progress, Quiet
 from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
-from imagefactory.scan.sif import unpacked_sif
+from imagefactory.scan.layers import unpacked_sif
 from imagefactory.trees import walk_tree
 
 SQUEEZES = {"fast": Squeeze(level=1, block=128 << 10), "small": Squeeze(level=15, block=1 << 20)}

@@ -24,14 +24,40 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import add, build, cancel, catalog, collect, compat, completion, copy, machine, export, find, init, inspect, join, keys, lock, plan, pool, promote, pull, transfer, reconcile, registry, render, revoke, run, settings, status, store, submit, tables, recipes, verdicts, verify
-from imagefactory.extras.wheels import command
-from imagefactory.extras.modules import command as module
-from imagefactory.extras.nightly import command as night, outdated
-from imagefactory.extras.portability import command as portability
-from imagefactory.extras.site import command as report
-from imagefactory.extras.sbom import command as sbom
-from imagefactory.cli.groups import Group
+from imagefactory.cli import (
+    build,
+    catalog,
+    compat,
+    join,
+    keys,
+    machine,
+    plan,
+    pool,
+    recipes,
+    run,
+    store,
+    submit,
+    sweeps,
+    transfer,
+    verdicts,
+    verify,
+)
+from imagefactory.cli import build as lock
+from imagefactory.cli import build as render
+from imagefactory.cli import catalog as find
+from imagefactory.cli import compat as inspect
+from imagefactory.cli import machine as completion
+from imagefactory.cli import machine as settings
+from imagefactory.cli import recipes as add
+from imagefactory.cli import recipes as init
+from imagefactory.cli import store as registry
+from imagefactory.cli import transfer as copy
+from imagefactory.cli import transfer as export
+from imagefactory.cli import transfer as pull
+from imagefactory.cli import verdicts as promote
+from imagefactory.cli import verdicts as reconcile
+from imagefactory.cli import verdicts as revoke
+from imagefactory.cli.arguments import Group
 from imagefactory.cli.output import Call, complain, error_json, explain, say_json, write
 from imagefactory.errors import (
     DISTRIBUTION,
@@ -45,6 +71,14 @@ from imagefactory.errors import (
     own_pip,
     without_logins,
 )
+from imagefactory.extras.modules import command as module
+from imagefactory.extras.nightly import command as night
+from imagefactory.extras.nightly import outdated
+from imagefactory.extras.portability import command as portability
+from imagefactory.extras.sbom import command as sbom
+from imagefactory.extras.site import command as report
+from imagefactory.extras.site import command as tables
+from imagefactory.extras.wheels import command
 from imagefactory.progress import STYLES, fall_silent
 
 WAKER, WAKINGS = "signals", 3
@@ -128,9 +162,9 @@ cli.shelve(
             verify.verify,
             portability.portability,
             plan.plan,
-            status.status,
-            collect.collect,
-            cancel.cancel,
+            sweeps.status,
+            sweeps.collect,
+            sweeps.cancel,
             keys.keys,
         ),
         "Use": (

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,22 +16,30 @@ from imagefactory.cli.output import (
     Call,
     choose_targets,
     collecting,
+    confirm,
     json_option,
     made_json,
     registry_option,
+    reject_conflict,
     runner_option,
     say,
     say_json,
     say_next,
     targets_argument,
+    write,
 )
 from imagefactory.cli.transfer import pushed_json
-from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.errors import CheckFailedError, StaleError, UnbuiltError, UnsolvableError, UsageError
+from imagefactory.gpu.capability import AMD64
+from imagefactory.model import Outcome
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
-    from imagefactory.project import Factory
     from imagefactory.actions.build import Built
+    from imagefactory.actions.lock import LockOptions, Relock
+    from imagefactory.extras.wheels.lock import BuiltWheel
+    from imagefactory.model import Base, Target
+    from imagefactory.project import Factory
 
 
 @click.command()
@@ -60,11 +72,10 @@ def build(
     Run it again after an interruption: what is done is kept.
     """
     from imagefactory.access import registry_place
-    from imagefactory.views.images import format_built
-    from imagefactory.report.registries import format_pushed
     from imagefactory.actions.build import BuildOptions
     from imagefactory.actions.transfer import PushOptions, check_push
-    from imagefactory.workflow.make import Making, make_image
+    from imagefactory.actions.workflow import Making, make_image
+    from imagefactory.views.images import format_built, format_pushed
 
     factory, progress = call.sound_factory, call.progress
     if pushes and no_smoke:
@@ -116,7 +127,7 @@ def build(
 
 
 def _built_json(built: Built, factory: Factory) -> dict[str, object]:
-    from imagefactory.verify.smoke_record import format_report
+    from imagefactory.verify.smoke import format_report
 
     return {
         "target": built.target.name,
@@ -132,7 +143,345 @@ def _built_json(built: Built, factory: Factory) -> dict[str, object]:
 
 def _or_qemu(built: Built) -> str:
     """Return a hint about qemu: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
-    from imagefactory.gpu.platforms import emulated_here
+    from imagefactory.gpu.capability import emulated_here
 
     emulated = emulated_here(built.target.platform)
     return ", unless the emulator is at fault: try a newer qemu" if emulated else ""
+
+
+# --- imagefactory lock
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
+@click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
+@click.option("--update-all", is_flag=True, help="Let every package move.")
+@click.option(
+    "--deep", is_flag=True, help="Build, and lock the layers too; with --check, make each anew and compare."
+)
+@click.option("--build", is_flag=True, help="Build what has no wheel, and name the wheels in the recipe.")
+@click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
+@click.option(
+    "--render",
+    type=click.Choice(["explicit", "env"]),
+    help="Print a conda target's lock as a file for conda alone: the very packages, or an environment.yml.",
+)
+@click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
+@json_option
+@click.pass_obj
+def lock(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    check: bool,
+    update: tuple[str, ...],
+    update_all: bool,
+    deep: bool,
+    build: bool,
+    note: str | None,
+    render: str | None,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Solve and write the locks of targets and of bases. Default: all of both.
+
+    An unchanged lock solves nothing. Only what must move moves.
+    """
+    from imagefactory.actions.definition import layers_state
+    from imagefactory.actions.lock import LockOptions, below_first, lock_base
+    from imagefactory.actions.locked import base_state, holding, lock_state
+    from imagefactory.project import require_own
+    from imagefactory.recipes.edit import left_out
+    from imagefactory.views.images import format_relock
+
+    of_targets = _no_bases(names)
+    option = "--explain" if explain else "--note"
+    reject_conflict(
+        check and (update or update_all), "--check and --update exclude each other", "remove one of them"
+    )
+    reject_conflict(
+        build and (check or render),
+        "--build and --check or --render exclude each other",
+        "remove one of them",
+    )
+    reject_conflict(check and note is not None, "--check and --note exclude each other", "remove one of them")
+    reject_conflict(
+        render and (check or update or update_all or note is not None),
+        "--render prints the current lock and changes nothing",
+        "lock first, then run --render",
+    )
+    reject_conflict(
+        deep and (not of_targets or render),
+        "--deep requires targets and excludes --render",
+        "imagefactory lock --deep TARGET",
+    )
+    reject_conflict(render and as_json, "--render prints a file, not JSON", "remove --json")
+    reject_conflict(
+        (explain or note is not None) and not of_targets,
+        f"{option} requires a target",
+        f"imagefactory lock TARGET {option}",
+    )
+    if not check and not render:
+        require_own(call.settings, "lock")
+    if render:
+        return _render(call, names, render)
+    factory, progress = call.sound_factory, call.progress
+    chosen = choose_targets(factory, of_targets) if of_targets or not names else ()
+    bases = _select_bases(factory, names, () if update else chosen)
+    if check:
+        states = {f"base:{b.name}": base_state(factory, b) for b in bases}
+        states |= {t.name: lock_state(factory, t) for t in chosen}
+        layers = {t.name: state for t in chosen if (state := layers_state(factory, t))}
+        of_layers = chosen if deep else ()
+        return _check(call, factory, names, states, layers, deep=of_layers, as_json=as_json)
+    options = LockOptions(update=update, update_all=update_all, note=note)
+    if update and not names:
+        bases, chosen = [], holding(factory, chosen, update)
+    reject_conflict(
+        update and bases,
+        f"--update does not apply to base:{bases[0].name if bases else ''}: a base is updated as a whole",
+        "use --update-all",
+    )
+    if deep:
+        from imagefactory.actions.lock import lock_target_layers
+    results: list[dict[str, object]] = []
+    with collecting(factory) as failures:
+        for base in bases:
+            with failures.of(f"base:{base.name}"):
+                changed = lock_base(factory, base, progress, update=update_all)
+                results.append({"base": base.name, "changed": changed})
+                state = "locked" if changed else "unchanged"
+                if base.image:
+                    state = f"pinned by its digest; to move it, write another one at {base.where}"
+                say(f"base:{base.name}: {state}", unless=as_json)
+        changed_names = set()
+        for target in below_first(factory, chosen):
+            with failures.of(target.name), _explaining(factory, target, explain=explain, as_json=as_json):
+                if lacking := left_out(target):
+                    progress.note(lacking)
+                relock, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
+                relayered = lock_target_layers(factory, target, progress) if deep else None
+                results.append(
+                    {
+                        "target": target.name,
+                        "changed": relock.before != relock.after,
+                        "behind": [asdict(package) for package in relock.behind],
+                        "left_out": lacking,
+                        "built": [asdict(wheel) for wheel in wheels],
+                        **({"layers_changed": relayered} if deep else {}),
+                    }
+                )
+                changed_names |= {target.name} if relock.before != relock.after else set()
+                say(format_relock(relock), unless=as_json)
+                if deep:
+                    say(f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json)
+        above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
+        above = [t for t in above if lock_state(factory, t) != "ok"]
+        if above:
+            say(
+                f"built on what moved, so next: imagefactory lock {' '.join(t.name for t in above)}",
+                unless=as_json,
+            )
+        if as_json:
+            say_json("locks", {"results": results, "errors": failures.as_json()})
+    if changed_names:
+        say_next("render", *sorted(changed_names)) if names else say_next("render")
+    elif len(chosen) == 1:
+        say_next("build", chosen[0].name)
+    return None
+
+
+def _lock(
+    call: Call, factory: Factory, target: Target, options: LockOptions, *, build: bool, as_json: bool
+) -> tuple[Relock, list[BuiltWheel]]:
+    """Lock a target. Build packages without a wheel with --build, or if a person confirms it."""
+    from imagefactory.actions.lock import lock_target
+    from imagefactory.extras.wheels.lock import build_and_lock
+
+    if not build:
+        try:
+            return lock_target(factory, target, options, call.progress), []
+        except UnbuiltError as error:
+            possible = all(row["possible"] for row in error.packages)
+            if as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise
+            if not confirm(f"{error.message}\nBuild them now?"):
+                raise
+    result = build_and_lock(factory, target, options, call.progress, lambda line: say(line, unless=as_json))
+    return result.relock, [wheel for wheel, _ in result.wheels]
+
+
+def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
+    """Print the lock of one conda target as a file that conda reads. A note lists what it cannot contain."""
+    from imagefactory.actions.lock import render_lock
+
+    factory = call.factory
+    chosen = choose_targets(factory, _no_bases(names)) if _no_bases(names) else ()
+    if len(chosen) != 1 or len(names) != 1:
+        file = "explicit.txt" if kind == "explicit" else "env.yml"
+        raise UsageError(
+            "option-conflict",
+            "--render requires exactly one target",
+            hint=f"imagefactory lock TARGET --render {kind} > {file}",
+        )
+    text, left_out = render_lock(factory, chosen[0], kind)
+    say(text.removesuffix("\n"))
+    if left_out:
+        call.progress.note(left_out)
+
+
+@contextmanager
+def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
+    """With --explain, print the solver's account of this run or of the recorded one."""
+    from imagefactory.actions.locked import lock_state, read_why
+
+    known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
+    if known and (why := read_why(factory, target)):
+        say(why.tree or why.reason, unless=as_json)
+        raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
+    try:
+        yield
+    except UnsolvableError as error:
+        if explain:
+            say(error.tree or error.message, unless=as_json)
+        elif error.tree.count("\n") > 1 and "--explain" not in error.hint:
+            more = f"imagefactory lock {target.name} --explain prints the solver's whole account"
+            error.hint = f"{error.hint}; {more}" if error.hint else more
+        raise
+
+
+def _check(
+    call: Call,
+    factory: Factory,
+    names: tuple[str, ...],
+    states: dict[str, str],
+    layers: dict[str, str],
+    *,
+    deep: Sequence[Target],
+    as_json: bool,
+) -> None:
+    """Print the states of locks and layers, and rebuild the layers of `deep`.
+
+    Exits with StaleError's code unless all match the recipes.
+
+    A recorded target without a solution matches its recipe, for as long as the record is valid.
+    """
+    if deep:
+        from imagefactory.actions.lock import check_target_layers
+
+    from imagefactory.actions.locked import TO_BUILD
+
+    unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
+    bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
+    with collecting(factory) as failures:
+        if not names:
+            with failures.of("lockfiles"):
+                refuse_orphans(factory)
+        if bad:
+            listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
+            hint = "imagefactory lock " + " ".join(bad)
+            hint += " --build" if TO_BUILD in bad.values() else ""
+            failures.of("lockfiles").add(StaleError("lock-outdated", f"outdated locks: {listing}", hint=hint))
+        old = {name: state for name, state in layers.items() if state != "ok"}
+        if old:
+            listing = ", ".join(f"{name} ({state})" for name, state in old.items())
+            hint = "imagefactory lock --deep " + " ".join(old)
+            failures.of("lockfiles").add(
+                StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
+            )
+        for target in [target for target in deep if target.name not in {**bad, **old}]:
+            with failures.of(target.name):
+                check_target_layers(factory, target, call.progress)
+                say(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
+        if as_json:
+            say_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
+        elif not failures.errors:
+            known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
+            say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
+
+
+def refuse_orphans(factory: Factory) -> None:
+    """Raises StaleError for locks and definitions without a recipe."""
+    from imagefactory.actions.locked import orphans
+
+    paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
+    if paths:
+        raise StaleError(
+            "lock-orphaned", f"no recipe defines {', '.join(paths)}", hint=f"rm -r {' '.join(paths)}"
+        )
+
+
+def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if not name.startswith("base:"))
+
+
+def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
+    """Return the named bases, and those to which recipes of the chosen targets add packages or a platform."""
+    base_names = [name.removeprefix("base:") for name in names if name.startswith("base:")]
+    known = {base.name: base for base in factory.bases}
+    unknown = [name for name in base_names if name not in known]
+    if unknown:
+        raise UsageError(
+            "base-unknown", f"there is no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}"
+        )
+    own = [t.base for t in chosen if (base := known[t.base]).on or base.platform != AMD64]
+    return [known[name] for name in dict.fromkeys((*base_names, *own))] if names else list(factory.bases)
+
+
+# --- imagefactory render
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option("--check", is_flag=True, help="Write nothing; exit 4 if a committed file differs.")
+@json_option
+@click.pass_obj
+def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> None:
+    """Write Dockerfile, apptainer.def and lock to definitions/TARGET/.
+
+    Without TARGET, those that are known to have no solution are passed over.
+    """
+    from imagefactory.actions.definition import write_definition
+    from imagefactory.actions.locked import lock_state
+    from imagefactory.project import require_own
+
+    require_own(call.settings, "render")
+    factory = call.sound_factory
+    chosen = choose_targets(factory, names)
+    if not names:
+        passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
+        chosen = tuple(target for target in chosen if target.name not in passed)
+        if passed:
+            call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
+    written: list[str] = []
+    stale: dict[str, list[str]] = {}
+    with collecting(factory) as failures:
+        for target in chosen:
+            with failures.of(target.name):
+                changes = write_definition(factory, target, check=check)
+                if changes and check:
+                    stale[target.name] = list(changes)
+                elif changes:
+                    written.append(target.name)
+        if check and not names:
+            with failures.of("definitions"):
+                refuse_orphans(factory)
+        if as_json:
+            say_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+        elif failures.errors and not written:
+            pass  # the errors have said it
+        elif check and not stale:
+            say(f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them")
+        elif not check:
+            say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
+        for name, differences in stale.items():
+            write(2, "\n".join([f"{name}:", *differences]))
+        if stale:
+            hint = "imagefactory render " + " ".join(stale)
+            failures.add(
+                StaleError("definition-outdated", f"outdated definitions: {', '.join(stale)}", hint=hint)
+            )
+    if not check and len(chosen) == 1:
+        say_next("build", chosen[0].name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,18 +19,23 @@ from imagefactory.cli.output import (
     say,
     say_json,
     say_next,
+    say_notes,
     targets_argument,
+    terminal_width,
     write,
 )
-from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.cli.pool import find_inventory, inventory_option
+from imagefactory.errors import EXIT_CHECK, FactoryError, NothingSelectedError, UsageError
+from imagefactory.settings.choices import HTCONDOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagefactory.catalogue.model import CataloguedImage
-    from imagefactory.project import Factory
     from imagefactory.actions.catalog import MadeCatalogue
-    from imagefactory.stages.rollback import RolledBack
+    from imagefactory.actions.publish import RolledBack
+    from imagefactory.project import Factory
+    from imagefactory.schedulers.pool import Inventory
+    from imagefactory.trust.catalog import CataloguedImage
     from imagefactory.trust.verdict import Judged
 
 
@@ -86,12 +92,21 @@ def catalogue(
     --rollback signs what an earlier one of the registry offered, with today's time. Its verdicts are judged
     again: what was revoked since stays revoked. Repeated, it puts back what it had replaced.
     """
-    from imagefactory.trust.offers import ages_of, judge_offer
-    from imagefactory.views.verdicts import format_ages
     from imagefactory.actions.catalog import CatalogueMaking
-    from imagefactory.actions.publish import Publishing, check_signer, current_place, make_catalogue, publish, publishing_key, read_current
-    from imagefactory.stages.rollback import find_earlier, roll_back
+    from imagefactory.actions.publish import (
+        Publishing,
+        check_signer,
+        current_place,
+        find_earlier,
+        make_catalogue,
+        publish,
+        publishing_key,
+        read_current,
+        roll_back,
+    )
+    from imagefactory.trust.offers import ages_of, judge_offer
     from imagefactory.trust.policy import read_trust
+    from imagefactory.views.verdicts import format_ages
 
     factory, now = call.sound_factory, datetime.now(UTC)
     if rollback is not None and names:
@@ -219,3 +234,72 @@ def _as_json(
         "kept": list(draft.kept),
         "waiting": list(draft.waiting),
     }
+
+
+# --- The find command, which searches images by what they can do
+
+
+@click.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
+@click.option(
+    "--gpu-memory", "--memory", "memory", default="", metavar="SIZE", help="What each GPU must have: 40GB."
+)
+@inventory_option
+@json_option
+@click.pass_obj
+def find(
+    call: Call, words: tuple[str, ...], gpus: int, memory: str, inventory: Path | None, as_json: bool
+) -> None:
+    """Find an image for what you want to run, on this pool's GPUs.
+
+    It is told on which GPUs it runs, how many of them are free, and how well that is known.
+
+    \b
+    imagefactory find pytorch
+    imagefactory find pytorch 2.5 --gpus 2 --memory 40GB
+    imagefactory find cu124
+
+    A WORD is a framework, a version, a CUDA (cu124), cpu for what needs no GPU, or the beginning of a name.
+    verified: the suite ran in that very image on such a GPU. predicted: a scan of its GPU code says so.
+    documented: a page says so. Images are those of this factory, else of the catalogue that you joined;
+    without either nothing is verified. GPUs are those of the pool, where it can be asked, or of --inventory.
+
+    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have, or
+    nothing is known of it there.
+    """
+    from imagefactory.actions.find import FindAsk, find_images
+    from imagefactory.jobs.offer import Wish
+    from imagefactory.schedulers.sizes import parse_size
+    from imagefactory.views.catalog import format_found, found_json, next_command
+
+    now = datetime.now(UTC)
+    resources = Wish(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
+    pool = _pool(inventory, now)
+    if pool is None and (gpus > 1 or memory):
+        write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
+    ask = FindAsk(words=words, wish=resources, inventory=pool, now=now)
+    result = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
+    say_notes(result.notes)
+    if as_json:
+        say_json("find", found_json(result))
+    else:
+        say(format_found(result, terminal_width()))
+        say_next(*next_command(result))
+    if not any(row.gpus or not row.findable.gpu for row in result.found):
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _pool(path: Path | None, now: datetime) -> Inventory | None:
+    """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
+    from imagefactory.schedulers.pool import pool_here
+
+    if path is not None:
+        return find_inventory(path, now)
+    if pool_here(os.environ) != HTCONDOR:
+        return None
+    try:
+        return find_inventory(None, now)
+    except FactoryError as error:
+        write(2, f"note: the pool is not known: {error.message}")
+        return None

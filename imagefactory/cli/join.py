@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.groups import Group
+from imagefactory.cli.arguments import Group
 from imagefactory.cli.output import (
     Call,
     at_terminal,
@@ -25,8 +25,8 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError, os_problem
 
 if TYPE_CHECKING:
-    from imagefactory.trust.invitation import Invitation
     from imagefactory.actions.join import UserFile
+    from imagefactory.trust.invitation import Invitation
 
 FILE = "invitation.toml"
 
@@ -59,9 +59,9 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     trusted here. It holds no secret. Tell your people the key's fingerprint on another way, such as a page of
     your center: they are asked to compare it.
     """
-    from imagefactory.trust.invitation import fingerprint, format_invitation, invitation_place
-    from imagefactory.fs import replace_text
     from imagefactory.actions.join import invitation_of
+    from imagefactory.fs import replace_text
+    from imagefactory.trust.invitation import fingerprint, format_invitation, invitation_place
     from imagefactory.trust.policy import first_moment
 
     now = datetime.now(UTC)
@@ -98,11 +98,11 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
 
 def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str:
     from imagefactory.access import open_registry
-    from imagefactory.catalogue.publish import publish_invitation
+    from imagefactory.actions.audit import log_acts
     from imagefactory.oci.graph import Place
     from imagefactory.oci.store import parse_reference
-    from imagefactory.actions.audit import log_acts
     from imagefactory.trust.audit import PUBLISH, AuditEntry
+    from imagefactory.trust.offers import publish_invitation
 
     where = parse_reference(reference)
     place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
@@ -221,10 +221,10 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
 
 def _look(call: Call, user: UserFile) -> str:
     """Read the catalog with the current settings and return a line about it."""
+    from imagefactory.actions.read_catalog import read_catalogue
     from imagefactory.project import is_factory
     from imagefactory.settings.files import user_file
     from imagefactory.settings.load import center_settings
-    from imagefactory.actions.read_catalog import read_catalogue
 
     settings = call.settings
     if is_factory(settings):
@@ -256,9 +256,9 @@ def site_list(call: Call, as_json: bool) -> None:
 
     Each catalogue is read; a center that does not answer is listed with why.
     """
+    from imagefactory.actions.centers import list_centers
     from imagefactory.project import is_factory
     from imagefactory.views.text import format_table
-    from imagefactory.actions.centers import list_centers
 
     if is_factory(call.settings):
         raise UsageError(

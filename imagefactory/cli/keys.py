@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.groups import Group
+from imagefactory.cli.arguments import Group
 from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.verify.model import evidence_kinds
+from imagefactory.verify.report import evidence_kinds
 
 if TYPE_CHECKING:
+    from imagefactory.actions.publish import CurrentCatalogue
     from imagefactory.cli.output import Call
     from imagefactory.settings.load import Settings
-    from imagefactory.actions.publish import CurrentCatalogue
     from imagefactory.trust.keys import PublicKey
 
 DAYS = 365
@@ -103,9 +103,9 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
 @click.pass_context
 def show(ctx: click.Context, as_json: bool) -> None:
     """List the keys that this factory trusts and those you have."""
-    from imagefactory.views.text import format_table
     from imagefactory.trust.keys import keys_folder, own_keys
     from imagefactory.trust.policy import list_keys, read_trust
+    from imagefactory.views.text import format_table
 
     own = own_keys(keys_folder(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
@@ -206,8 +206,8 @@ def retire(
     What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
     holds a key can write any date. `keys rotate` does the same and puts a new key in its place.
     """
+    from imagefactory.actions.promote import record_of, write_record
     from imagefactory.project import is_factory
-    from imagefactory.stages.rotate import record_of, write_record
     from imagefactory.trust.policy import named_key, read_text, retire_key
 
     path, call, now = _file(ctx, user=user), ctx.obj, datetime.now(UTC).replace(microsecond=0)
@@ -269,9 +269,9 @@ def rotate(
     the catalogue again and renews the invitation in the registry. Then it says what others must do. Where a
     program signs, the new key is another one of a program: --command and --public.
     """
+    from imagefactory.actions.promote import next_name, record_of, write_record
     from imagefactory.actions.publish import current_place, read_current
-    from imagefactory.stages.rotate import next_name, record_of, write_record
-    from imagefactory.stages.sign import signing_key
+    from imagefactory.actions.verdicts import signing_key
     from imagefactory.trust.keys import PROGRAM, PublicKey, check_name, keys_folder, own_keys, read_public
     from imagefactory.trust.policy import Grant, add_key, named_key, read_text, read_trust, retire_key
 
@@ -343,11 +343,11 @@ def _published(
     call: Call, now: datetime, before: CurrentCatalogue | None
 ) -> tuple[list[str], CheckFailedError | None]:
     """Sign the catalog and renew the invitation with the new key. Return the written places and the error."""
-    from imagefactory.trust.invitation import format_invitation, invitation_place
-    from imagefactory.cli.join import push_invitation
-    from imagefactory.errors import FactoryError
     from imagefactory.actions.join import invitation_of
     from imagefactory.actions.publish import publish_again, publishing_key
+    from imagefactory.cli.join import push_invitation
+    from imagefactory.errors import FactoryError
+    from imagefactory.trust.invitation import format_invitation, invitation_place
 
     written: list[str] = []
     try:
@@ -395,8 +395,8 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
 
     The file itself, which --json names, has a JSON object a line; lines are only added.
     """
-    from imagefactory.views.text import format_table
     from imagefactory.trust.audit import NAME, read_audit
+    from imagefactory.views.text import format_table
 
     store = ctx.obj.settings.store_path
     rows = list(read_audit(store))
@@ -431,9 +431,14 @@ def _replace(path: Path, before: str, text: str) -> str:
     A file without any restricted setting needs no trust, so the only change that needs it is the user's own.
     This trusts no other lines.
     """
-    from imagefactory.settings.files import own_files, parse_document
+    from imagefactory.settings.files import (
+        is_trusted,
+        own_files,
+        parse_document,
+        trust_command,
+        trust_project,
+    )
     from imagefactory.settings.sources import find_restricted
-    from imagefactory.settings.trusted import is_trusted, trust_command, trust_project
     from imagefactory.trust.policy import write_text
 
     root, content = path.parent, before.encode()

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json, say_next
-from imagefactory.errors import EXIT_OK, EXIT_TOOL
+from imagefactory.cli.output import (
+    Call,
+    json_option,
+    restricted_lines,
+    say,
+    say_json,
+    say_next,
+    terminal_width,
+    write,
+)
+from imagefactory.errors import EXIT_OK, EXIT_TOOL, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.settings.sources import RestrictedSetting
+
 
 PURPOSES = ("build", "submit", "verify", "site")
 SITE_WORDS = {"missing": "not set up", "denied": "broken"}
@@ -55,3 +71,114 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
     if good:
         say_next("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
+
+
+# --- imagefactory settings
+
+
+@click.command()
+@click.option("--trust", is_flag=True, help="Trust this project, until its imagefactory.toml changes.")
+@click.option("--untrust", is_flag=True, help="Trust this project no more.")
+@json_option
+@click.pass_obj
+def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
+    """Print every setting, its value and where it came from.
+
+    \b
+    imagefactory settings                  in the current project
+    imagefactory settings --trust          accept all that its imagefactory.toml sets
+    imagefactory -C DIR settings --trust   the same, for the project in DIR
+
+    Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
+    A project that you do not trust may set few of them: programs, folders, servers and keys come from your
+    own file, the site's, or the environment.
+    """
+    from imagefactory.http import redact
+    from imagefactory.settings.files import trust_command
+    from imagefactory.views.text import format_table
+
+    if trust or untrust:
+        return _change(call, trust=trust, untrust=untrust, as_json=as_json)
+    loaded = call.checked_settings
+    rows = [
+        {"name": name, "value": redact(setting.value), "origin": setting.origin}
+        for name, setting in loaded.rows()
+    ]
+    if as_json:
+        return say_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
+    table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
+    say(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+    if loaded.untrusted:
+        write(2, "not used, because you do not trust this project:")
+        write(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
+        write(2, f"hint: read imagefactory.toml. To trust it: {trust_command(loaded.root_path)}")
+    return None
+
+
+def _change(call: Call, *, trust: bool, untrust: bool, as_json: bool) -> None:
+    from imagefactory.settings.files import (
+        FILE_NAME,
+        parse_document,
+        read_content,
+        trust_project,
+        untrust_project,
+    )
+    from imagefactory.settings.sources import find_restricted
+
+    if trust and untrust:
+        raise UsageError(
+            "option-conflict", "--trust and --untrust exclude each other", hint="remove one of them"
+        )
+    loaded = call.checked_settings
+    root, file = loaded.root_path, loaded.root_path / FILE_NAME
+    content = None if loaded.shipped else read_content(file)
+    if content is None:
+        raise UsageError(
+            "project-not-found",
+            "there is no imagefactory.toml here or in a parent directory",
+            hint="pass the project: imagefactory -C DIR settings --trust",
+        )
+    if untrust:
+        before = untrust_project(root, os.environ)
+        if as_json:
+            return say_json("project-trust", {"file": str(file), "trusted": False, "before": before})
+        return say(f"{file} is not trusted" + ("" if before else ", and was not"))
+    # What is shown and what is recorded are of the same bytes.
+    rows = find_restricted(parse_document(content, file), content.decode())
+    trust_project(root, content, os.environ)
+    if as_json:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(rows)}
+        return say_json("project-trust", value)
+    say(f"{file} is trusted until it changes")
+    for line in restricted_lines(rows):
+        say(f"  {line}")
+    return None
+
+
+def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
+    from imagefactory.settings.files import without_secrets
+
+    return [
+        {"name": row.name, "value": without_secrets(row.value), "line": row.line or None} for row in settings
+    ]
+
+
+# --- imagefactory completion
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script for a shell.
+
+    Write eval "$(imagefactory completion bash)" in ~/.bashrc."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    say(
+        kind(
+            click.get_current_context().find_root().command, {}, "imagefactory", "_IMAGEFACTORY_COMPLETE"
+        ).source()
+    )

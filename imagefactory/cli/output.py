@@ -33,13 +33,13 @@ from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.access import Access
-    from imagefactory.project import Factory
     from imagefactory.gpu.capability import Capability
     from imagefactory.model import LockedPackage, Target
-    from imagefactory.oci.model import Image, Sif
+    from imagefactory.oci.manifests import Image, Sif
+    from imagefactory.project import Factory
+    from imagefactory.settings.files import UntrustedProjectError
     from imagefactory.settings.load import Settings
     from imagefactory.settings.sources import RestrictedSetting
-    from imagefactory.settings.trusted import UntrustedProjectError
 
 P = ParamSpec("P")
 
@@ -57,7 +57,7 @@ class Call:
 
         Raises UntrustedProjectError without a terminal, and for the answer no.
         """
-        from imagefactory.settings.trusted import UntrustedProjectError
+        from imagefactory.settings.files import UntrustedProjectError
 
         try:
             return self._load(strict=True)
@@ -262,7 +262,7 @@ def at_terminal() -> bool:
 
 def ask_trust(error: UntrustedProjectError) -> bool:
     """Show what an untrusted project sets, and ask whether to trust it; record the answer yes."""
-    from imagefactory.settings.trusted import trust_project
+    from imagefactory.settings.files import trust_project
 
     write(2, f"{error.file} sets what only a trusted project may set:")
     write(2, "\n".join(f"  {line}" for line in restricted_lines(error.settings)))
@@ -350,7 +350,7 @@ def package_json(package: LockedPackage) -> dict[str, object]:
 
 def made_json(artifact: Image | Sif) -> dict[str, object]:
     """Return an image or a .sif file as JSON."""
-    from imagefactory.oci.model import Image
+    from imagefactory.oci.manifests import Image
 
     if isinstance(artifact, Image):
         return image_json(artifact)

@@ -134,16 +134,15 @@ def plan(
 
     Exit code 0 whatever is pruned or blocked.
     """
-    from imagefactory.extras.nightly.changes import KeptPlan, keep_plan
-    from imagefactory.matrix.night import tonight
+    from imagefactory.actions.plan import Asking, Listed, read_listed, read_rows, read_stages
+    from imagefactory.extras.nightly.changes import KeptPlan, keep_plan, tonight
+    from imagefactory.extras.nightly.nights import write_kept_plan
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
     from imagefactory.matrix.rows import RowsInput, rule_rows
     from imagefactory.recipes.expand import select
-    from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
     from imagefactory.settings.own_commands import parse_machines
-    from imagefactory.extras.nightly.nights import write_kept_plan
-    from imagefactory.actions.plan import Asking, Listed, read_listed, read_rows, read_stages
-    from imagefactory.verify.kit_make import program_sum
+    from imagefactory.verify.kits import program_sum
+    from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
 
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
     reject_conflict(recorded and not tuples, "--recorded requires --tuples", "add --tuples FILE")

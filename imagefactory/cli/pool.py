@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width, write
 from imagefactory.cli.arguments import Duration
+from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width, write
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.settings.choices import HTCONDOR, POOLS, SLURM
 
@@ -99,7 +99,7 @@ def pool(
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
     from imagefactory.schedulers.inventory import inventory_json, write_inventory
-    from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
+    from imagefactory.views.sweeps import format_machines, format_pool, kind_json, kinds_of
 
     name = HTCONDOR if inventory else _choose(system, probe=probe is not None)
     if probe:
@@ -139,8 +139,7 @@ def _choose(system: str | None, *, probe: bool) -> str:
 
 def _probe(wait: timedelta) -> None:
     """Probe the GPUs. Notes report those that did not answer. Raises ToolError without a Slurm cluster."""
-    from imagefactory.pools.slurm.nodes import ask_inventory
-    from imagefactory.schedulers.slurm.nodes import ask_all, kinds_of, remember
+    from imagefactory.schedulers.slurm.nodes import ask_all, ask_inventory, kinds_of, remember
 
     kinds = kinds_of(ask_inventory(os.environ, datetime.now(UTC)))
     results, faults = ask_all(kinds, os.environ, wait)

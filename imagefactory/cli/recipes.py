@@ -29,9 +29,10 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import NothingSelectedError, UsageError, os_problem
+from imagefactory.errors import NothingSelectedError, UsageError, os_problem, without_logins
 
 if TYPE_CHECKING:
+    from imagefactory.actions.lock import Relock
     from imagefactory.extras.importers.new import NewRequest, Plan
 
 
@@ -44,11 +45,11 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
     Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
     """
-    from imagefactory.project import catalogue_answers
-    from imagefactory.recipes.companions import left_out
-    from imagefactory.report.targets import format_targets
     from imagefactory.actions.locked import lock_state
+    from imagefactory.project import catalogue_answers
+    from imagefactory.recipes.edit import left_out
     from imagefactory.trust.verdict import Marks
+    from imagefactory.views.images import format_targets
 
     if catalogue_answers(call.settings):
         return _list_catalogued(call, names, as_json=as_json)
@@ -59,7 +60,7 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     states = {target.name: lock_state(factory, target) for target in chosen}
     marks = dict.fromkeys((target.name for target in chosen), Marks())
     if factory.layout.tags():  # a new factory answers at once: what judges images is slow to load
-        from imagefactory.stages.marks import find_marks
+        from imagefactory.actions.images import find_marks
 
         marks = find_marks(factory, chosen, datetime.now(UTC))
     with collecting(factory) as failures:
@@ -75,8 +76,8 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.actions.centers import read_shelves
     from imagefactory.views.catalog import format_shelves, shelves_json
-    from imagefactory.stages.catalogued import read_shelves
 
     shelves = read_shelves(call.settings, os.environ, names, datetime.now(UTC))
     say_notes(shelves[0].notes)
@@ -86,8 +87,8 @@ def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> No
 
 
 def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
+    from imagefactory.actions.centers import read_offer
     from imagefactory.views.catalog import format_offer, shelves_json
-    from imagefactory.stages.catalogued import read_offer
 
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
     say_notes(shelf.notes)
@@ -105,15 +106,15 @@ def show(call: Call, name: str, as_json: bool) -> None:
 
     Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
     """
-    from imagefactory.project import catalogue_answers
-    from imagefactory.model import Outcome
-    from imagefactory.recipes.companions import left_out
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.report.targets import TargetState, format_target
-    from imagefactory.stages.layers import promised_image
+    from imagefactory.actions.definition import promised_image
+    from imagefactory.actions.images import stored_image
     from imagefactory.actions.lock import behind_of
     from imagefactory.actions.locked import lock_state, read_target_lock, read_why
-    from imagefactory.stages.stored import stored_image
+    from imagefactory.model import Outcome
+    from imagefactory.project import catalogue_answers
+    from imagefactory.recipes.edit import left_out
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.views.images import TargetState, format_target
 
     if catalogue_answers(call.settings):
         return _show_catalogued(call, name, as_json=as_json)
@@ -236,9 +237,9 @@ def new(
 
     It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. What a recipe cannot keep of
     FILE stops the command, unless --partial is given."""
-    from imagefactory.project import recipes_folder, require_own
-    from imagefactory.fs import create_bytes
     from imagefactory.extras.importers.new import NewRequest
+    from imagefactory.fs import create_bytes
+    from imagefactory.project import recipes_folder, require_own
 
     if not only_print:
         require_own(call.settings, "new")
@@ -327,8 +328,8 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
 
     Raises UsageError if nothing may be written.
     """
-    from imagefactory.recipes.expand import select_one
     from imagefactory.actions.new_project import find_shipped, make_factory
+    from imagefactory.recipes.expand import select_one
 
     try:
         select_one(call.factory.targets, on)
@@ -353,9 +354,9 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
 
 def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, partial: bool) -> Plan:
     """Return the recipe to write. Only --from and --on need the other recipes. Raises UsageError."""
-    from imagefactory.recipes.read import read_bases
-    from imagefactory.recipes.scaffold import check_name, scaffold
     from imagefactory.extras.importers.new import IndexSolver, Plan, plan_recipe
+    from imagefactory.recipes.edit import check_name, scaffold
+    from imagefactory.recipes.read import read_bases
 
     source, on, framework, version = request.file, request.on, request.framework, request.version
     for option, value, needs in (
@@ -392,3 +393,104 @@ def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, parti
     factory = call.factory
     request = replace(request, version=version, build_args=_build_args(build_args))
     return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)
+
+
+# --- imagefactory add
+
+
+@click.command()
+@click.argument("family")
+@click.argument("version")
+@click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
+@click.option("--print", "only_print", is_flag=True, help="Print the row instead of writing it.")
+@json_option
+@click.pass_obj
+def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_json: bool) -> None:
+    """Add a version to a family's recipe, lock it and render it.
+
+    Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
+    the row nearest to it.
+    """
+    from imagefactory.actions.new_project import make_addition, plan_addition
+    from imagefactory.project import require_own
+    from imagefactory.recipes.edit import check_name
+    from imagefactory.views.images import format_relock
+
+    for value, rule in ((family, "family"), (version, "version"), (cuda, "cuda")):
+        if value:
+            check_name(value, rule)
+    if not only_print:
+        require_own(call.settings, "add")
+    factory = call.sound_factory
+    added = plan_addition(factory, family, version, cuda)
+    for line in added.addition.told:
+        call.progress.note(f"note: {line}")
+    say(added.addition.row, unless=as_json)
+    names = []
+    if not only_print:
+
+        def tell(relock: Relock) -> None:
+            say(format_relock(relock), unless=as_json)
+
+        names = list(make_addition(factory, added, call.progress, tell))
+    if as_json:
+        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
+        say_json("added", {**document, "targets": names})
+    for name in names:
+        say_next("build", name)
+
+
+# --- imagefactory init
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=None)
+@click.option(
+    "--with",
+    "families",
+    default="",
+    metavar="FAMILY,...",
+    help="Take along these families of those that come with imagefactory: recipes and locks.",
+)
+@click.option("--github", is_flag=True, help="Write the nightly build for GitHub Actions, with a README.")
+@click.option("--gitlab", is_flag=True, help="Write the nightly build for GitLab CI, with a README.")
+@json_option
+@click.pass_obj
+def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: bool, as_json: bool) -> None:
+    """Make a factory of your own in DIR (default: here). What is there is never overwritten.
+
+    \b
+    imagefactory init lab                        an empty one: settings, and bases with their locks
+    imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
+    imagefactory init lab --github               with its nightly build in GitHub Actions
+    """
+    from imagefactory.actions.new_project import make_factory, night_files
+
+    family_names = tuple(dict.fromkeys(name for text in families.split(",") if (name := text.strip())))
+    root = folder or call.directory or Path()
+    if without_logins(str(root)) != str(root):
+        raise UsageError(
+            "folder-name-invalid",
+            f"{root} contains a password, so it is not a directory",
+            hint="pass a directory name: imagefactory init lab",
+        )
+    services = [name for name, flag in (("github", github), ("gitlab", gitlab)) if flag]
+    nights = night_files(services, root)
+    tree = make_factory(root, family_names, call.settings, os.environ, nights)
+    after = (
+        f"imagefactory build {tree.target}" if tree.target else "imagefactory new pytorch --framework torch"
+    )
+    if root.absolute() != Path.cwd():
+        after = f"cd {shlex.quote(str(root))} && {after}"
+    where = str(root.absolute())
+    if as_json:
+        value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
+        return say_json("init", value)
+    what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
+    say(f"{where}: {what}")
+    say(f"  families  {', '.join(tree.families) or 'none yet'}")
+    for name in nights:
+        if name.endswith("README.md"):
+            say(f"  nightly   {root / name} lists the variables, secrets and runners that it needs")
+    say(f"next: {after}")
+    return None

@@ -23,7 +23,7 @@ from imagefactory.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
     from imagefactory.model import Completed, Mount, RunSpec
-    from imagefactory.oci.model import Image, Sif
+    from imagefactory.oci.manifests import Image, Sif
     from imagefactory.trust.verdict import Judged
 
 HIGHEST_USER = 65534
@@ -111,14 +111,20 @@ def run(
     Without COMMAND it is the image's own, in its own folder, or bash where the recipe names none.
     Changes to the image's files are thrown away. The exit code is the command's own.
     """
-    from imagefactory.project import catalogue_answers
+    from imagefactory.actions.centers import names_center, read_offer
+    from imagefactory.actions.run import (
+        fetch_offered,
+        find_built,
+        find_stored,
+        own_start,
+        run_made,
+        view_folder,
+    )
     from imagefactory.model import RunSpec
+    from imagefactory.project import catalogue_answers
     from imagefactory.recipes.expand import select_one
     from imagefactory.runtime.here import HERE
     from imagefactory.runtime.limits import parse_limits
-    from imagefactory.stages.catalogued import read_offer
-    from imagefactory.actions.centers import names_center
-    from imagefactory.actions.run import fetch_offered, find_built, find_stored, own_start, run_made, view_folder
 
     call: Call = ctx.obj
     access, runner = call.access, runner or ""
@@ -203,12 +209,11 @@ def _emulated(
 
     `offered` are verdicts of the image from a catalog, `device` is a GPU and how many.
     """
-    from imagefactory.gpu.knowledge import find_data_sheet
-    from imagefactory.report.emulated import NONE, format_emulated
-    from imagefactory.extras.emulate.run import emulating, keep_told, read_told, recorded_profile
     from imagefactory.actions.run import fitting_runner, run_made
     from imagefactory.actions.runner import scratch_folder
-    from imagefactory.extras.emulate.summary import main_run
+    from imagefactory.extras.emulate.run import emulating, keep_told, read_told, recorded_profile
+    from imagefactory.extras.emulate.summary import NONE, format_emulated, main_run
+    from imagefactory.gpu.knowledge import find_data_sheet
 
     name, gpus = device
     sheet, others = find_data_sheet(name)

@@ -31,13 +31,13 @@ from imagefactory.errors import EXIT_CHECK, UsageError, os_problem
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.catalogue.model import CataloguedImage, Offer
-    from imagefactory.schedulers.pool import Inventory
     from imagefactory.actions.centers import Center, OpenCenters
     from imagefactory.extras.emulate.summary import Advice
-    from imagefactory.jobs.make import SubmitAsk, SubmitMade
-    from imagefactory.submit.places import Place
     from imagefactory.jobs.htcondor import SubmitRun
+    from imagefactory.jobs.make import SubmitAsk, SubmitMade
+    from imagefactory.jobs.offer import Place
+    from imagefactory.schedulers.pool import Inventory
+    from imagefactory.trust.catalog import CataloguedImage, Offer
 
 REGISTRY_SECONDS = 5
 KINDS = ("docker", "oras", "sif", "osdf")
@@ -229,10 +229,9 @@ def submit(
             "argument-missing", "no target is given", hint="list the available images: imagefactory find"
         )
     from imagefactory.actions.centers import centers_of, find_one, read_centers
-    from imagefactory.jobs.make import make_submit, wish_of
-    from imagefactory.submit.places import by_class, find_places, format_places, look
+    from imagefactory.jobs.make import check_files, make_submit, wish_of, write_made
+    from imagefactory.jobs.offer import by_class, find_places, format_places, look
     from imagefactory.jobs.slurm import format_reach
-    from imagefactory.submit.write import check_files, write_made
 
     now, centers = datetime.now(UTC), centers_of(call.settings)
     # Faults of options are told before a registry is asked, where that need not say whose rules hold.
@@ -251,8 +250,8 @@ def submit(
     if nodes:
         places = find_places(by_class(job.taken.classes), wish_of(job, ask.site), look(nodes))
     if as_json:
-        from imagefactory.views.catalog import source_json
         from imagefactory.jobs.make import summary
+        from imagefactory.views.catalog import source_json
 
         known = _reach_json(places, nodes) if nodes else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
@@ -266,12 +265,10 @@ def submit(
 
 def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
     """Return the options as values. Raises UsageError for invalid ones."""
+    from imagefactory.jobs.make import SubmitAsk, read_files, read_rows
     from imagefactory.project import is_factory
     from imagefactory.schedulers.pool import ImageKind
     from imagefactory.schedulers.sites import site_of
-    from imagefactory.jobs.make import SubmitAsk
-    from imagefactory.submit.rows import read_rows
-    from imagefactory.submit.write import read_files
 
     columns, rows = read_rows(options.dag) if options.dag else ((), ())
     settings = center.settings
@@ -301,8 +298,8 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
 
 def _run_of(options: JobOptions, batch: str) -> SubmitRun:
     """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
-    from imagefactory.schedulers.sizes import parse_size, parse_time
     from imagefactory.jobs.htcondor import SubmitRun
+    from imagefactory.schedulers.sizes import parse_size, parse_time
 
     memory, disk, gpu_memory = (
         parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
@@ -446,11 +443,11 @@ def _reject_others(name: str, options: JobOptions, option: str) -> None:
 def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from imagefactory.actions.centers import read_centers
     from imagefactory.errors import NothingSelectedError
+    from imagefactory.jobs.make import list_offers
     from imagefactory.views.catalog import centers_json, source_json
     from imagefactory.views.text import CPUS, format_table
-    from imagefactory.actions.centers import read_centers
-    from imagefactory.jobs.make import list_offers
 
     now = datetime.now(UTC)
     opened = read_centers(call.settings, os.environ, now)
@@ -515,18 +512,16 @@ def _check_file(
     call: Call, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
 ) -> None:
     """Print the problems of a file, and exit 9 if it has any. A missing pool or catalog prints a note."""
-    from imagefactory.trust.offers import judge_offer
-    from imagefactory.schedulers.sites import find_site
-    from imagefactory.views.catalog import centers_json, source_json
-    from imagefactory.extras.lint.view import check_json, format_check
     from imagefactory.actions.centers import merge_centers
     from imagefactory.extras.lint.batch_check import check_batch
     from imagefactory.extras.lint.batch_reader import is_batch, parse_batch
-    from imagefactory.extras.lint.check import check_submit_file
+    from imagefactory.extras.lint.check import check_submit_file, fix_text, format_diff, with_secrets
     from imagefactory.extras.lint.findings import Checked, Surroundings
-    from imagefactory.submit.check.fix import fix_text, format_diff
     from imagefactory.extras.lint.reader import lists_beside, parse_submit_file, read_text
-    from imagefactory.submit.check.secrets import with_secrets
+    from imagefactory.extras.lint.view import check_json, format_check
+    from imagefactory.schedulers.sites import find_site
+    from imagefactory.trust.offers import judge_offer
+    from imagefactory.views.catalog import centers_json, source_json
 
     now, settings = datetime.now(UTC), call.settings
     text = read_text(path)
@@ -583,8 +578,8 @@ def _digests(call: Call) -> Callable[[str], str]:
     """Return a function that queries registries, once per image and briefly. A note reports a failure."""
     from imagefactory.access import Access, open_registry
     from imagefactory.errors import FactoryError
-    from imagefactory.oci.store import parse_reference
     from imagefactory.http import Patience
+    from imagefactory.oci.store import parse_reference
 
     @cache
     def digest(reference: str) -> str:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
+from imagefactory.cli.arguments import Duration
 from imagefactory.cli.output import (
     Call,
     capability_of,
     choose_targets,
     collecting,
+    complain,
+    json_option,
     reject_conflict,
     say,
     say_json,
@@ -24,19 +27,20 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.cli.arguments import Duration
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
+from imagefactory.model import Outcome
 from imagefactory.settings.choices import POOLS, SITES, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.cli.output import Failures
-    from imagefactory.project import Factory
-    from imagefactory.model import Target
-    from imagefactory.schedulers.pool import Pool
     from imagefactory.actions.collect import CollectedSweep
-    from imagefactory.stages.kits import CollectOptions
-    from imagefactory.actions.sweep import Made, Prepared, SweepBench, SweepOptions
+    from imagefactory.actions.sweep import Made, Prepared, SweepBench, SweepOptions, SweepStatus
+    from imagefactory.actions.verify import CollectedKit, CollectOptions
+    from imagefactory.cli.output import Failures
+    from imagefactory.model import Target
+    from imagefactory.project import Factory
+    from imagefactory.schedulers.pool import Pool
     from imagefactory.schedulers.sweep_file import CollectedNode
+
 
 P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
@@ -209,10 +213,10 @@ def sweep_bench() -> SweepBench:
 
 
 def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
-    from imagefactory.schedulers.pool import JobLimits
-    from imagefactory.settings.own_commands import parse_limit, parse_machines
     from imagefactory.actions.sweep import SweepOptions
     from imagefactory.schedulers.cells import SweepAsk, check_allowed
+    from imagefactory.schedulers.pool import JobLimits
+    from imagefactory.settings.own_commands import parse_limit, parse_machines
 
     settings, machines, default = factory.settings, request.machine, JobLimits()
     capabilities = tuple(sorted({capability_of(text) for text in request.capability}))
@@ -247,7 +251,7 @@ def _targets(
     """Return the requested targets; for --tuple only one, with only its capability."""
     from dataclasses import replace
 
-    from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
+    from imagefactory.schedulers.cells import choose_tuple, parse_tuple
 
     if not request.combination:
         if not names:
@@ -268,8 +272,8 @@ def _targets(
 
 
 def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
-    from imagefactory.views.sweeps import format_sweep_plan, plan_json
     from imagefactory.verify.gpu_run import timeout_of
+    from imagefactory.views.sweeps import format_sweep_plan, plan_json
 
     options = prepared.options
     run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
@@ -290,8 +294,8 @@ def _submit(
     as_json: bool,
 ) -> None:
     """Submit the sweep and print its status, or wait for it and collect."""
-    from imagefactory.stages.kits import CollectOptions
     from imagefactory.actions.sweep import claim_again, submit_sweep, sweeps_folder
+    from imagefactory.actions.verify import CollectOptions
     from imagefactory.schedulers.sweep_file import read_sweep
 
     sweep = read_sweep(folder)
@@ -370,9 +374,9 @@ def collect_jobs(
     call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
 ) -> list[dict[str, object]]:
     """Collect and print a sweep. Return its rows; unverified nodes are added to `failures`."""
+    from imagefactory.actions.collect import collect_sweep
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
     from imagefactory.views.verdicts import format_promotion
-    from imagefactory.actions.collect import collect_sweep
 
     result = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in result.nodes]
@@ -424,3 +428,213 @@ def not_verified(result: CollectedSweep) -> CheckFailedError:
         f"{bad} of {len(result.nodes)} nodes are not verified",
         hint=f"see the table; all logs are in {result.folder}/nodes",
     )
+
+
+# --- imagefactory status
+
+
+@click.command()
+@click.argument("sweep", metavar="[SWEEP]", default="")
+@json_option
+@click.pass_obj
+def status(call: Call, sweep: str, as_json: bool) -> None:
+    """Show how far the sweeps of `verify --pool` are.
+
+    Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
+    """
+    from imagefactory.actions.sweep import find_sweep, find_sweeps, read_status
+    from imagefactory.schedulers.sweep_file import format_results
+    from imagefactory.views.sweeps import format_failed_machines, format_status, headline
+
+    folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
+    queue = True
+    statuses: list[SweepStatus] = []
+    with collecting() as failures:
+        for folder in folders:
+            with failures.of(folder.name):
+                try:
+                    statuses.append(read_status(folder, find_pool, queue=queue))
+                except ToolError as error:  # the logs tell most of it without the pool's commands
+                    complain(error)
+                    queue = False
+                    statuses.append(read_status(folder, find_pool, queue=queue))
+        if as_json:
+            rows = [
+                _status_json(sweep_status, format_results(sweep_status.results)) for sweep_status in statuses
+            ]
+            say_json("status", {"sweeps": rows})
+        elif not folders:
+            say(f"no sweep was made here: imagefactory verify TARGET --pool {'|'.join(POOLS)}")
+        elif sweep:
+            for sweep_status in statuses:
+                say(
+                    format_status(
+                        sweep_status.sweep, sweep_status.results, sweep_status.driven, datetime.now(UTC)
+                    )
+                )
+                failed = format_failed_machines(sweep_status.machines, terminal_width())
+                say(f"\n{failed}\n", unless=not failed)
+                say(f"in {sweep_status.folder}")
+                say_next("collect", sweep)
+        elif statuses:
+            say(
+                "\n".join(
+                    headline(sweep_status.sweep, sweep_status.results, sweep_status.driven)
+                    for sweep_status in statuses
+                )
+            )
+            say_next("status", statuses[-1].sweep.id)
+
+
+def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
+    return {
+        "sweep": sweep_status.sweep.id,
+        "pool": sweep_status.sweep.pool,
+        "folder": str(sweep_status.folder),
+        "driven": sweep_status.driven,
+        "done": sweep_status.done,
+        "jobs": list(sweep_status.jobs),
+        "nodes": results,
+        "machines": sweep_status.machines,
+    }
+
+
+# --- imagefactory cancel
+
+
+@click.command()
+@click.argument("sweep", metavar="SWEEP")
+@json_option
+@click.pass_obj
+def cancel(call: Call, sweep: str, as_json: bool) -> None:
+    """Remove the jobs of a sweep from the queue.
+
+    Its files stay: `collect` still takes what had come back, and `verify --pool POOL --folder DIR` goes on.
+    Other stores may queue its cells from then on.
+    """
+    from imagefactory.actions.claim import release_claim
+    from imagefactory.actions.sweep import find_sweep
+    from imagefactory.errors import UsageError
+    from imagefactory.schedulers.sweep_file import ID, read_pool, read_sweep
+
+    folder = find_sweep(call.settings, sweep)
+    pool = find_pool(read_pool(folder))
+    there = pool.running(folder)
+    pool.cancel(folder)
+    access, name = call.access, folder.name
+    if not ID.fullmatch(name):
+        try:
+            name = read_sweep(folder).id
+        except UsageError as error:  # its jobs are gone, and its claim ends by itself
+            access.tell(f"note: what it has claimed is not known: {error.message}")
+    release_claim(access, name, (), datetime.now(UTC), call.progress)
+    if as_json:
+        return say_json("cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
+    status = "canceled" if there else "nothing of it was in the queue"
+    say(f"{status}; what had come back is in {folder}")
+    return say_next("collect", sweep)
+
+
+# --- The collect command, which checks and signs what kits and sweeps report
+
+
+@click.command()
+@click.argument(
+    "folders",
+    metavar="DIR|SWEEP...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+)
+@click.option(
+    "--registry",
+    "place",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Attach the verdicts there too.  [default: where the kit's image lies]",
+)
+@click.option("--promote", is_flag=True, help="Let the tags follow the verdict.")
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The folder that remembers the kits' nonces; each DIR is a kit then.  [default: in the store]",
+)
+@json_option
+@click.pass_obj
+def collect(
+    call: Call, /, folders: tuple[Path, ...], place: str, promote: bool, ledger: Path | None, as_json: bool
+) -> None:
+    """Judge and sign what kits and sweeps brought back.
+
+    \b
+    imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
+    python3 DIR/run.py                                   there: runs it
+    imagefactory collect DIR --promote                   here again
+    imagefactory collect 20261122-061500-1f3a            a sweep, by its id or folder: what is done of it
+
+    Each kit gives one verdict: its nonce is spent. The verdict goes to the store, where it holds the image,
+    and to the registry that the kit names (or --registry), and says that a kit saw the GPU. Each job of a
+    sweep is one too; the pool's word on its GPU must agree with the suite's.
+    Exit code 0 where all are verified, 9 where one is not.
+    """
+    from imagefactory.actions.verify import CollectOptions
+    from imagefactory.actions.verify import collect as collect_one
+
+    factory, progress = call.sound_factory, call.progress
+    options = CollectOptions(ledger=ledger, registry=place, promote=promote)
+    results: list[dict[str, object]] = []
+    with collecting(factory) as failures:
+        for folder in folders:
+            with failures.of(str(folder)):
+                if ledger is None and (sweep := as_sweep(call, folder)) is not None:
+                    results += collect_jobs(call, sweep, options, failures, as_json=as_json)
+                    continue
+                kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
+                results.append(_as_json(folder, kit))
+                say(_as_text(kit), unless=as_json)
+                if not kit.passed:
+                    raise CheckFailedError(
+                        "verification-failed",
+                        f"{folder}: {kit.report.outcome}: {kit.report.reason}",
+                        hint="see the checks above",
+                    )
+                for _, fault in kit.promotion.faults if kit.promotion else ():
+                    failures.add(fault)
+        if as_json:
+            say_json("collect", {"results": results, "errors": failures.as_json()})
+    proven = sorted({str(row["target"]) for row in results})
+    show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
+    say_next("verdicts", proven[0]) if show_verdicts else say_next("promote", *proven)
+
+
+def _as_text(kit: CollectedKit) -> str:
+    from imagefactory.views.text import format_fields
+    from imagefactory.views.verdicts import format_gpu_run, format_promotion
+
+    verdict = kit.verdict
+    signed = "signed before" if kit.again else "signed"
+    fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
+    fields += [("attached", place) for place in kit.attached]
+    blocks = [f"{format_gpu_run(kit.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if kit.promotion:
+        blocks.append(format_promotion(kit.promotion, terminal_width()))
+    return "\n\n".join(blocks)
+
+
+def _as_json(folder: Path, kit: CollectedKit) -> dict[str, object]:
+    from imagefactory.cli.verdicts import promotion_json
+    from imagefactory.serialize import format_time
+    from imagefactory.verify.report import format_gpu_report
+
+    return {
+        "kit": str(folder),
+        "target": kit.report.subject.target,
+        "outcome": kit.report.outcome.value,
+        "reason": kit.report.reason,
+        "report": format_gpu_report(kit.report),
+        "keyid": kit.verdict.keyid,
+        "expires": format_time(kit.verdict.expires),
+        "again": kit.again,
+        "attached": list(kit.attached),
+        "promotion": promotion_json(kit.promotion) if kit.promotion else None,
+    }

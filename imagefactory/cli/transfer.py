@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,23 +12,28 @@ import click
 from imagefactory.cli.output import (
     Call,
     collecting,
+    complete_targets,
     json_option,
+    made_json,
     registry_option,
     reject_conflict,
     say,
     say_json,
     say_next,
+    say_notes,
     targets_argument,
 )
+from imagefactory.errors import BuildError, UsageError
+from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from imagefactory.project import Factory
+    from imagefactory.actions.attest import Attested
+    from imagefactory.actions.transfer import Pulled, Pushed, PushedPlatforms
     from imagefactory.oci.transfer import Sent
     from imagefactory.progress import Progress
-    from imagefactory.actions.attest import Attested
-    from imagefactory.actions.transfer import Pushed, PushedPlatforms
+    from imagefactory.project import Factory
 
 
 @click.command()
@@ -68,10 +75,9 @@ def push(
     What the registry has is not sent again, so an interrupted push goes on where it stopped.
     Credentials are those of `docker login`.
     """
+    from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
     from imagefactory.recipes.expand import select
-    from imagefactory.report.registries import format_attested, format_pushed
-    from imagefactory.stages.platforms import plain_name
-    from imagefactory.actions.transfer import PushOptions, check_push, push_target
+    from imagefactory.views.images import format_attested, format_pushed
 
     factory = call.factory
     chosen = select(factory.targets, names)
@@ -119,7 +125,7 @@ def push(
 def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
     """Return a function that attests an image. Raises now for a missing extra or an unreadable key."""
     from imagefactory.actions.attest import attest
-    from imagefactory.stages.sign import signing_key
+    from imagefactory.actions.verdicts import signing_key
 
     key = signing_key(factory, datetime.now(UTC))
     return lambda pushed, progress: attest(factory, pushed, key, progress)
@@ -157,3 +163,235 @@ def sent_json(sent: Sent) -> dict[str, object]:
         "blobs": {"sent": sent.sent, "mounted": sent.mounted, "present": sent.present},
         "seconds": sent.seconds,
     }
+
+
+# --- imagefactory pull
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|REFERENCE", shell_complete=complete_targets)
+@registry_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["image", "sif"]),
+    default="image",
+    show_default=True,
+    help="sif writes a .sif file: the registry's own where it has one, else made here by apptainer.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of a .sif. Default: a name with its sha256 in this folder.",
+)
+@json_option
+@click.pass_obj
+def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool) -> None:
+    """Pull an image into the store, every byte checked.
+
+    \b
+    imagefactory pull pytorch-2.3-cu121@sha256:...       then `imagefactory run pytorch-2.3-cu121`
+    imagefactory pull pytorch-2.3-cu121:2.3-cu121-0123456789ab
+    imagefactory pull registry.example.org/gpu/pytorch:2.3-cu121
+
+    A target, whatever its tag or digest, becomes this store's image of that target. Without a factory TARGET
+    is an image of the catalogue that you joined, CENTER/TARGET where there are several.
+    """
+    from imagefactory.actions.centers import read_offer
+    from imagefactory.actions.run import offered_reference
+    from imagefactory.actions.transfer import SifPull, local_name, pull_image, pull_sif, target_reference
+    from imagefactory.oci.layout import reference
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.views.images import format_pulled, format_pulled_sif
+
+    platform = ""
+    if not place and _is_catalogued(call, name):
+        shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+        call.progress.note(shelf.said)
+        say_notes(shelf.notes)
+        access, image = call.access, shelf.offers[0].image
+        where = offered_reference(image, sif=kind == "sif")
+        own, file, platform = local_name(access, where), image.target, image.platform
+    elif "/" in name:
+        if place:
+            raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
+        access = call.access
+        where = parse_reference(name)
+        own = local_name(access, where)
+        file = where.repository.rpartition("/")[2]
+    else:
+        access = factory = call.factory
+        target, where = target_reference(factory, name, place)
+        own, file, platform = reference(target), target.name, target.platform
+    if kind == "sif":
+        to = SifPull(name=own, target=file, output=output, platform=platform)
+        sif = pull_sif(access, where, to, call.progress)
+        if as_json:
+            from imagefactory.serialize import fields_of
+
+            return say_json("pull", fields_of(sif))
+        return say(format_pulled_sif(sif))
+    if output:
+        raise UsageError(
+            "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"
+        )
+    pulled = pull_image(access, where, own, call.progress, platform=platform)
+    if as_json:
+        return say_json("pull", _pulled_json(pulled))
+    say(format_pulled(pulled, access.settings.store.value))
+    return say_next("run", pulled.name, "--", "python")
+
+
+def _is_catalogued(call: Call, name: str) -> bool:
+    """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
+    from imagefactory.actions.centers import names_center
+    from imagefactory.project import catalogue_answers
+
+    settings = call.settings
+    if not catalogue_answers(settings):
+        return False
+    plain = not any(mark in name for mark in "/:@")
+    joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
+    return bool(plain and joined) or names_center(name, settings)
+
+
+def _pulled_json(pulled: Pulled) -> dict[str, object]:
+    sent = pulled.sent
+    return {
+        "reference": str(pulled.reference),
+        "name": pulled.name,
+        "digest": pulled.digest,
+        "whole": pulled.whole,
+        "bytes_received": sent.bytes_sent,
+        "blobs": {"received": sent.sent, "present": sent.present + sent.mounted},
+        "seconds": sent.seconds,
+    }
+
+
+# --- imagefactory copy
+
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command("copy")
+@click.argument("source", metavar="SOURCE")
+@click.argument("destination", metavar="DESTINATION")
+@click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
+@json_option
+@click.pass_obj
+def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: bool) -> None:
+    """Copy an image from registry to registry; its digest stays.
+
+    \b
+    imagefactory copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
+
+    Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
+    name is moved, whatever it is: copying is how a person promotes by hand.
+    """
+    from imagefactory.actions.transfer import Copying, copy_image
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.views.images import format_copied
+
+    copying = Copying(
+        source=parse_reference(source),
+        destination=parse_reference(destination),
+        referrers=referrers,
+        now=datetime.now(UTC),
+    )
+    copied = copy_image(call.access, copying, call.progress)
+    if as_json:
+        where = copied.destination
+        value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
+        return say_json("copy", {**value, **sent_json(copied.sent)})
+    say(format_copied(copied))
+    return say_next("verdicts", str(copied.destination))
+
+
+# --- imagefactory export
+
+
+@click.command()
+@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["oci-archive", "docker-archive", "sif"]),
+    default="oci-archive",
+    show_default=True,
+    help="oci-archive for podman, skopeo, apptainer; docker-archive for `docker load`; sif for apptainer.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["fast", "small"]),
+    help="Of a .sif: small takes many times as long and saves a part.  [default: fast]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: TARGET.FORMAT.tar, or TARGET-<12 digits of its sha256>.sif",
+)
+@json_option
+@click.pass_obj
+def export(
+    call: Call, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
+) -> None:
+    """Write an image as one file for docker, podman or apptainer.
+
+    A .sif is made once and kept in the store with its image.
+    """
+    if kind == "sif":
+        return _export_sif(call, name, (compression or "", output), as_json=as_json)
+    if compression:
+        raise UsageError(
+            "option-conflict",
+            "--compression requires --format sif",
+            hint="add --format sif or remove --compression",
+        )
+    from imagefactory.actions.images import stored_image
+    from imagefactory.oci.archive import export as export_image
+    from imagefactory.recipes.expand import select_one
+
+    factory, progress = call.factory, call.progress
+    target = select_one(factory.targets, name)
+    path = output or Path(f"{target.name}.{kind}.tar")
+    with factory.layout.in_use(progress):
+        image = stored_image(factory, target)
+        if image is None:
+            raise BuildError(
+                "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
+            )
+        with progress.stage(f"{target.name}: export {kind}"):
+            export_image(factory.layout, image, path, kind=kind, progress=progress)
+    if as_json:
+        value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
+        return say_json("export", {**value, "digest": image.digest})
+    load = {
+        "oci-archive": f"skopeo inspect oci-archive:{path}",
+        "docker-archive": f"docker load --input {path}",
+    }[kind]
+    size = format_bytes(path.stat().st_size)
+    say(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
+    return None
+
+
+def _export_sif(call: Call, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
+    from imagefactory.actions.transfer import SifExport, export_sif
+    from imagefactory.recipes.expand import select_one
+
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    compression, output = options
+    sif, path = export_sif(factory, target, SifExport(compression=compression, output=output), call.progress)
+    if as_json:
+        artifact = {**made_json(sif), "path": str(path)}
+        return say_json("export", {"target": target.name, "kind": "sif", **artifact})
+    source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
+    say(
+        f"wrote {path} ({format_bytes(sif.file.size)}, {sif.compression}), {source}\n"
+        f"sha256 {sif.file.digest.removeprefix('sha256:')}\ntry it: apptainer exec {path} python"
+    )
+    return None

@@ -11,6 +11,8 @@ import click
 from imagefactory.cli.output import (
     Call,
     capability_of,
+    choose_targets,
+    collecting,
     complete_targets,
     json_option,
     registry_option,
@@ -25,10 +27,15 @@ from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageErr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from imagefactory.actions.promote import Promotion
+    from imagefactory.model import Target
     from imagefactory.oci.graph import Place
-    from imagefactory.verdicts.found import Found
-    from imagefactory.trust.verdict import Judged
+    from imagefactory.project import Factory
+    from imagefactory.trust.judgement import Found
+    from imagefactory.trust.keys import SigningKey
     from imagefactory.trust.policy import Trust
+    from imagefactory.trust.verdict import Judged
+
 
 NAME = "TARGET|REFERENCE"
 
@@ -68,10 +75,10 @@ def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: 
     VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
     signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
-    from imagefactory.project import is_factory
-    from imagefactory.views.verdicts import format_verdicts
     from imagefactory.actions.images import capability_proven
+    from imagefactory.project import is_factory
     from imagefactory.trust.policy import read_trust
+    from imagefactory.views.verdicts import format_verdicts
 
     images, trust = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
@@ -93,16 +100,15 @@ def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
     """Return the images and the trust of their center, None for the trust of the settings."""
-    from imagefactory.project import catalogue_answers
+    from imagefactory.actions.centers import names_center, read_offer, verdicts_on
+    from imagefactory.actions.images import Promoting, list_verdicts
+    from imagefactory.actions.transfer import target_reference
+    from imagefactory.actions.verdicts import local_place, place_of, registry_of, verdicts_of
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
+    from imagefactory.project import catalogue_answers
     from imagefactory.recipes.expand import select_one
-    from imagefactory.actions.images import Promoting, list_verdicts
-    from imagefactory.stages.catalogued import read_offer, verdicts_on
-    from imagefactory.actions.centers import names_center
-    from imagefactory.stages.pull import target_reference
-    from imagefactory.actions.verdicts import local_place, place_of, registry_of, verdicts_of
 
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and catalogue_answers(call.settings):
@@ -177,3 +183,304 @@ def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
             "report": format_gpu_report(verdict.report),
         }
     return row
+
+
+# --- imagefactory promote
+
+
+@click.command()
+@click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
+@registry_option
+@click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
+@json_option
+@click.pass_obj
+def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
+    """Let the tags of targets follow their verdicts.
+
+    In the registry, else in the store on this machine.
+
+    \b
+    imagefactory promote pytorch-2.3-cu121
+    imagefactory promote registry.example.org/gpu/pytorch@sha256:...
+
+    2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
+    verified for all capabilities which the recipe requires. An image for CPUs alone needs no verdict: its tag
+    points to the newest candidate. In the store here a build sets that one, so only
+    the others move. Exit code 9 where no tag points to anything verified.
+
+    Where [policy] has promotion-signatures, tags of a registry move once so many trusted keys approved: this
+    adds an approval of yours, says who else must, and ends with 9 until then.
+    """
+    from imagefactory.actions.images import Promoting
+    from imagefactory.actions.promote import promote
+    from imagefactory.views.verdicts import format_promotion
+
+    factory, now = call.sound_factory, datetime.now(UTC)
+    results: list[dict[str, object]] = []
+    with collecting(factory) as failures:
+        for target, where, digest in _targets(factory, names, place):
+            with failures.of(target.name):
+                request = Promoting(target=target, place=where, now=now, dry_run=dry_run)
+                result = promote(factory, request, call.progress)
+                results.append(promotion_json(result))
+                say(format_promotion(result, terminal_width(), dry_run=dry_run), unless=as_json)
+                for _, fault in result.faults:
+                    failures.add(fault)
+                _insist(result, target, digest)
+        if as_json:
+            say_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
+    say_next("promote", *names) if dry_run else say_next("catalogue", "--dry-run")
+
+
+def _targets(
+    factory: Factory, names: tuple[str, ...], registry: str
+) -> tuple[tuple[Target, Place, str], ...]:
+    """Return each target, the place of its tags, and the named digest, if any."""
+    from imagefactory.actions.images import target_at
+    from imagefactory.actions.transfer import plain_name
+    from imagefactory.actions.verdicts import place_of
+    from imagefactory.oci.graph import read_manifest
+    from imagefactory.oci.store import parse_reference
+
+    targets: list[tuple[Target, Place, str]] = []
+    for name in names:
+        if "/" not in name:
+            continue
+        refuse_registry(name, registry)
+        where = parse_reference(name)
+        place = place_of(factory, where)
+        digest = read_manifest(place, where.wanted).descriptor.digest
+        targets.append((target_at(factory, place, digest), place, digest))
+    plain = [name for name in names if "/" not in name]
+    chosen = choose_targets(factory, tuple(plain)) if plain else ()
+    # A tag for several platforms waits for those of the others.
+    for target in sorted(chosen, key=lambda target: target.name == plain_name(target)):
+        targets.append((target, place_of_target(factory, target, registry), ""))
+    return tuple(targets)
+
+
+def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
+    """Return the named or configured registry, else the local store."""
+    from imagefactory.actions.verdicts import local_place, registry_of
+
+    if registry or factory.settings.registry.value:
+        return registry_of(factory, target.family, registry)
+    return local_place(factory, target.family)
+
+
+def _insist(result: Promotion, target: Target, digest: str) -> None:
+    if waiting := [fate.tag for fate in result.fates if fate.missing]:
+        raise CheckFailedError(
+            "approval-missing",
+            f"{', '.join(waiting)}: approvals are missing, see the table",
+            hint=f"the owner of another trusted key runs: imagefactory promote {result.target}",
+        )
+    if not target.gpu and not result.proven:
+        raise CheckFailedError(
+            "image-not-pushed",
+            f"no image of {result.target} is in {result.place}",
+            hint=f"imagefactory build --push {result.target}",
+        )
+    hint = f"imagefactory verify {result.target}; imagefactory verdicts {result.target} shows what there is"
+    if not result.proven:
+        raise CheckFailedError(
+            "not-verified", f"no image of {result.target} in {result.place} is verified", hint=hint
+        )
+    if digest and not any(fate.proven and fate.after == digest for fate in result.fates):
+        raise CheckFailedError(
+            "tag-missing", f"no tag of {result.target} points to {digest}: see the table", hint=hint
+        )
+
+
+def promotion_json(promotion: Promotion) -> dict[str, object]:
+    """Return a promotion as JSON."""
+    faults = {tag: error.message for tag, error in promotion.faults}
+    return {
+        "target": promotion.target,
+        "place": promotion.place,
+        "tags": [
+            {
+                "tag": fate.tag,
+                "before": fate.before,
+                "after": fate.before if fate.tag in faults else fate.after,
+                "moved": fate.moved and fate.tag not in faults,
+                "proven": fate.proven,
+                "why": fate.why,
+                "wanted": fate.wanted or fate.after,
+                "approved": list(fate.approved),
+                "missing": fate.missing,
+                "fault": faults.get(fate.tag, ""),
+            }
+            for fate in promotion.fates
+        ],
+    }
+
+
+# --- imagefactory revoke
+
+
+@click.command()
+@click.argument("name", metavar=NAME, shell_complete=complete_targets)
+@registry_option
+@click.option("--why", required=True, metavar="TEXT", help="The reason, one line; everybody can read it.")
+@click.option("--capability", default="", metavar="X.Y", callback=parse_option, help="Only on such GPUs.")
+@click.option(
+    "--verdict",
+    "digests",
+    multiple=True,
+    metavar="DIGEST",
+    help="Only this verdict, by its first digits (repeatable).",
+)
+@json_option
+@click.pass_obj
+def revoke(
+    call: Call,
+    /,
+    *,
+    name: str,
+    place: str,
+    why: str,
+    capability: str,
+    digests: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Take back an image's verdicts, and move its tags back.
+
+    \b
+    imagefactory revoke pytorch-2.3-cu121 --capability 8.0 --why "wrong sums on long rows"
+    imagefactory revoke registry.example.org/gpu/pytorch@sha256:... --why "built on a broken base"
+
+    TARGET is what its tag points to. Verdicts that are signed later count again. The tags go to the newest
+    other candidate that is verified, and away where there is none. The catalogue is signed again, where there
+    is one, and says who took back what, when and why.
+    """
+    from imagefactory.actions.promote import Revoking, follow, revoke
+    from imagefactory.actions.verdicts import signing_key
+    from imagefactory.views.verdicts import format_promotion, format_revoke
+
+    factory, now = call.factory, datetime.now(UTC)
+    where, reference, target = _resolve_image(factory, name, place, capability)
+    key = signing_key(factory, now)
+    if key is None:
+        raise CheckFailedError(
+            "signing-key-missing",
+            "a revocation must be signed, but no key signs on this machine",
+            hint="imagefactory keys new NAME",
+        )
+    request = Revoking(
+        place=where,
+        wanted=reference,
+        why=why,
+        now=now,
+        capability=capability,
+        verdicts=digests,
+        target=target.name,
+    )
+    result = revoke(factory, request, key, call.progress)
+    say(format_revoke(result), unless=as_json)
+    with collecting() as failures:
+        moved = follow(factory, request, target, call.progress)
+        for promotion in moved:
+            say(format_promotion(promotion, terminal_width()), unless=as_json)
+            for tag, fault in promotion.faults:
+                failures.of(tag).add(fault)
+        written: tuple[str, ...] = ()
+        with failures.of("catalogue"):
+            written = _publish(call, factory, key, now, _registry_of(name, place))
+            for address in written:
+                say(f"written: {address}", unless=as_json)
+        if as_json:
+            say_json(
+                "revoke",
+                {
+                    "place": result.place,
+                    "manifest": result.subject.manifest,
+                    "revocation": result.digest,
+                    "revoked": list(result.taken),
+                    "catalogue": list(written),
+                    "promotions": [promotion_json(promotion) for promotion in moved],
+                    "errors": failures.as_json(),
+                },
+            )
+    say_next("verify", target.name)
+
+
+def _registry_of(name: str, registry: str) -> str:
+    """Return the registry whose catalog lists an image: the named one, empty for the setting's."""
+    from imagefactory.oci.store import parse_reference
+
+    if "/" not in name:
+        return registry
+    where = parse_reference(name)
+    path = where.repository.rpartition("/")[0]
+    return f"{where.registry}/{path}" if path else where.registry
+
+
+def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, registry: str) -> tuple[str, ...]:
+    """Sign the catalogue again. Raises CheckFailedError with the command that does it later."""
+    from imagefactory.actions.publish import publish_again
+    from imagefactory.errors import FactoryError
+
+    try:
+        return publish_again(factory, key, now, registry, call.progress)
+    except FactoryError as error:
+        option = f" --registry {registry}" if registry else ""
+        raise CheckFailedError(
+            "publish-incomplete",
+            f"the revocation is signed, but the catalog does not contain it yet: {error.message}",
+            hint=f"sign the catalog again: imagefactory catalogue{option}",
+        ) from error
+
+
+def _resolve_image(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
+    """Return the place of an image, its tag or digest there, and its target."""
+    from imagefactory.actions.images import target_at
+    from imagefactory.actions.transfer import target_reference
+    from imagefactory.actions.verdicts import place_of
+    from imagefactory.oci.candidates import plain_tag
+    from imagefactory.oci.graph import read_manifest
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.trust.tags import pointer
+
+    if "/" in name:
+        refuse_registry(name, registry)
+        where = parse_reference(name)
+        place = place_of(factory, where)
+        digest = read_manifest(place, where.wanted).descriptor.digest
+        return place, digest, target_at(factory, place, digest)
+    if ":" in name or "@" in name:
+        target, where = target_reference(factory, name, registry)
+        return place_of(factory, where), where.wanted, target
+    target = select_one(factory.targets, name)
+    plain = plain_tag(target)
+    return (
+        place_of_target(factory, target, registry),
+        pointer(plain, capability) if capability else plain,
+        target,
+    )
+
+
+# --- imagefactory reconcile
+
+
+@click.command()
+@registry_option
+@json_option
+@click.pass_obj
+def reconcile(call: Call, place: str, as_json: bool) -> None:
+    """Let the registry list all verdicts that were attached from here.
+
+    Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
+    stands in the store's journal. Run it where nobody attaches just then.
+    """
+    from imagefactory.actions.verdicts import reconcile_all
+    from imagefactory.views.verdicts import format_reconciled
+
+    factory = call.sound_factory
+    with collecting(factory) as failures:
+        repositories = reconcile_all(factory, place, datetime.now(UTC), call.progress)
+        if as_json:
+            return say_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
+        say(format_reconciled(repositories))
+    return say_next("registry", "list")

@@ -24,11 +24,10 @@ from imagefactory.cli.output import (
 from imagefactory.cli.sweeps import SweepRequest, sweep_options, verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.settings.choices import POOLS
-from imagefactory.verify.model import FULL, LEVELS, SEVERAL
+from imagefactory.verify.report import FULL, LEVELS, SEVERAL
 
 if TYPE_CHECKING:
-    from imagefactory.stages.kits import KitPlace, KitWritten
-    from imagefactory.actions.verify import VerifyBench
+    from imagefactory.actions.verify import KitPlace, KitWritten, VerifyBench
     from imagefactory.actions.workflow import Verified
 
 
@@ -118,8 +117,7 @@ def verify(
     --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
     the exit code is that of `collect`.
     """
-    from imagefactory.stages.kits import KitPlace, write_kit
-    from imagefactory.actions.verify import VerifyOptions
+    from imagefactory.actions.verify import KitPlace, VerifyOptions, write_kit
     from imagefactory.actions.workflow import prove_image
 
     sweep = SweepRequest(
@@ -222,8 +220,7 @@ def bench() -> VerifyBench:
 
 def _as_text(run: Verified) -> str:
     from imagefactory.views.text import format_fields
-    from imagefactory.views.verdicts import format_promotion
-    from imagefactory.report.verify import format_gpu_run
+    from imagefactory.views.verdicts import format_gpu_run, format_promotion
 
     fields = [("report", f"{run.path} (unsigned: it proves nothing)"), ("verdict", run.signed.why)]
     if run.signed.signed:
@@ -237,7 +234,7 @@ def _as_text(run: Verified) -> str:
 
 
 def _as_json(name: str, run: Verified) -> dict[str, object]:
-    from imagefactory.cli.promote import promotion_json
+    from imagefactory.cli.verdicts import promotion_json
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from imagefactory.runners.amd_devices import AmdGpus
+from imagefactory.runtime.devices import AmdGpus
 from imagefactory.runtime.limits import Limits
 
 MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")

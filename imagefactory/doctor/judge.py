@@ -5,14 +5,90 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
-from imagefactory.doctor.gpus import judge_gpus
-from imagefactory.doctor.processor import judge_processor
 from imagefactory.errors import extra_hint
-from imagefactory.progress import format_bytes
-from imagefactory.runtime.limits import format_amount
+from imagefactory.gpu.capability import MACHINES
 from imagefactory.http import redact
+from imagefactory.progress import format_bytes
+from imagefactory.runtime.devices import AmdGpus, count_gpus
+from imagefactory.runtime.limits import format_amount
+from imagefactory.verify.outcome import clean
+
+# --- What the doctor says of a machine's GPUs. Pure
+
+
+def judge_gpus(facts: MachineFacts) -> list[Diagnosis]:
+    """A line for each maker's GPUs; one where there is none."""
+    amd = [_amd(facts.amd)] if facts.amd else []
+    return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [_nvidia(facts), *amd]
+
+
+def _amd(found: AmdGpus) -> Diagnosis:
+    kinds = ", ".join(f"{found.processors.count(one)} x {one}" for one in dict.fromkeys(found.processors))
+    driver = f"amdgpu {found.driver}" if found.driver else "the kernel's own amdgpu"
+    detail = f"AMD: {kinds}, {driver}"
+    if not any(path.endswith("/dri") for path in found.devices):
+        remedy = "start this container with --device /dev/dri beside /dev/kfd"
+        return _line(Health.DENIED, f"{detail}; there is no /dev/dri", remedy)
+    if found.refused:
+        remedy = "add yourself to the groups that own them: usermod -aG render,video $USER"
+        return _line(Health.DENIED, f"{detail}; you may not open {', '.join(found.refused)}", remedy)
+    return _line(Health.OK, detail)
+
+
+def _nvidia(facts: MachineFacts) -> Diagnosis:
+    count = count_gpus(Path(node) for node in facts.gpu_nodes)
+    if not count:
+        detail = "no GPU here: images can be built and smoke-tested, not verified"
+        remedy = "go where `nvidia-smi` or `rocminfo` lists one: `imagefactory run --nv TARGET -- ...`"
+        return _line(Health.WARNING, detail, remedy)
+    detail = f"{count} NVIDIA GPU{'s' if count > 1 else ''}, driver {facts.driver or 'of unknown version'}"
+    if not any(name.startswith("libcuda.so") for name in facts.driver_libraries):
+        remedy = "install the driver's libraries (Debian: apt-get install libcuda1) and run ldconfig"
+        return _line(Health.MISSING, f"{detail}; the dynamic linker knows no libcuda.so", remedy)
+    if not {"nvidiactl", "nvidia-uvm"} <= {Path(node).name for node in facts.gpu_nodes}:
+        detail += "; /dev/nvidiactl or /dev/nvidia-uvm is missing"
+        return _line(Health.DENIED, detail, "nvidia-modprobe -c 0 -u")
+    if facts.lost_gpus:
+        remedy = "nvidia-smi --gpu-reset -i INDEX, or restart the machine"
+        detail += f"; cannot be used: {'; '.join(map(clean, facts.lost_gpus))}"
+        return _line(Health.WARNING, detail, remedy)
+    return _line(Health.OK, detail)
+
+
+def _line(state: Health, detail: str, remedy: str = "") -> Diagnosis:
+    return Diagnosis("GPU", state, detail, remedy, "gpu")
+
+
+# --- Which images' programs this machine starts: its processor's own, and by emulation those of others.
+# Pure
+
+
+OLDEST_GLIBC = (2, 28)
+
+
+def judge_processor(facts: MachineFacts) -> Iterator[Diagnosis]:
+    kind, version = facts.libc
+    detail = f"{facts.machine}, {kind or 'unknown C library'} {version}".rstrip()
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if facts.machine not in MACHINES.values():
+        remedy = f"build and run on a machine of {' or '.join(MACHINES.values())}"
+        yield Diagnosis("platform", Health.MISSING, f"{detail}: images are for {', '.join(MACHINES)}", remedy)
+    elif kind != "glibc" or numbers < OLDEST_GLIBC:
+        detail += ": the tools' wheels are made for glibc 2.28 or newer"
+        yield Diagnosis(
+            "platform", Health.WARNING, detail, "use a machine with a newer glibc, such as Debian 12"
+        )
+    else:
+        yield Diagnosis("platform", Health.OK, detail)
+    for probe in facts.emulated:
+        note = f" (only images for {probe.name} need it)"
+        yield probe.judge(Health.WARNING, use=probe.name, note=note)
+
+
+# ---
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 12)

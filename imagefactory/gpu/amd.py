@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
-from imagefactory.gpu.knowledge.amd_gpus import generic_processors, processors
+from imagefactory.gpu.knowledge.gpus import generic_processors, processors
 from imagefactory.gpu.values import Answer, Contents, Library, LibraryReach, Prediction, Reach
 
 _OBJECTS = (".co", ".hsaco")

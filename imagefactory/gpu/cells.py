@@ -35,12 +35,11 @@ from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
 from imagefactory.gpu.frameworks import Role, cpu_only, cuda_of, find_framework, role_of
-from imagefactory.gpu.knowledge.documents import Documented
-from imagefactory.gpu.knowledge.scans import ScannedWheel
+from imagefactory.gpu.knowledge.packages import Documented, ScannedWheel
 from imagefactory.gpu.knowledge.tables import covers, read_table
 from imagefactory.gpu.known_bad import ANSWERS, known_bad, rules, versions_in, versions_of
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Package, Prediction, Question, Reach
 from imagefactory.gpu.predict import predict_code, run_time_ptx, runs, with_driver
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Package, Prediction, Question, Reach
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.versions import natural
 

@@ -13,9 +13,9 @@ from functools import cache
 
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.capability import Capability, CodeKind, parse_capability
+from imagefactory.gpu.knowledge.packages import offered
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
-from imagefactory.gpu.knowledge.packages import offered
 from imagefactory.gpu.values import Contents, Package
 
 

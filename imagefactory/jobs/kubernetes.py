@@ -19,10 +19,20 @@ import yaml
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability
-from imagefactory.schedulers.sizes import MB
+from imagefactory.jobs.htcondor import (
+    ARCHITECTURES,
+    SubmitRun,
+    SubmittedImage,
+    asked_room,
+    check_columns,
+    checked_address,
+    checked_name,
+    checked_path,
+    comments,
+)
 from imagefactory.jobs.offer import GpuClass
-from imagefactory.jobs.htcondor import ARCHITECTURES, SubmitRun, SubmittedImage, asked_room, check_columns, checked_address, checked_name, checked_path, comments
-from imagefactory.submit.sweep_words import no_macro, run_word, value_arrays
+from imagefactory.jobs.slurm import no_macro, run_word, value_arrays
+from imagefactory.schedulers.sizes import MB
 
 SUFFIX = ".yaml"
 FILES_MOST = 1_000_000

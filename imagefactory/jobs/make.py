@@ -7,31 +7,97 @@ Pure: nothing is submitted or written. Raises FactoryError alone.
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.trust.catalog import ASK_CENTER
-from imagefactory.catalogue.model import Catalogue, Offer
-from imagefactory.trust.offers import find_offer, judge_offer
-from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.build.definition import PREFIX
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError, os_problem
+from imagefactory.fs import replace_all
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.jobs import slurm
+from imagefactory.jobs.htcondor import (
+    GATHER,
+    ROWS_MOST,
+    RUN,
+    SubmitRun,
+    SubmittedImage,
+    asked_room,
+    folder_of,
+    format_runs,
+    format_submit,
+)
+from imagefactory.jobs.kubernetes import FILES_MOST, SUFFIX, format_manifest
+from imagefactory.jobs.offer import Grounds, ImageForm, Wish, choose_form, expected_grounds, forms_of
+from imagefactory.jobs.slurm import NO_GPU, SlurmRequest, format_sbatch, request_gpus
+from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import MACHINE_HAS, ImageKind, Inventory
 from imagefactory.schedulers.sites import Site
 from imagefactory.settings.choices import KUBERNETES, SLURM
-from imagefactory.jobs import slurm
-from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
-from imagefactory.submit.gather import gathering
-from imagefactory.jobs.kubernetes import SUFFIX, format_manifest
-from imagefactory.submit.places import Wish
-from imagefactory.jobs.offer import Grounds
-from imagefactory.jobs.slurm import NO_GPU, SlurmRequest, format_sbatch, request_gpus
-from imagefactory.jobs.htcondor import GATHER, SubmitRun, SubmittedImage, asked_room, format_runs, format_submit
-from imagefactory.submit.trial import first_trial, without_gpus
+from imagefactory.suite import table
+from imagefactory.trust.catalog import ASK_CENTER, Catalogue, Offer
 from imagefactory.trust.claims import work_together
-from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.trust.offers import find_offer, judge_offer
 from imagefactory.trust.policy import Trust
+from imagefactory.trust.verdict import Judged, Standing
+
+# --- What runs where a person names no program, and what a job in an image for CPUs alone may ask. Pure
+
+
+PYTHON = f"{PREFIX}/bin/python"
+_TRIALS = {
+    "torch": "import torch; print(torch.__version__, torch.cuda.get_device_name())",
+    "tensorflow": "import tensorflow as tf; print(tf.__version__, tf.config.list_physical_devices('GPU'))",
+    "jax": "import jax; print(jax.__version__, jax.devices('gpu'))",
+}
+_PLAIN = "import sys; print(sys.version)"
+
+
+def first_trial(run: SubmitRun, framework: str) -> SubmitRun:
+    """Without a program of one's own: the framework says which GPU it sees, on CPUs its version."""
+    said = _TRIALS.get(framework, _PLAIN)
+    if not run.gpus:
+        module = table.module_of(framework)
+        known = framework in table.FRAMEWORKS
+        said = f"import {module}; print({module}.__name__, {module}.__version__)" if known else _PLAIN
+    return replace(run, executable=PYTHON, in_image=True, arguments=("-c", said))
+
+
+def without_gpus(run: SubmitRun, target: str) -> SubmitRun:
+    """The run on CPUs. Raises UsageError for one that asks for more than the one GPU that is usual."""
+    for option, asked in (("--gpus", run.gpus > 1), ("--gpu-memory", run.gpu_memory), ("--mig", run.mig)):
+        if asked:
+            raise UsageError(
+                "option-conflict",
+                f"{target} is for CPUs only, but {option} requests GPUs",
+                hint=f"remove {option}",
+            )
+    return replace(run, gpus=0)
+
+
+# --- The job that runs once, when all runs of a sweep are done, with their folders run-1 and so on. Pure
+# HTCondor sends it the folders, as they came back, and DAGMan waits for the runs; Slurm's machines see them.
+
+
+def gathering(run: SubmitRun, runs: int, *, sent: bool) -> SubmitRun:
+    """That job, for a sweep of `run`: no GPU, one core. `sent` is whether files are sent to it."""
+    return SubmitRun(
+        name=f"{run.name}-{GATHER}",
+        executable=run.gather,
+        in_image=run.in_image,
+        inputs=tuple(folder_of(number) for number in range(1, runs + 1)) if sent else (),
+        gpus=0,
+        memory=run.memory,
+        disk=run.disk,
+    )
+
+
+# ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,3 +365,205 @@ def summary(made: SubmitMade) -> Mapping[str, object]:
             for capability, why in made.taken.form.grounds.refused
         ],
     }
+
+
+# --- The runs of a sweep: a count, or a CSV file of values, a line each
+
+
+LARGEST_ROWS = 1 << 20
+_WRITE = "pass a number of runs or a CSV file of values: --dag N|FILE"
+
+
+def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """`--dag`: a count, or the name of a CSV file whose first row names columns. As (columns, rows).
+
+    The first column is `run`, which no row has. Raises UsageError, naming the line.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= 9:
+        count = int(text)
+        if not 0 < count <= ROWS_MOST:
+            raise UsageError(
+                "sweep-size-invalid",
+                f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
+                hint="create several sweeps",
+            )
+        return (RUN,), ((),) * count
+    path = Path(text)
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_ROWS + 1)
+        said = data.decode("utf-8-sig")  # spreadsheets write a mark in front
+    except OSError as error:
+        raise UsageError(*os_problem("read", text[:80], error), hint=_WRITE) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("sweep-values-invalid", f"{path} is not UTF-8 text", hint=_WRITE) from error
+    if len(data) > LARGEST_ROWS:
+        raise UsageError(
+            "sweep-size-invalid", f"{path} has more than {LARGEST_ROWS:,} bytes", hint="create several sweeps"
+        )
+    return parse_rows(said, path.name)
+
+
+def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The rows of a CSV file of values. Empty lines are passed over."""
+    reader = csv.reader(io.StringIO(text), strict=True)
+    rows: list[tuple[str, ...]] = []
+    columns: tuple[str, ...] = ()
+    try:
+        for row in reader:
+            cells = tuple(cell.strip() for cell in row)
+            if not any(cells):
+                continue
+            if not columns:
+                columns = cells
+            elif len(cells) != len(columns):
+                raise UsageError(
+                    "sweep-values-invalid",
+                    f"{where}:{reader.line_num}: {len(cells)} values for {len(columns)} columns",
+                    hint=f"write one value for each of {', '.join(columns)}",
+                )
+            else:
+                rows.append(cells)
+    except csv.Error as error:
+        raise UsageError(
+            "sweep-values-invalid", f"{where}:{reader.line_num}: {error}", hint="separate values by commas"
+        ) from error
+    if not rows:
+        raise UsageError(
+            "sweep-values-invalid",
+            f"{where} has no values",
+            hint="write column names in the first line (lr,seed), then one line per run",
+        )
+    return (RUN, *columns), tuple(rows)
+
+
+# --- Looks at what jobs take along, and writes a submit file and what belongs to it into this folder
+
+
+_CHUNK = 1 << 20
+
+
+def check_files(made: SubmitMade, progress: Progress) -> None:
+    """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
+    for option, program in (("--executable", made.run.executable), ("--gather", made.run.gather)):
+        if program and not made.run.in_image:
+            _check_program(option, Path(program), runs_here=made.request is not None)
+    for path in made.run.inputs:
+        if "://" not in path and not Path(path).exists():
+            raise UsageError(
+                "input-not-found",
+                f"input file {path} does not exist",
+                hint="pass its path relative to this directory: --input PATH",
+            )
+    image = made.taken.form.image
+    if image.kind is ImageKind.SIF:
+        _check_sif(Path(image.address), made, progress)
+
+
+def read_files(run: SubmitRun) -> Mapping[str, bytes]:
+    """The program and its inputs by name, for a Job that carries them. Raises UsageError."""
+    paths = [("--executable", run.executable)] if run.executable and not run.in_image else []
+    files: dict[str, bytes] = {}
+    for option, path in [*paths, *(("--input", one) for one in run.inputs)]:
+        name = Path(path).name
+        if "://" in path:
+            raise UsageError(
+                "option-conflict",
+                f"{option} {path} does not work on Kubernetes, which does not download files",
+                hint="download it in the program",
+            )
+        if name in files:
+            raise UsageError(
+                "file-name-duplicate",
+                f"two input files have the name {name}",
+                hint="rename one: the job has one directory",
+            )
+        try:
+            with Path(path).open("rb") as file:
+                files[name] = file.read(FILES_MOST + 1)
+        except OSError as error:
+            raise UsageError(
+                *os_problem("read", path, error),
+                hint=f"pass a file with {option}; put directories into a volume and add it to the manifest",
+            ) from error
+    return files
+
+
+def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
+    """Writes the files into the current folder; their names. Raises UsageError where they are here."""
+    name = made.run.name
+    if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
+        raise UsageError(
+            "sweep-rescue-exists",
+            f"{rescues[0]} exists: DAGMan would continue that sweep and skip its finished runs",
+            hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
+        )
+    texts = {made.file: made.text} | ({made.gather_file: made.gather} if made.gather else {})
+    texts |= {f"{name}.dag": made.dag} if made.dag else {}
+    folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
+    if not force:
+        there = [path for path in texts if os.path.lexists(path)]
+        there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
+        if there:
+            raise UsageError(
+                "file-exists",
+                f"{there[0]} already exists",
+                hint="use --force to overwrite it, "
+                + (
+                    "or change to another directory"
+                    if there[0] in folders
+                    else "or another name: -o NAME" + Path(made.file).suffix
+                ),
+            )
+    for folder in folders:
+        Path(folder).mkdir(exist_ok=True)
+    replace_all({Path(path): text.encode("ascii") for path, text in texts.items()})
+    return tuple(texts)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
+    """The machine that runs it knows not what is installed here; HTCondor sends the file and lets it run."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(256)
+    except OSError as error:
+        raise UsageError(
+            *os_problem("read", path, error), hint=f"pass a program in this directory: {option} train.sh"
+        ) from error
+    if line.startswith(b"#!") and line.rstrip(b"\n").endswith(b"\r"):
+        raise UsageError(
+            "program-line-endings",
+            f"{path} has Windows line endings, so its interpreter is not found",
+            hint=f"sed -i 's/\\r$//' {path}",
+        )
+    if not line.startswith((b"#!", b"\x7fELF")):
+        raise UsageError(
+            "program-no-interpreter",
+            f"{path} does not name its interpreter",
+            hint="start it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
+        )
+    if runs_here and not os.access(path, os.X_OK):
+        raise UsageError(
+            "program-not-executable", f"{option} {path} is not executable", hint=f"chmod +x {path}"
+        )
+
+
+def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
+    """That the file is the one that was verified. A folder that this machine does not see is passed over."""
+    image, name = made.taken.form.image, path.name
+    if not path.parent.is_dir():
+        return
+    if not path.is_file():
+        into = "" if path.parent == Path() else f"  (in {path.parent})"
+        raise UsageError("sif-missing", f"{path} does not exist", hint=f"{made.fetch}{into}")
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file, progress.task(f"checking {name}", total=path.stat().st_size) as task:
+        while data := file.read(_CHUNK):
+            sha256.update(data)
+            task.advance(len(data))
+    if sha256.hexdigest() != image.sha256.removeprefix("sha256:"):
+        raise UsageError("sif-mismatch", f"{path} is not the offered file", hint=f"rm {path}; {made.fetch}")

@@ -7,14 +7,23 @@ that take the same CUDA are one here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
+from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import older, parse_driver
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.oci.sif import sif_name
+from imagefactory.oci.store import parse_reference
+from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolImage
+from imagefactory.schedulers.sites import Site
+from imagefactory.schedulers.sizes import MB
+from imagefactory.settings.load import SIF_FOLDER
+from imagefactory.trust.catalog import CataloguedImage, Offer
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.verdict import Judged, RevokedCell, Standing
 
@@ -190,3 +199,276 @@ def _by_capability(predicted: Iterable[tuple[str, Claim]]) -> Mapping[Capability
     for text, claim in predicted:
         found.setdefault(parse_capability(text), []).append(claim)
     return found
+
+
+# --- Which form of an offered image a job takes: layers in a registry, a .sif there, at a path or in the
+# OSDF
+# Pure. Every address is pinned: layers and artifacts by digest, files by a name that carries 12 hex digits
+# of
+# their sha256, since the OSDF's caches go by names. A verdict on an image says nothing of a .sif, nor the
+# other
+# way round, so each form is judged by its own.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageForm:
+    """An image as a job may take it, and what its own verdicts say of it. `fetch` is the command that puts
+    the file there where it is missing, empty where no registry has it, or jobs take it from there."""
+
+    image: PoolImage
+    grounds: Grounds
+    fetch: str = ""
+
+
+def forms_of(offer: Offer, folder: str) -> tuple[ImageForm, ...]:
+    """All forms of an image. `folder` is where its .sif files lie: a path, or `osdf:///...`; empty for here.
+
+    Raises UsageError for a folder that is no such place.
+    """
+    return tuple(_forms(offer, _checked_folder(folder)))
+
+
+def expected_grounds(grounds: Grounds, image: CataloguedImage, *, faulty: bool = False) -> Grounds:
+    """What is proven of a form of an image, and what is predicted of the image where no verdict speaks.
+
+    With `faulty` also where some calls meet a known fault.
+    """
+    least = "" if image.minor_compat else image.runtime
+    return with_predictions(grounds, image.predicted, least, faulty=faulty)
+
+
+def choose_form(
+    forms: Sequence[ImageForm], site: Site, kind: ImageKind | None, *, own: str = ""
+) -> ImageForm:
+    """Return the form for a site: of those that work there the first that is verified, else the first.
+
+    `own` is the target where it is of the person's own project: the store has its image, so a .sif can be
+    made. Raises UsageError for a kind that does not work there, NothingSelectedError where no form does.
+    """
+    if kind is not None and kind not in site.kinds:
+        raise UsageError(
+            "image-type-unsupported",
+            f"the documentation of {site.title} does not list images of type '{kind}'",
+            hint=f"use --image {' or '.join(site.kinds)}",
+        )
+    kinds = site.kinds if kind is None else (kind,)
+    fitting = [form for one in kinds for form in forms if form.image.kind is one]
+    if fitting:
+        return next((form for form in fitting if form.grounds.proven), fitting[0])
+    there = ", ".join(dict.fromkeys(form.image.kind.value for form in forms))
+    if own and ImageKind.SIF in kinds and not any(form.image.sha256 for form in forms):
+        why = (
+            f"only available as {there}, which this site does not run"
+            if there
+            else "not in a registry or file"
+        )
+        raise NothingSelectedError(
+            "image-not-exported",
+            f"jobs cannot fetch {own}: it is {why}",
+            hint=f"run imagefactory export {own} --format sif, then submit again",
+        )
+    if not there:
+        raise NothingSelectedError(
+            "image-not-published",
+            "the image is not in a registry or file, so jobs cannot fetch it",
+            hint="ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
+        )
+    raise NothingSelectedError(
+        "image-type-not-offered",
+        f"no image of type {' or '.join(kinds)}, only {there}",
+        hint="use another --image; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
+    )
+
+
+def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
+    image = offer.image
+    if _pinned(image.reference) and not image.only_sif:
+        yield ImageForm(
+            image=PoolImage(
+                kind=ImageKind.DOCKER,
+                address=f"docker://{image.reference}",
+                subject=image.subject,
+                size=image.size,
+                unpacked=image.unpacked,
+            ),
+            grounds=proven_grounds(offer.judged, image.revoked_of(image.subject)),
+        )
+    for offered in offer.sifs:
+        sif = offered.sif
+        name = sif_name(image.target, sif.sha256)
+        file_kind = ImageKind.OSDF if folder.startswith("osdf:") else ImageKind.SIF
+        places = [(file_kind, f"{folder}/{name}" if folder else name)]
+        fetch = ""
+        if _pinned(sif.reference):
+            places.append((ImageKind.ORAS, f"oras://{sif.reference}"))
+            fetch = f"apptainer pull {name} oras://{sif.reference}"
+        grounds = proven_grounds(offered.judged, image.revoked_of(sif.subject))
+        for kind, address in places:
+            made = PoolImage(
+                kind=kind,
+                address=address,
+                subject=sif.subject,
+                size=sif.size,
+                unpacked=image.unpacked,
+                sha256=sif.sha256,
+            )
+            yield ImageForm(image=made, grounds=grounds, fetch="" if kind is ImageKind.ORAS else fetch)
+
+
+def _pinned(reference: str) -> bool:
+    """Whether it is one with a digest. Raises UsageError for what is no reference at all."""
+    return bool(reference) and bool(parse_reference(reference).digest)
+
+
+def _checked_folder(folder: str) -> str:
+    if folder and not SIF_FOLDER.fullmatch(folder):
+        raise UsageError(
+            "sif-folder-invalid",
+            f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
+            hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + - "
+            "without '..'",
+        )
+    return folder.rstrip("/")
+
+
+# --- Which GPUs of an inventory a job can get that runs in an image, and which of them are free. Pure
+# By values alone, so that it needs none of HTCondor's own readers; `--check` judges the expressions of
+# files,
+# also those that people wrote. What machines have at most counts, and free is what no job has at the moment.
+# Where the inventory does not tell it (START, a machine's attributes) a GPU is counted, and said to be
+# unsure.
+
+
+FRESH = timedelta(minutes=5)
+"""An inventory that is not older tells of now."""
+_HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What one job asks for: `gpus` of one machine at once, each with `gpu_memory`.
+
+    Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes that must be true of
+    a machine.
+    """
+
+    gpus: int = 1
+    gpu_memory: int = 0
+    cpus: int = 0
+    memory: int = 0
+    disk: int = 0
+    mig: bool = False
+    platform: str = "linux/amd64"
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A GPU that a job can get; `gpu_class` is why. `free`: it and as many more as the job asks for are."""
+
+    gpu: PoolGpu
+    gpu_class: GpuClass
+    free: bool
+    unsure: bool
+
+
+Known = Callable[[PoolGpu], GpuClass | None]
+"""Why an image may run on a GPU; None where it may not."""
+
+
+def by_class(classes: Iterable[GpuClass]) -> Known:
+    """An image that may run on these classes."""
+    by_capability = {str(one.capability): one for one in classes}
+
+    def known(gpu: PoolGpu) -> GpuClass | None:
+        found = by_capability.get(gpu.capability)
+        return found if found and _new_enough(gpu, found) else None
+
+    return known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenMachine:
+    """A machine, made ready to be asked many times: its attributes in small letters, as ClassAds take them.
+
+    `open`: its START takes any job.
+    """
+
+    gpus: tuple[PoolGpu, ...]
+    has: Mapping[str, object]
+    open: bool
+
+
+def look(inventory: Inventory) -> tuple[SeenMachine, ...]:
+    """The machines of an inventory."""
+    return tuple(
+        SeenMachine(
+            gpus=one.gpus,
+            has={name.lower(): value for name, value in one.attributes.items()},
+            open=one.start.strip().lower() in ("", "true"),
+        )
+        for one in inventory.machines
+    )
+
+
+def find_places(known: Known, wish: Wish, machines: Iterable[SeenMachine]) -> tuple[Place, ...]:
+    """The GPUs of these machines that a job can get in an image."""
+    return tuple(place for machine in machines for place in _on(machine, known, wish))
+
+
+def fits(gpu: PoolGpu, wish: Wish) -> bool:
+    """Whether the GPU itself is what is wished for, whatever runs on it."""
+    host = _HOSTS.get(wish.platform, "")
+    small = gpu.memory // MB < -(-wish.gpu_memory // MB)
+    return not small and (wish.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
+
+
+def _new_enough(gpu: PoolGpu, gpu_class: GpuClass) -> bool:
+    """Pools tell the newest CUDA that a driver takes; a GPU that tells none is not matched."""
+    return not gpu_class.cuda or (bool(gpu.cuda) and numbers(gpu.cuda) >= numbers(gpu_class.cuda))
+
+
+def takes(machine: SeenMachine, wish: Wish) -> bool | None:
+    """Whether a machine is large enough and has what the image needs; None where that is not told."""
+    has = machine.has
+    for name, amount, unit in (
+        ("memory", wish.memory, MB),
+        ("disk", wish.disk, 1024),
+        ("cpus", wish.cpus, 1),
+    ):
+        most = has.get(name)
+        if isinstance(most, int | float) and not isinstance(most, bool) and most * unit < amount:
+            return False
+    if has and any(has.get(need.lower()) is not True for need in wish.needs):
+        return False
+    told = "arch" in has if has else not wish.needs
+    return True if told and machine.open else None
+
+
+def format_places(places: Sequence[Place], inventory: Inventory, now: datetime) -> str:
+    """`reaches 12 of 40 GPUs, 3 free now`; of an older inventory when they were."""
+    total = len(inventory.gpus)
+    text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"
+    unsure = sum(place.unsure for place in places)
+    if when := free_when(inventory, now):
+        text += f", {sum(place.free for place in places)} free {when}"
+    return text + (f" (of {unsure} of them the machines may refuse)" if unsure else "")
+
+
+def free_when(inventory: Inventory, now: datetime) -> str:
+    """When it was that GPUs were free: `now`, or a time; empty for an inventory that does not say."""
+    if now - inventory.taken < FRESH:
+        return "now"
+    return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""
+
+
+def _on(machine: SeenMachine, known: Known, wish: Wish) -> Iterator[Place]:
+    fitting = [(gpu, found) for gpu in machine.gpus if (found := known(gpu)) and fits(gpu, wish)]
+    if not fitting or len(fitting) < wish.gpus:
+        return
+    taken = takes(machine, wish)
+    if taken is False:
+        return
+    enough = sum(gpu.free for gpu, _ in fitting) >= wish.gpus
+    for gpu, gpu_class in fitting:
+        yield Place(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=taken is None)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
 
 _SETTINGS = tuple(
     word for setting in ("log.showSignature=false", "core.fsmonitor=false") for word in ("-c", setting)
@@ -33,3 +37,67 @@ def ask_git(folder: Path, *arguments: str, given: bytes = b"", options: tuple[st
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return done.stdout if done.returncode == 0 else b""
+
+
+# --- The version of a source that only its git tags say, as `git describe` gives it to setuptools-scm
+# A build gets the files without the repository. So the version is read here, where no program of the
+# repository
+# runs, and handed over by the variable that the build tool documents for that.
+
+
+VARIABLES: Mapping[str, str] = {
+    **dict.fromkeys(("setuptools-scm", "hatch-vcs", "flit-scm"), "SETUPTOOLS_SCM_PRETEND_VERSION"),
+    "pdm-backend": "PDM_BUILD_SCM_VERSION",
+    "poetry-dynamic-versioning": "POETRY_DYNAMIC_VERSIONING_BYPASS",
+    "uv-dynamic-versioning": "UV_DYNAMIC_VERSIONING_BYPASS",
+}
+"""The build requirements that take a version from git, and the variable of each that gives it instead."""
+_DIGITS = 9  # of a commit, so that the size of a clone does not change a version
+_RELEASE_TAGS = "*[0-9]*"
+
+
+class NoGitVersionError(Exception):
+    """A folder has no version in git; says why."""
+
+
+def git_version(folder: Path) -> str:
+    """Return the version of the commit that a folder is at: 1.2.3, or 1.2.4.dev5+g0123abcd after 5 commits.
+
+    Changes that are not committed do not count. Raises NoGitVersionError.
+    """
+    commit = _words(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    if not commit:
+        raise NoGitVersionError("it is not in a git repository with a commit")
+    described = _words(
+        folder, "describe", "--tags", "--long", f"--abbrev={len(commit)}", "--match", _RELEASE_TAGS, "HEAD"
+    )
+    if described:
+        tag, distance, _ = described.rsplit("-", 2)
+        last = _version_of(tag)
+    elif _words(folder, "rev-parse", "--is-shallow-repository") == "true":
+        raise NoGitVersionError("its repository is a shallow clone without a tag")
+    else:
+        last, distance = Version("0.0"), _words(folder, "rev-list", "--count", "HEAD")
+    if distance == "0":
+        return str(last)
+    return f"{_next(last)}.dev{int(distance)}+g{commit[:_DIGITS]}"
+
+
+def _words(folder: Path, *arguments: str) -> str:
+    return ask_git(folder, *arguments).decode("utf-8", "replace").strip()
+
+
+def _version_of(tag: str) -> Version:
+    """The version in a tag such as v1.2 or release-1.2. Raises NoGitVersionError."""
+    for match in re.finditer(r"(?:^|[-_/])(?:[vV]\.?)?(?=[0-9])", tag):
+        try:
+            return Version(tag[match.end() :].partition("+")[0])
+        except InvalidVersion:
+            continue
+    raise NoGitVersionError(f"its last tag, {tag!r}, is not a version")
+
+
+def _next(last: Version) -> str:
+    """The version after a release: its last number is one more."""
+    public = last.public.partition(".dev")[0]
+    return re.sub(r"[0-9]+$", lambda found: str(int(found[0]) + 1), public)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from imagefactory.errors import LockError, os_problem
 from imagefactory.fs import replace_text
-from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.manifests import Descriptor, Layer
 
 LAYERS = "layers.txt"
 FORMAT = "imagefactory-layer-lock 1"

@@ -14,8 +14,8 @@ from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask, run_time_claim
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.model import Lock, Target
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.verdict import Judged

@@ -22,7 +22,7 @@ from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import read_driver
 from imagefactory.gpu.knowledge import find_gpu
 from imagefactory.model import Where
-from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.values import Reader
 from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show
 
 LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)

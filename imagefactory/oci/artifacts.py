@@ -9,8 +9,7 @@ from pathlib import Path
 from imagefactory.errors import RegistryError
 from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Artifact, Manifest, Place
 from imagefactory.oci.layers import CHUNK
-from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, canonical_json, digest_of, format_descriptor
 
 _WITHDRAWN = canonical_json(
     {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.errors import RegistryError
-from imagefactory.gpu.platforms import AMD64, PLATFORMS
+from imagefactory.gpu.capability import AMD64, PLATFORMS
 from imagefactory.oci.manifests import (
     ATTESTATION,
     CONFIG_TYPES,
@@ -17,6 +17,7 @@ from imagefactory.oci.manifests import (
     MANIFEST_LIMIT,
     MANIFEST_TYPE,
     MANIFEST_TYPES,
+    Descriptor,
     ImageConfig,
     canonical_json,
     digest_of,
@@ -28,7 +29,6 @@ from imagefactory.oci.manifests import (
     read_json,
     why_malformed,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Store
 
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"

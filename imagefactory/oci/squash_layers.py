@@ -7,16 +7,37 @@ about a megabyte; the blocks are written in the order of the tar whoever is read
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
-from imagefactory.oci.squashfs import STORED, File, Folder, Link, Node, Owned
+from imagefactory.errors import StoreError
+from imagefactory.fs import remove_inside
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import Descriptor, Layer, canonical_json
+from imagefactory.oci.squashfs import (
+    NO_FRAGMENT,
+    STORED,
+    SUPERBLOCK,
+    File,
+    Folder,
+    Link,
+    Node,
+    Owned,
+    format_tables,
+)
 from imagefactory.oci.tree import OPAQUE, WHITEOUT, Data, Member
+from imagefactory.oci.unpack import read_layer, tell_skipped
+from imagefactory.progress import Progress, Task
 
 PIECE = 1 << 20
 _WAITING = 8  # pieces of a layer that are packed or wait for that: what bounds its memory
@@ -291,3 +312,321 @@ def _row(owned: Owned) -> list[int]:
 def _parse_row(row: list[int]) -> Owned:
     mode, uid, gid, mtime = row
     return Owned(mode=mode, uid=uid, gid=gid, mtime=mtime)
+
+
+# --- Layers' rows of blocks in the store: where they lie, packed once, copied and proven
+# No row is kept by itself: it lies in a .sif of the store, and a sealed record says in which, where, with
+# which
+# sum and of which files. Without the .sif or the record a layer is packed again, into the same bytes.
+
+
+SQUASHED = "squashed"
+"""The kind of the records."""
+VERSION = 1
+"""Of what a row holds, and of what is made of rows. Another number makes all anew."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of `size` bytes, `offset` bytes into the file at `path`.
+
+    `digest` is its sha256 where a record says so; a row that was just packed has none yet.
+    """
+
+    index: LayerIndex
+    path: Path
+    offset: int
+    size: int
+    digest: str = ""
+
+
+class ChangedError(Exception):
+    """What lies in a .sif of the store is not what was written there; `place` is its number of the rows."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+class SquashStore:
+    """Rows of layers of `layout`, packed as `squeeze` says by so many threads."""
+
+    def __init__(self, layout: Layout, squeeze: Squeeze, workers: int) -> None:
+        self.layout, self.squeeze, self.workers = layout, squeeze, workers
+
+    def rows(self, layers: list[Layer], folder: Path, progress: Progress) -> list[Row]:
+        """The layers' rows in their order; what the store lacks is packed into new files in `folder`.
+
+        Raises StoreError for a layer that is damaged, ToolError where a codec is missing.
+        """
+        found = [self._recall(layer) for layer in layers]
+        missing = [place for place, row in enumerate(found) if row is None]
+        missing.sort(key=lambda place: -layers[place].descriptor.size)  # the longest first
+        if missing:
+            total = sum(layers[place].descriptor.size for place in missing)
+            title = f"pack {len(missing)} of {len(layers)} layers"
+            with (
+                progress.task(title, total=total) as task,
+                _threads(min(self.workers, len(missing))) as readers,
+                Packers(self.squeeze, self.workers) as packers,
+            ):
+                packing = {
+                    readers.submit(
+                        self._pack, layers[place], folder / f"row-{place}", packers, task, progress
+                    ): place
+                    for place in missing
+                }
+                for done in as_completed(packing):
+                    found[packing[done]] = done.result()
+        return [row for row in found if row is not None]
+
+    def _pack(self, layer: Layer, path: Path, packers: Packers, task: Task, progress: Progress) -> Row:
+        with path.open("wb") as out:
+            packer = LayerPacker(out, packers)
+            blob = self.layout.blob_path(layer.descriptor.digest)
+            tell_skipped(layer, read_layer(layer, blob, path.parent, packer, task), progress)
+        return Row(index=packer.index, path=path, offset=0, size=packer.size)
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def remember(self, layer: Layer, sif: str, row: Row) -> None:
+        """Records that `layer`'s row lies in the blob of digest `sif` as `row` says."""
+        place = {"digest": sif, "offset": row.offset, "size": row.size, "sha256": row.digest}
+        # Names that are no UTF-8 stand in JSON's own escapes.
+        data = json.dumps({**place, "index": format_index(row.index)}, separators=(",", ":")).encode()
+        self.layout.keep(self._record(layer), data)
+
+    def forget(self, layer: Layer) -> None:
+        """Drops the record of a layer whose row changed, and the .sif where it does."""
+        record = self.layout.recall(SQUASHED, self._record(layer).stem) or {}
+        remove_inside(self.layout.path, self._record(layer))
+        if digest := str(record.get("digest", "")):
+            self.layout.holds(Descriptor(media_type="", digest=digest, size=0))
+
+    def _recall(self, layer: Layer) -> Row | None:
+        record = self.layout.recall(SQUASHED, self._record(layer).stem)
+        try:
+            if record is None or not (path := self.layout.blob_path(record["digest"])).is_file():
+                return None
+            return Row(
+                index=parse_index(record["index"]),
+                path=path,
+                offset=int(record["offset"]),
+                size=int(record["size"]),
+                digest=str(record["sha256"]),
+            )
+        except (StoreError, LookupError, TypeError, ValueError):
+            return None  # what another version wrote is made again
+
+    def _record(self, layer: Layer) -> Path:
+        parts = canonical_json([SQUASHED, VERSION, self.squeeze.identity, layer.diff_id])
+        return self.layout.path / SQUASHED / f"{hashlib.sha256(parts).hexdigest()}.json"
+
+    # --- bytes -------------------------------------------------------------------------------------
+
+    def write(
+        self, path: Path, head: bytes, rows: list[Row], tail: bytes, task: Task
+    ) -> tuple[str, list[Row]]:
+        """Writes `head`, the rows and `tail` to a new file; gives its digest, and the rows as they lie there.
+
+        Rows that were just packed go from where they were. Raises ChangedError where a row is not what its
+        record says: then the file is worth nothing.
+        """
+        starts, at = [], len(head)
+        for row in rows:
+            starts.append(at)
+            at += row.size
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(file, head, 0)
+            _write_all(file, tail, at)
+            whole = _Ahead(file)
+            written = []
+            whole.to(len(head))
+            with _threads(self.workers) as pool:
+                copies = [
+                    pool.submit(_copy, row, file, start, task)
+                    for row, start in zip(rows, starts, strict=True)
+                ]
+                for place, (row, copy) in enumerate(zip(rows, copies, strict=True)):
+                    digest = copy.result()
+                    if row.digest not in ("", digest):
+                        raise ChangedError(place)
+                    written.append(
+                        Row(index=row.index, path=path, offset=starts[place], size=row.size, digest=digest)
+                    )
+                    whole.to(starts[place] + row.size)
+            whole.to(at + len(tail))
+        finally:
+            os.close(file)
+        return whole.digest, written
+
+
+class _Ahead:
+    """The sum of a file whose beginning is whole already."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._at, self._sha256 = file, 0, hashlib.sha256()
+
+    def to(self, end: int) -> None:
+        while self._at < end:
+            data = os.pread(self._file, min(_CHUNK, end - self._at), self._at)
+            self._sha256.update(data)
+            self._at += len(data)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._sha256.hexdigest()}"
+
+
+def _copy(row: Row, file: int, start: int, task: Task) -> str:
+    """Copies the row to `start`; the sum of what was written, or no sum where the source is cut."""
+    sha256 = hashlib.sha256()
+    source = os.open(row.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not row.digest:
+            row.path.unlink()  # what was just packed need not be on the disk twice
+        done = 0
+        while done < row.size:
+            data = os.pread(source, min(_CHUNK, row.size - done), row.offset + done)
+            if not data:
+                return "cut"
+            sha256.update(data)
+            _write_all(file, data, start + done)
+            done += len(data)
+            task.advance(len(data))
+    finally:
+        os.close(source)
+    return sha256.hexdigest()
+
+
+def _write_all(file: int, data: bytes, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, at)
+        left, at = left[written:], at + written
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads whose waiting work is dropped when one fails or the user interrupts."""
+    pool = ThreadPoolExecutor(max_workers=workers)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+# --- Layers over one another: the one tree that a squashfs shows of them (OCI specification, whiteouts)
+
+
+def format_image(
+    rows: Sequence[tuple[LayerIndex, int]], order: Sequence[int], squeeze: Squeeze, *, mtime: int
+) -> tuple[bytes, bytes]:
+    """What stands before and behind the rows of an image's layers: the superblock and the tables. Pure.
+
+    `rows` are the layers' indices and bytes as they follow one another, the last one is what apptainer adds;
+    `order` are the numbers of the image's layers, the lowest first: a layer can stand in an image twice.
+    """
+    tree, starts, at = SquashTree(), [], SUPERBLOCK
+    for _, size in rows:
+        starts.append(at)
+        at += size
+    for place in order:
+        tree.lay(rows[place][0], starts[place])
+    tree.dress(rows[-1][0], starts[-1])
+    return format_tables(
+        tree.root,
+        tree.fragments,
+        data_end=at,
+        block=squeeze.block,
+        mtime=mtime,
+        compress=squeeze.compressor(),
+    )
+
+
+class SquashTree:
+    """The tree so far, and the fragments of all layers. The layers' own indices stay as they are."""
+
+    def __init__(self) -> None:
+        self.root = Folder()
+        self.fragments: list[tuple[int, int]] = []
+
+    def lay(self, layer: LayerIndex, start: int) -> None:
+        """Puts the next layer over it, whose row begins `start` bytes behind the superblock's beginning."""
+        for path in layer.hidden:
+            above = self._find(path[:-1])
+            if isinstance(above, Folder):
+                above.entries.pop(path[-1], None)
+        for path in layer.opaque:
+            folder = self._find(path)
+            if isinstance(folder, Folder):
+                folder.entries.clear()
+        _lay(self.root, layer.root, _Moved(start, len(self.fragments)))
+        self._take_fragments(layer, start)
+
+    def dress(self, made: LayerIndex, start: int) -> None:
+        """Adds what apptainer put into an empty image, as it puts it into a full one.
+
+        Folders of the image stay as they are, and so do its links and folders where apptainer has a file, and
+        its files and folders where apptainer has a link.
+        """
+        _dress(self.root, made.root, _Moved(start, len(self.fragments)))
+        self._take_fragments(made, start)
+
+    def _take_fragments(self, layer: LayerIndex, start: int) -> None:
+        self.fragments += [(start + at, size) for at, size in layer.fragments]
+
+    def _find(self, path: Parts) -> Node | None:
+        node: Node | None = self.root
+        for name in path:
+            node = node.entries.get(name) if isinstance(node, Folder) else None
+        return node
+
+
+class _Moved:
+    """Files of a layer where they are in the image; one that has two names keeps them."""
+
+    def __init__(self, start: int, fragments: int) -> None:
+        self._start, self._fragments = start, fragments
+        self._files: dict[int, File] = {}
+
+    def __call__(self, node: File | Link) -> File | Link:
+        if isinstance(node, Link):
+            return node
+        if id(node) not in self._files:
+            shared = node.fragment != NO_FRAGMENT
+            self._files[id(node)] = File(
+                owned=node.owned,
+                size=node.size,
+                start=node.start + self._start if node.blocks else 0,
+                blocks=node.blocks,
+                fragment=node.fragment + self._fragments if shared else NO_FRAGMENT,
+                offset=node.offset,
+            )
+        return self._files[id(node)]
+
+
+def _lay(below: Folder, above: Folder, moved: _Moved) -> None:
+    below.owned = above.owned or below.owned
+    for name, node in above.entries.items():
+        if isinstance(node, Folder):
+            there = below.entries.get(name)
+            if not isinstance(there, Folder):
+                there = below.entries[name] = Folder()
+            _lay(there, node, moved)
+        else:
+            below.entries[name] = moved(node)
+
+
+def _dress(image: Folder, made: Folder, moved: _Moved) -> None:
+    for name, node in made.entries.items():
+        there = image.entries.get(name)
+        if isinstance(node, Folder):
+            if there is None:
+                there = image.entries[name] = Folder(owned=node.owned)
+            if isinstance(there, Folder):
+                _dress(there, node, moved)
+        elif there is None or type(there) is type(node):
+            image.entries[name] = moved(node)

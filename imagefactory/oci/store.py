@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import Descriptor
 
 # Distribution specification, "Pulling manifests": names, and tags of at most 128 characters.
 REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")

@@ -16,13 +16,47 @@ import math
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from imagefactory.errors import StoreError
 from imagefactory.oci.inflate import DamagedError
-from imagefactory.oci.tar_header import HEADER_LIMIT
 from imagefactory.oci.tree import DEEPEST, OPAQUE, WHITEOUT, entry_parts
 from imagefactory.trees import printable
+
+# --- How large a tar's extended header may be: one rule for every reader of a tar from a stranger
+
+
+HEADER_LIMIT = 1 << 20  # bytes; the largest extended header of one entry
+
+_HEADER_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+
+
+class CappedInfo(tarfile.TarInfo):
+    """tarfile reads a long name, a pax header and the map of a sparse file whole.
+
+    A gigabyte of them packs into a few kilobytes.
+    """
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Self:
+        # The entry point that tarfile leaves to subclasses: the header is known, its bytes are not read yet.
+        if self.type in _HEADER_EXTENDED and self.size > HEADER_LIMIT:
+            raise tarfile.ReadError(f"a header of {self.size} bytes (limit: {HEADER_LIMIT})")
+        if self.type == tarfile.GNUTYPE_SPARSE:  # its map goes on for as many blocks as it likes
+            raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
+        made: Self = super()._proc_member(archive)  # type: ignore[misc]
+        return made
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
+
+
+# ---
 
 BLOCK = 512
 NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together

@@ -20,7 +20,7 @@ from enum import StrEnum
 from imagefactory.errors import RegistryError
 from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import Artifact, Graph, Manifest, Place
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import Descriptor
 from imagefactory.oci.store import REPOSITORY, Store
 from imagefactory.progress import Progress, Task
 

@@ -7,22 +7,326 @@ of the OCI image specification become overlay's own (character device 0/0, `user
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
+import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 from imagefactory.errors import StoreError, os_problem
-from imagefactory.fs import Removal, entries_of, explain_full_disk, open_lock, path_inside, refuse_links, remove_inside, replacing, seal, unseal
-from imagefactory.oci.model import Layer
-from imagefactory.oci.tree import LayerTree
-from imagefactory.oci.unpack_layer import unpack_layer
-from imagefactory.oci.unpacked_sum import record, what_changed
-from imagefactory.progress import Progress, Task
-from imagefactory.trees import remove_tree
+from imagefactory.fs import (
+    Removal,
+    entries_of,
+    explain_full_disk,
+    open_lock,
+    path_inside,
+    refuse_links,
+    remove_inside,
+    replacing,
+    seal,
+    unseal,
+)
+from imagefactory.oci.inflate import DamagedError, plain_layer
+from imagefactory.oci.manifests import Layer
+from imagefactory.oci.tar_stream import (
+    FILE,
+    FOLDER,
+    HARD_LINK,
+    HIDDEN,
+    REMOVED,
+    TarStream,
+    entries,
+    layer_error,
+)
+from imagefactory.oci.tree import CHUNK, Data, LayerTree, Member
+from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.trees import printable, remove_tree
+
+# --- One layer of the store, read entry by entry and proven to be its diff_id; and as files of a folder
+# A tar from a stranger can name anything, so every entry is written relative to an open folder,
+# never through a symbolic link, and only regular files, folders and links are made.
+
+
+class Entries(Protocol):
+    """What takes a layer's entries, one after the other; later ones of a name win.
+
+    A path is its parts, () the root. Raises tarfile.TarError for what no layer may hold.
+    """
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, kind: object, /, *_: object) -> None: ...
+    def folder(self, parts: tuple[str, ...], member: Member) -> None: ...
+    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None: ...
+    def symlink(self, parts: tuple[str, ...], member: Member) -> None: ...
+    def whiteout(self, parts: tuple[str, ...]) -> None: ...
+    def remove(self, parts: tuple[str, ...]) -> None: ...
+
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None: ...
+
+
+def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task, progress: Progress) -> Mapping[int, str]:
+    """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id.
+
+    Returns the sha256 of the files there, by inode.
+    """
+    tree = LayerTree(folder, owners=os.geteuid() == 0)
+    tell_skipped(layer, read_layer(layer, blob, folder, tree, task), progress)
+    return tree.digests
+
+
+def read_layer(layer: Layer, blob: Path, folder: Path, tree: Entries, task: Task) -> list[str]:
+    """Gives `tree`, which writes into `folder`, the entries in `blob`, and proves that they are its diff_id.
+
+    Returns the names of the device nodes and FIFOs that were skipped. Raises StoreError for content that is
+    not, that a layer may not hold, or that does not fit the disk, and ToolError where a codec is missing.
+    """
+    content = _Hashed(plain_layer(layer.descriptor.media_type, _packed(layer, blob, task)))
+    stream = TarStream(iter(content))
+    title = printable(layer.title) or layer.diff_id
+    try:
+        with tree:
+            _give_entries(stream, tree)
+        stream.drain()
+    except (DamagedError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise layer_error(title, error) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(folder, stream, content, error) from error
+        raise StoreError(
+            "layer-unpack-failed",
+            f"cannot unpack layer {title} into {folder}: {error}",
+            hint="check the directory's permissions and file system",
+        ) from error
+    if content.digest != layer.diff_id:
+        raise StoreError(
+            "layer-corrupt",
+            f"layer {title} has the digest {content.digest}, not {layer.diff_id}",
+            hint="remove the image and build it again: the blob or its manifest is corrupt",
+        )
+    return stream.skipped
+
+
+def tell_skipped(layer: Layer, skipped: list[str], progress: Progress) -> None:
+    """Says which entries a reader of the layer did not keep; those below /dev every runner makes itself."""
+    names = [printable(name) for name in skipped if not name.lstrip("./").startswith("dev/")]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        progress.note(
+            f"  layer {layer.diff_id[7:19]}: device nodes and FIFOs are skipped: {', '.join(names[:3])}{more}"
+        )
+
+
+def _packed(layer: Layer, blob: Path, task: Task) -> Iterator[bytes]:
+    """The packed bytes, reported as they are read."""
+    try:
+        file = blob.open("rb")
+    except OSError as error:
+        raise StoreError(
+            *os_problem("read", f"blob {layer.descriptor.digest}", error), hint="build the image again"
+        ) from error
+    with file:
+        while data := file.read(CHUNK):
+            task.advance(len(data))
+            yield data
+
+
+class _Hashed:
+    """The plain bytes, hashed and counted as they are read."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self.size = chunks, 0
+        self._sha256 = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._sha256.update(chunk)
+            self.size += len(chunk)
+            yield chunk
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._sha256.hexdigest()}"
+
+
+def _full(folder: Path, stream: TarStream, content: _Hashed, error: OSError) -> StoreError:
+    """Reads the layer to its end, to say how many bytes it wants."""
+    stream.drain()
+    free = shutil.disk_usage(folder).free
+    return StoreError(
+        "disk-full",
+        f"{folder.parent}: {error.strerror}: this layer needs {format_bytes(content.size)} "
+        f"({content.size} bytes), {format_bytes(free)} are free",
+        hint="free space there (imagefactory store gc), or set `store` to another disk",
+    )
+
+
+def _give_entries(stream: TarStream, tree: Entries) -> None:
+    for entry in entries(stream):
+        if entry.kind == FILE:
+            tree.file(entry.parts, entry, entry)
+        elif entry.kind == FOLDER:
+            tree.folder(entry.parts, entry)
+        elif entry.kind == HARD_LINK:
+            tree.hard_link(entry.parts, entry.target, entry)
+        elif entry.kind == HIDDEN:
+            tree.whiteout(entry.parts)
+        elif entry.kind == REMOVED:
+            tree.remove(entry.parts)
+        else:
+            tree.symlink(entry.parts, entry)
+
+
+# --- What an unpacked layer was like when it was made, and whether it still is
+# The record has every entry: what must hold (mode, owner, size, time), what tells that nobody wrote to it
+# since
+# (ctime, inode), and its content: a file's sha256, a link's target, overlay's marks. It finds what a
+# program, a
+# person or a disk changed; against whoever may write to the store it proves nothing, the record lies there
+# too.
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HELD = ("mode", "owner", "group", "size", "time", "device")
+_ANOTHER = "has another {} than in the layer"
+_TIME = _ANOTHER.format("time")
+_MARKS = "user.overlay."
+
+Rows = dict[str, list[Any]]
+"""Of a folder, by name: what `_HELD` names, ctime and inode, content. The root has its own as `.`."""
+
+
+class _ChangedError(Exception):
+    """Says what is not as it was. Never leaves this file."""
+
+
+def record(folder: Path, digests: Mapping[int, str]) -> bytes:
+    """The record of a layer that was just unpacked; `digests` are the sha256 of its files by inode."""
+    known: dict[str, Rows] = {}
+
+    def look(path: str, opened: int) -> Iterable[str]:
+        rows = known[path] = {}
+        inner = []
+        for name in (*os.listdir(opened), *(() if path else (".",))):
+            status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+            digest = digests[status.st_ino] if stat.S_ISREG(status.st_mode) else None
+            content = digest or _content(opened, name, status)
+            rows[name] = [*_held(status), *_seen(status), content]
+            if stat.S_ISDIR(status.st_mode) and name != "." and _readable(status):
+                inner.append(name)
+        return inner
+
+    _visit(folder, look)
+    return json.dumps(known, separators=(",", ":")).encode()
+
+
+def what_changed(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
+    """What of the first entry is not as `record` saw it; "" where all is.
+
+    Content is trusted where also ctime and inode are as they were, unless `every_byte`: then it is read.
+    """
+    known: dict[str, Rows] = json.loads(recorded)
+    times: list[str] = []
+
+    def look(path: str, opened: int) -> Iterable[str]:
+        rows = known[path]
+        for name in sorted(set(os.listdir(opened)) - rows.keys()):
+            raise _ChangedError(f"{path + name!r} is not of the layer")
+        for name, row in rows.items():
+            fault = _compare(opened, name, row, every_byte=every_byte)
+            if fault == _TIME and stat.S_ISDIR(row[0]):
+                times.append(f"{path + name!r} {fault}")  # what changed inside says more
+            elif fault:
+                raise _ChangedError(f"{path + name!r} {fault}")
+        return [name for name in rows if f"{path}{name}/" in known]
+
+    try:
+        _visit(folder, look)
+    except _ChangedError as changed:
+        return str(changed)
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    return next(iter(times), "")
+
+
+def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str:
+    try:
+        status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+    except FileNotFoundError:
+        return "is missing"
+    for word, was, now in zip(_HELD, row, _held(status), strict=False):
+        if was != now:
+            return _ANOTHER.format(word)
+    untouched = _seen(status) == row[6:8]
+    # What its mode hides from an ordinary user cannot be read; a mode changed for that would show inside.
+    if untouched and not (every_byte and _readable(status)):
+        return ""
+    return "" if _content(opened, name, status) == row[8] else _ANOTHER.format("content")
+
+
+def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
+    """Shows `look` each folder, as a path that ends in `/` and open; it names those inside to go on with."""
+    opened: list[int] = []
+    waiting = [(0, "", str(root))]
+    try:
+        while waiting:
+            depth, path, name = waiting.pop()
+            while len(opened) > depth:
+                os.close(opened.pop())
+            opened.append(os.open(name, _FOLDER, dir_fd=opened[-1] if opened else None))
+            waiting += [(depth + 1, f"{path}{inner}/", inner) for inner in look(path, opened[-1])]
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _held(status: os.stat_result) -> list[int]:
+    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # a folder's is its file system's affair
+    return [status.st_mode, status.st_uid, status.st_gid, size, status.st_mtime_ns, status.st_rdev]
+
+
+def _seen(status: os.stat_result) -> list[int]:
+    return [status.st_ctime_ns, status.st_ino]
+
+
+def _readable(status: os.stat_result) -> bool:
+    return os.geteuid() == 0 or bool(status.st_mode & stat.S_IRUSR)
+
+
+def _content(opened: int, name: str, status: os.stat_result) -> str:
+    if stat.S_ISLNK(status.st_mode):
+        return os.readlink(name, dir_fd=opened)
+    if stat.S_ISDIR(status.st_mode):
+        return _marks(opened, name) if _readable(status) else ""
+    if not stat.S_ISREG(status.st_mode):
+        return ""
+    with os.fdopen(os.open(name, _FILE, dir_fd=opened), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() + _marks(opened, name)
+
+
+def _marks(opened: int, name: str) -> str:
+    """Overlay's attributes; nothing where the file system has no attributes."""
+    path = f"/proc/self/fd/{opened}/{name}"
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return ""
+        raise
+    marks = sorted(mark for mark in names if mark.startswith(_MARKS))
+    return "".join(f" {mark}={os.getxattr(path, mark, follow_symlinks=False).hex()}" for mark in marks)
+
+
+# ---
 
 
 class Unpacked:

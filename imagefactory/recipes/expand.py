@@ -5,29 +5,299 @@ What a recipe alone cannot show is judged here: its base, what its source offers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+
+from packaging.utils import parse_wheel_filename
 
 from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError
-from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.platforms import MACHINES, with_suffix
-from imagefactory.model import NO_CUDA, Base, Start, Target
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import platform_of, rocm_of
+from imagefactory.gpu.capability import AMD64, MACHINES, with_suffix
+from imagefactory.model import NO_CUDA, Base, Start, Target, Where
 from imagefactory.recipes.bases import all_bases
-from imagefactory.recipes.match_spec import Spec, channel_address, parse_spec
 from imagefactory.recipes.family import MatrixRow, Recipe
 from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
-from imagefactory.recipes.origins import origin_faults
-from imagefactory.recipes.row_faults import (
-    addition_faults,
-    base_faults,
-    exclude_faults,
-    place_of,
-    source_faults,
-    virtual_faults,
+from imagefactory.recipes.values import (
+    GPU_CHECKS,
+    REQUIREMENT_RULES,
+    RULES,
+    Reader,
+    Source,
+    Spec,
+    canonical,
+    channel_address,
+    check_fault,
+    is_source,
+    named_packages,
+    normal_requirement,
+    package_of,
+    parse_spec,
+    requirement_fault,
 )
-from imagefactory.recipes.values import REQUIREMENT_RULES, RULES, normal_requirement
-from imagefactory.recipes.yaml_tree import show
-from imagefactory.versions import natural
+from imagefactory.recipes.yaml_tree import YamlNode, show
+from imagefactory.versions import natural, nearest
+
+# --- What is wrong with a row that its recipe alone cannot show: its base, its source, the target below
+
+
+def place_of(row: MatrixRow, key: str) -> Where:
+    return dict(row.places).get(key, row.where)
+
+
+def _at(row: MatrixRow, key: str, code: str, what: str, write: str) -> Diagnostic:
+    return Diagnostic(code, str(place_of(row, key)), what, write)
+
+
+def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, Where]:
+    """Return where the row of a target has each of its own requirements and constraints."""
+    found: dict[str, Where] = {}
+    for row in (row for recipe in recipes for row in recipe.matrix if row.where == target.where):
+        for key in ("packages", "constraints", "pip"):
+            for index, text in enumerate(getattr(row, key)):
+                found.setdefault(text, place_of(row, f"{key}.{index}"))
+    return found
+
+
+def addition_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
+    """What the source of the target below does not take."""
+    source = Source(kind=under.source, framework=under.framework, channels=under.channels, on=under.name)
+    for key, rule in zip(("packages", "constraints"), REQUIREMENT_RULES[under.source], strict=True):
+        for index, text in enumerate(getattr(row, key)):
+            fault = requirement_fault(text, key, source)
+            if not RULES[rule].allows(text):
+                what = f"'{key}' of {under.source}, as {under.name} is, cannot be {show(text)}"
+                fault = "value-invalid", what, f"write {RULES[rule].write}"
+            if fault:
+                yield _at(row, f"{key}.{index}", *fault)
+    for check in row.checks:
+        fault = check_fault(check, under.framework)
+        if check in GPU_CHECKS and not under.gpu:
+            what = f"'{check}' checks GPU images, and {under.name} is for CPUs"
+            fault = "gpu-only-key", what, "remove it"
+        if fault:
+            yield _at(row, f"checks.{check}", *fault)
+    for key in ("capabilities", "waive"):
+        if getattr(row, key) and not under.gpu:
+            what = f"'{key}' is for GPUs, and {under.name} is for CPUs"
+            yield _at(row, key, "gpu-only-key", what, "remove it")
+    for text in row.capabilities if under.gpu else ():
+        if text.startswith("gfx") != bool(rocm_of(under.cuda)):
+            what = f"{text} cannot run {under.name}, which is for {platform_of(under.cuda)}"
+            yield _at(row, "capabilities", "capability-mismatch", what, "remove it")
+    if row.pip and under.source != "conda":
+        what = f"'pip' requires a conda target, and {under.name} takes all packages from PyPI"
+        yield _at(row, "pip.0", "key-not-for-source", what, "write these under 'packages'")
+
+
+def exclude_faults(row: MatrixRow, target: Target) -> Iterator[Diagnostic]:
+    """Yield what cannot be left out of a target."""
+    named = named_packages(target)
+    for index, name in enumerate(row.exclude):
+        key = f"exclude.{index}"
+        if name in named:
+            what = f"'{name}' is excluded, but {target.name} requires it"
+            yield _at(row, key, "exclude-conflict", what, "remove one of the two")
+        elif target.source == "conda" and not target.pip:
+            what = f"'exclude' is for PyPI packages, and {target.name} has none"
+            yield _at(row, key, "key-not-for-source", what, "remove it")
+
+
+def base_faults(row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[Diagnostic]:
+    if base is None:
+        near = nearest(row.base, names)
+        hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
+        yield _at(row, "base", "base-unknown", f"no base '{row.base}'", hint)
+
+
+def virtual_faults(row: MatrixRow, index: int, base: Base | None, platform: str) -> Iterator[Diagnostic]:
+    """What no machine has, or none that the image is for."""
+    cuda, virtual = row.cuda[index], dict(row.virtual)
+    if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
+        what = f"base '{base.name}' has glibc {base.glibc}, older than {virtual['glibc']}"
+        write = f'write "{base.glibc}" or less, or remove it'
+        yield _at(row, "virtual.glibc", "glibc-too-new", what, write)
+    machine = MACHINES.get(platform, "")
+    if "archspec" in virtual and not virtual["archspec"].startswith(machine):
+        what = f"'{virtual['archspec']}' is not a processor of {platform}"
+        write = f"write {machine}, remove it, or write a row per platform"
+        yield _at(row, "virtual.archspec", "archspec-mismatch", what, write)
+    if cuda == NO_CUDA:
+        return
+    driver, newest = virtual.get("cuda") or cuda, knowledge.newest_cuda()
+    key = "virtual.cuda" if "cuda" in virtual else f"cuda.{index}"
+    if "." not in driver:
+        what = f"CUDA {cuda} does not say which driver the packages need"
+        write = f'write virtual: {{cuda: "{cuda}.4"}} with the oldest supported driver'
+        yield _at(row, key, "driver-missing", what, write)
+    elif int(driver.partition(".")[0]) > newest or not RULES["driver"].allows(driver):
+        what = f"no driver is known for CUDA {driver}"
+        yield _at(row, key, "driver-unknown", what, f"write a version of CUDA {newest} or older")
+    elif natural(driver.partition(".")[0]) < natural(cuda.partition(".")[0]):
+        what = f"a driver for CUDA {driver} cannot run CUDA {cuda}"
+        write = f"write a version of CUDA {cuda.partition('.')[0]}, or remove it"
+        yield _at(row, key, "driver-mismatch", what, write)
+
+
+def source_faults(row: MatrixRow, index: int, platform: str) -> Iterator[Diagnostic]:
+    """What the source is known not to offer. What the table lacks is left to the solver: a version, and all
+    that is for another platform than amd64."""
+    cuda, name = row.builds[index], f"{row.framework} {row.version}"
+    wheels = knowledge.offered(row.framework, row.version)
+    if cuda == NO_CUDA or rocm_of(cuda):
+        whose = "CPUs" if cuda == NO_CUDA else "AMD GPUs"
+        yield from _cpu_faults(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
+        return
+    if platform != AMD64 or not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
+        return
+    fitting = [wheel for wheel in wheels if wheel.cuda == cuda]
+    if not fitting:
+        known = sorted({wheel.cuda for wheel in wheels}, key=natural)
+        offers = " and ".join(known)
+        write = " or ".join(f'"{version}"' for version in known)
+        what = f"{name} on PyPI is built for CUDA {offers}, not {cuda}"
+        yield _at(row, f"cuda.{index}", "cuda-not-offered", what, f"write {write}")
+        return
+    wheel = fitting[0]
+    if missing := [extra for extra in wheel.extras if extra not in row.extras]:
+        what = f"{name} on PyPI has CUDA {cuda} only with the extras {' and '.join(map(repr, missing))}"
+        yield _at(row, "extras", "extras-missing", what, f"write extras: [{', '.join(wheel.extras)}]")
+    if wheel.python and natural(row.python) < natural(wheel.python):
+        what = f"{name} on PyPI needs Python {wheel.python} or newer, not {row.python}"
+        yield _at(row, "python", "python-too-old", what, "choose a base that has it")
+
+
+def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
+    """What brings CUDA although the row is for others. What the table does not know the lock tells."""
+    if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
+        such = "tensorflow-rocm" if row.rocm else "onnxruntime"
+        what = f"'{row.framework}' is built for CUDA, and the row is for {whose}"
+        write = f"write the build for {whose} in the row, such as framework: {such}"
+        yield _at(row, "framework", "build-mismatch", what, write)
+    for extra in sorted(gpu_extras.intersection(row.extras)):
+        what = f"the extra '{extra}' of {name} brings CUDA, and the row is for {whose}"
+        yield _at(row, "extras", "build-mismatch", what, "remove it")
+
+
+# --- Which packages of a recipe come from elsewhere than the machine's package index
+# `index` names the index of a package, which then comes from no other; a wheel of the factory stands under
+# `packages` or `pip` by its path, and becomes its exact version here, with the path as where it comes from.
+# Folders and repositories that have no wheel yet are set apart.
+
+
+def read_origins(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+    """(normalised name, name of an index), as they are written."""
+    found: dict[str, str] = {}
+    for name, key, value in reader.pairs(node, "index"):
+        if not reader.text(key, "index", "framework"):
+            continue
+        if canonical(name) in found:
+            reader.fault(key.where, "duplicate-key", f"duplicate {show(name)}", "remove one of them")
+        found[canonical(name)] = reader.text(value, name, "index name")
+    return tuple(found.items())
+
+
+def with_origins(
+    reader: Reader, root: YamlNode, kind: str, framework: str, matrix: Sequence[MatrixRow]
+) -> list[MatrixRow]:
+    """The rows of a recipe, each with the origins of what it asks for; what no row asks for is a fault."""
+    asked = [_asked_of_pypi(row, kind, framework) for row in matrix]
+    _refuse_unasked(reader, root.get("index"), frozenset().union(*asked), kind)
+    nodes = rows.items if (rows := root.get("matrix")) and rows.kind == "list" else []
+    for node, own in zip(nodes, asked, strict=False):
+        _refuse_unasked(reader, node.get("index"), own, kind)
+    made = []
+    for row, own, node in zip_longest(matrix, asked, nodes[: len(matrix)]):
+        named = {name: index for name, index in row.origins if name in own}
+        files = _files(reader, [section for section in (node, root) if section], row, named)
+        made.append(
+            replace(
+                row,
+                packages=tuple(dict.fromkeys(map(_exact, _without_sources(row.packages)))),
+                pip=tuple(dict.fromkeys(map(_exact, _without_sources(row.pip)))),
+                sources=tuple(_sources(row)),
+                origins=tuple(sorted((named | files).items())),
+            )
+        )
+    return made
+
+
+def origin_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
+    """What is not PyPI's where the target below is of conda, whose `packages` are its channels'."""
+    pip = set(map(package_of, row.pip))
+    for key, text in row.sources if under.source == "conda" else ():
+        if key == "packages":
+            what = f"{show(text)} under 'packages' is not in the channels of {under.name}"
+            yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
+    for name, _ in row.origins if under.source == "conda" else ():
+        if name not in pip:
+            what = (
+                f"'{name}' under 'packages' must come from the channels of {under.name}, not "
+                "from an index or a file"
+            )
+            yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
+
+
+def _sources(row: MatrixRow) -> Iterator[tuple[str, str]]:
+    for key, texts in (("packages", row.packages), ("pip", row.pip)):
+        yield from ((key, text) for text in dict.fromkeys(texts) if is_source(text))
+
+
+def _without_sources(texts: Iterable[str]) -> list[str]:
+    return [text for text in texts if not is_source(text)]
+
+
+def _files(
+    reader: Reader, sections: Sequence[YamlNode], row: MatrixRow, named: Mapping[str, str]
+) -> dict[str, str]:
+    """The wheels of the factory that a row names, by package."""
+    found: dict[str, str] = {}
+    for text in (one for one in (*row.packages, *row.pip) if one.startswith("./") and not is_source(one)):
+        name = package_of(text)
+        if name in named or name in found:
+            where = _item(sections, text) or row.where
+            other = found.get(name) or f"the index '{named[name]}'"
+            reader.fault(
+                where, "origin-conflict", f"'{name}' already comes from {other}", "take it from one of them"
+            )
+        found[name] = text
+    return found
+
+
+def _item(sections: Sequence[YamlNode], text: str) -> Where | None:
+    lists = (node for section in sections for key in ("packages", "pip") if (node := section.get(key)))
+    return next((item.where for node in lists for item in node.items if item.text == text), None)
+
+
+def _exact(text: str) -> str:
+    """A requirement; of a wheel's path the version that it holds."""
+    if not text.startswith("./"):
+        return text
+    _, version, *_ = parse_wheel_filename(text.rpartition("/")[2])
+    return f"{package_of(text)}=={version}"
+
+
+def _asked_of_pypi(row: MatrixRow, kind: str, framework: str) -> frozenset[str]:
+    """What a row itself asks of PyPI by name; of a row that is built on a target all that may be."""
+    own = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
+    return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
+
+
+def _refuse_unasked(reader: Reader, node: YamlNode | None, asked: Collection[str], kind: str) -> None:
+    """No index of a name is asked for what packages need: uv asks it for what is asked by name alone."""
+    for key, _ in node.pairs if node and node.kind == "map" else ():
+        if key.kind == "text" and canonical(key.text) not in asked:
+            reader.fault(
+                key.where,
+                "index-unused",
+                f"{show(key.text)} is not listed by name, so its index is never used",
+                f"write it under '{'pip' if kind == 'conda' else 'packages'}' too, or remove it here",
+            )
+
+
+# ---
 
 PYTHON_CHANNEL = "conda-forge"
 """Where Python comes from when a base has none of the version that a recipe of PyPI's packages names."""

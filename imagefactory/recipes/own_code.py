@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from posixpath import join, normpath
 
+from imagefactory.extras.importers.spec import Wish
 from imagefactory.model import Where
 from imagefactory.recipes.values import without_secrets
-from imagefactory.extras.importers.spec import Wish
 from imagefactory.recipes.yaml_tree import show
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -6,38 +6,228 @@ value, and here each value passes an allow-list by full match. All faults of a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from imagefactory.model import NO_CUDA, Where
-from imagefactory.recipes.cpu_rows import check_cpu_row, check_gpu_row
-from imagefactory.recipes.image_config import (
-    START_KEYS,
-    read_environment,
-    read_files,
-    read_labels,
-    read_start,
-)
-from imagefactory.recipes.match_spec import channel_address
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.model import NO_CUDA, FilesWanted, Start, Where
+from imagefactory.recipes.bases import BESIDE_IMAGE, NamedBase, read_base
+from imagefactory.recipes.expand import read_origins, with_origins
 from imagefactory.recipes.family import MatrixRow, Recipe
-from imagefactory.recipes.named_base import BESIDE_IMAGE, NamedBase, read_base
-from imagefactory.recipes.origins import read_origins, with_origins
-from imagefactory.recipes.reader import Reader
-from imagefactory.recipes.rocm_rows import CUDA_CHECK, check_processors, check_rocm_row, in_order
 from imagefactory.recipes.values import (
     GPU_CHECKS,
+    OWNED_LABELS,
+    OWNED_PREFIX,
+    OWNED_VARIABLES,
     REQUIREMENT_RULES,
+    RULES,
     SMOKE_CHECKS,
     SOURCES,
     WAIVABLE,
+    Reader,
     Source,
     canonical,
+    channel_address,
     check_fault,
     default_checks,
     normal_requirement,
     requirement_fault,
 )
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
+from imagefactory.versions import natural
+
+# --- What a recipe says of its images' config: variables, labels, own files, and how a container starts
+
+
+START_KEYS = ("workdir", "user", "entrypoint", "command")
+
+
+def read_environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+    values = {}
+    for name, key, value in reader.pairs(node, "environment"):
+        if not reader.text(key, "environment", "variable"):
+            continue
+        if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX):
+            reader.fault(
+                key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
+            )
+        values[name] = reader.text(value, name, "value")
+    return tuple(values.items())
+
+
+def read_labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+    values = {}
+    for name, key, value in reader.pairs(node, "labels"):
+        if not reader.text(key, "labels", "label"):
+            continue
+        if OWNED_LABELS.fullmatch(name):
+            reader.fault(
+                key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
+            )
+        values[name] = reader.text(value, name, "label value")
+        if name == "org.opencontainers.image.licenses" and values[name]:
+            try:
+                canonicalize_license_expression(values[name])
+            except InvalidLicenseExpression as error:
+                write = 'write an SPDX expression, such as "BSD-3-Clause AND LicenseRef-NVIDIA-Proprietary"'
+                reader.fault(value.where, "value-invalid", str(error), write)
+    return tuple(values.items())
+
+
+def read_files(reader: Reader, node: YamlNode | None) -> tuple[FilesWanted, ...]:
+    found = []
+    for folder, key, value in reader.pairs(node, "files"):
+        reader.text(key, "files", "folder")
+        patterns = reader.texts(value, folder, "pattern", empty=False)
+        found += [
+            FilesWanted(folder=folder, pattern=item.text, where=item.where)
+            for item in value.items
+            if item.text in patterns
+        ]
+    return tuple(found)
+
+
+def read_start(reader: Reader, fields: Mapping[str, YamlNode]) -> Start:
+    """How a container starts, as far as it is written. A word may stand in a command twice."""
+
+    def words(key: str) -> tuple[str, ...]:
+        items = reader.items(fields.get(key), key, f"{key}: [python, train.py]")
+        return tuple(reader.text(item, key, "argument") for item in items)
+
+    return Start(
+        entrypoint=words("entrypoint"),
+        command=words("command"),
+        workdir=reader.text(fields.get("workdir"), "workdir", "workdir"),
+        user=reader.text(fields.get("user"), "user", "user"),
+    )
+
+
+# --- Rows for AMD's GPUs, with rocm in place of cuda: their capabilities are processors, and only theirs
+# are
+
+
+CUDA_CHECK = "compiler"
+"""The check of the smoke test that has no meaning without CUDA: it tries what makes code for it."""
+
+
+def check_rocm_row(
+    reader: Reader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
+) -> None:
+    """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
+    rocm, newest = row["rocm"], knowledge.newest_rocm()
+    if cuda := row.get("cuda"):
+        write = "write a separate row for AMD GPUs, with only rocm"
+        reader.fault(cuda.where, "mixed-row", "'cuda' and 'rocm' are in one row", write)
+    for item in rocm.items:
+        if RULES["rocm"].allows(item.text) and int(item.text.partition(".")[0]) > newest:
+            write = f"write a version of ROCm {newest} or older"
+            reader.fault(item.where, "rocm-unknown", f"unknown ROCm version {item.text}", write)
+    for item in row["checks"].items if "checks" in row else ():
+        if item.text == CUDA_CHECK:
+            reader.fault(
+                item.where,
+                "check-not-applicable",
+                f"'{CUDA_CHECK}' checks the CUDA compiler",
+                "remove it",
+            )
+    capabilities = row.get("capabilities") or family.get("capabilities")
+    if capabilities is None or ("capabilities" not in row and not any(_processors(capabilities))):
+        what = "'capabilities' with AMD processors is missing in the row"
+        write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
+        reader.fault(node.where, "capabilities-missing", what, write)
+
+
+def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: bool) -> None:
+    """Tells the reader which `capabilities` are not those of the row's GPUs, and which no GPU has."""
+    for item in capabilities.items if capabilities else ():
+        if not RULES["capability"].allows(item.text):
+            continue
+        amd = item.text.startswith("gfx")
+        if amd and not rocm:
+            write = "write a separate row for AMD GPUs, with rocm instead of cuda"
+            reader.fault(
+                item.where,
+                "capability-mismatch",
+                f"'{item.text}' is an AMD processor, and the row is for CUDA",
+                write,
+            )
+        elif rocm and not amd:
+            write = "write its processor, such as gfx90a"
+            reader.fault(
+                item.where,
+                "capability-mismatch",
+                f"'{item.text}' is not an AMD processor, and the row is for ROCm",
+                write,
+            )
+        elif amd and item.text not in knowledge.known_processors():
+            near = _nearest(item.text)
+            write = f"did you mean {near}?" if near else "`rocminfo` prints the processor of a GPU"
+            reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
+
+
+def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:
+    """By their numbers, gfx908 before gfx90a; what is none, which is told elsewhere, in natural order."""
+    return tuple(sorted(capabilities, key=_order))
+
+
+def _order(text: str) -> tuple[object, ...]:
+    try:
+        return 0, parse_capability(text), ()
+    except ValueError:
+        return 1, Capability(0, 0), natural(text)
+
+
+def _processors(node: YamlNode) -> list[str]:
+    return [item.text for item in node.items if item.text.startswith("gfx")]
+
+
+def _nearest(text: str) -> str:
+    """Those that are sold and differ in the last digit alone."""
+    return " or ".join(str(one) for one in knowledge.processors() if str(one)[:-1] == text[:-1])
+
+
+# --- A row for CUDA has capabilities; a row for CPUs, with cuda: [none], has nothing that speaks of GPUs
+
+
+def check_gpu_row(
+    reader: Reader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
+) -> None:
+    """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
+    if "capabilities" not in row and "capabilities" not in family:
+        write = 'write capabilities: ["8.0"] with those that the image must support'
+        reader.fault(
+            node.where,
+            "capabilities-missing",
+            "'capabilities' is missing in the row and in the family",
+            write,
+        )
+    if named := row.get("framework"):
+        what = "'framework' in a row requires cuda: [none] or rocm"
+        reader.fault(
+            named.where, "framework-in-gpu-row", what, "remove it: CUDA rows use the family's framework"
+        )
+
+
+def check_cpu_row(reader: Reader, row: Mapping[str, YamlNode]) -> None:
+    """Tells the reader what is wrong with the keys of a row for CPUs."""
+    versions = row["cuda"].items
+    for item in versions:
+        if item.text == NO_CUDA and len(versions) > 1:
+            write = "write a separate row for CPUs, with cuda: [none]"
+            reader.fault(item.where, "mixed-row", "'none' and CUDA versions are in one row", write)
+    about = [(key, row[key].where) for key in ("capabilities", "waive") if key in row]
+    if "virtual" in row:
+        about += [("virtual.cuda", key.where) for key, _ in row["virtual"].pairs if key.text == "cuda"]
+    if "checks" in row:
+        about += [(item.text, item.where) for item in row["checks"].items if item.text in GPU_CHECKS]
+    for key, where in about:
+        reader.fault(where, "gpu-only-key", f"'{key}' is for GPUs, and cuda: [none] is for CPUs", "remove it")
+
+
+# ---
 
 # Key -> an example of the line, told when it is missing.
 _FAMILY_REQUIRED = {

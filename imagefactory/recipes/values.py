@@ -6,16 +6,130 @@ Recipes are data from strangers: every value passes an allow-list by full match.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from imagefactory.gpu.platforms import PLATFORMS
-from imagefactory.model import NO_CUDA, Target
-from imagefactory.recipes import match_spec
-from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
-from imagefactory.recipes.yaml_tree import show
+from imagefactory.errors import Diagnostic, RecipeError
+from imagefactory.gpu.capability import PLATFORMS
+from imagefactory.model import NO_CUDA, Target, Where
+from imagefactory.recipes.yaml_tree import YamlNode, show
 from imagefactory.suite import table
 from imagefactory.suite.gpu import table as gpu_table
+from imagefactory.versions import nearest
+
+# --- Conda's match specs as recipes may write them, and the one spelling in which they are kept
+# A subset of conda's grammar: `[channel::]name [bounds [build]]`. What conda reads in a way that surprises
+# (`>=1.*`, `==1.26.*`, which drop the star), alternatives (`|`), brackets (`[version=...]`) and regular
+# expressions (`^...$`) are left out. Rules: the match spec of conda's documentation; the spelling is that
+# of rattler, so that what a solver says of a package reads as the recipe does.
+#     numpy            numpy              numpy=1.26       numpy 1.26.*
+#     numpy<2          numpy <2           numpy==1.26.4    numpy ==1.26.4
+#     numpy 1.26.4     numpy ==1.26.4     numpy=1.26=py_0  numpy ==1.26 py_0
+#     jaxlib=*=*cuda*  jaxlib * *cuda*    numpy >=1, <2    numpy <2,>=1
+
+
+# Where a channel that is only named lies.
+CHANNEL_ROOT = "https://conda.anaconda.org"
+
+_SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+# A host by name, as no client rewrites it: not a number, no port that https has anyway.
+_SPEC_HOST = (
+    r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z]([a-z0-9-]*[a-z0-9])?(:(?!443/)([1-9][0-9]{0,3}|[1-5][0-9]{4}))?"
+)
+# Not `defaults`, which stands for several channels; no folder of one platform; no token of a person.
+CHANNEL = (
+    r"(?!(defaults|nodefaults|local)$|.*/(linux-64|noarch)/?$|.*/t/)"
+    rf"({_SEGMENT}(/{_SEGMENT})*|https://{_SPEC_HOST}(/{_SEGMENT})+/?|file://(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+/?)"
+)
+NAME = r"_?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_SPEC_VERSION = r"([0-9]{1,4}!)?[0-9][A-Za-z0-9]*([._][A-Za-z0-9]+)*(\+[A-Za-z0-9]+([._][A-Za-z0-9]+)*)?"
+_STAR = rf"{_SPEC_VERSION}\.?\*"
+_SPEC_BOUND = rf"(==|!=|<=|>=|<|>|~=|=) ?{_SPEC_VERSION}|(!=|=) ?{_STAR}"
+_PLAIN = rf"({_STAR}|{_SPEC_VERSION}|\*)"
+_MORE = rf"(?:, ?(?:{_SPEC_BOUND}|{_STAR}))*"
+# Two stars in a row are no glob to rattler.
+BUILD = r"(?:[A-Za-z0-9_.+]|\*(?!\*))+"
+# name; name and a version that needs no operator; name=version=build; name and bounds.
+SPEC = (
+    rf"(?:(?P<channel>{CHANNEL.replace('$', '::').replace('/?', '')})::)?(?P<name>{NAME})"
+    rf"(?: (?P<plain>{_STAR}{_MORE}|{_SPEC_VERSION}|\*)(?: (?P<build>{BUILD}))?"
+    rf"| ?==?(?P<exact>{_PLAIN})=(?P<exact_build>{BUILD})"
+    r"| ?=(?P<any>\*)"
+    rf"| ?(?P<bounds>(?:{_SPEC_BOUND}){_MORE})(?: (?P<bounds_build>{BUILD}))?)?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A match spec taken apart; str() gives its one spelling.
+
+    `channel` is an address, empty for any channel; `version` the sorted bounds joined by commas, `*` or
+    empty for any; `build` a build string in which `*` stands for anything, empty for any.
+    """
+
+    name: str
+    version: str = ""
+    build: str = ""
+    channel: str = ""
+
+    def __str__(self) -> str:
+        version = self.version or ("*" if self.build else "")
+        parts = [
+            f"{channel_name(self.channel)}::{self.name}" if self.channel else self.name,
+            version,
+            self.build,
+        ]
+        return " ".join(part for part in parts if part)
+
+
+def parse_spec(text: str) -> Spec:
+    """The match spec of `text`. Raises ValueError for what recipes may not write."""
+    match = re.fullmatch(SPEC, text, re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!a} is no match spec that recipes know")
+    groups = match.groupdict(default="")
+    build = groups["build"] or groups["exact_build"] or groups["bounds_build"]
+    return Spec(
+        name=groups["name"].lower(),
+        version=_version(groups["plain"], groups["exact"], groups["bounds"]),
+        build="" if build == "*" else build,
+        channel=channel_address(groups["channel"]) if groups["channel"] else "",
+    )
+
+
+def normal_spec(text: str) -> str:
+    """The one spelling of a match spec. Raises ValueError as parse_spec does."""
+    return str(parse_spec(text))
+
+
+def channel_address(channel: str) -> str:
+    """A channel's full address without a slash at its end; a bare name lies at CHANNEL_ROOT."""
+    return (channel if "://" in channel else f"{CHANNEL_ROOT}/{channel}").rstrip("/")
+
+
+def channel_name(address: str) -> str:
+    """The shortest way to write a channel's address: its name below CHANNEL_ROOT."""
+    return address.removeprefix(f"{CHANNEL_ROOT}/")
+
+
+def _version(plain: str, exact: str, bounds: str) -> str:
+    alone = plain or exact
+    if alone and not alone.endswith("*") and "," not in alone:
+        alone = f"=={alone}"
+    found = {_bound(bound.strip()) for bound in (bounds or alone).split(",")}
+    return ",".join(sorted(found - {"", "*"}))
+
+
+def _bound(bound: str) -> str:
+    version = bound.lstrip("=!<>~")
+    operator = bound.removesuffix(version)
+    version = version.strip().lower()
+    if version == "*" or not (operator == "=" or version.endswith("*")):
+        return f"{operator}{version}"
+    return f"{'!=' if operator == '!=' else ''}{version.rstrip('*').rstrip('.')}.*"
+
+
+# ---
 
 # The checks of the CPU-level smoke test (suite), in the order in which they run.
 SMOKE_CHECKS = table.CHECKS
@@ -90,7 +204,7 @@ def _one_of(values: Sequence[str]) -> Rule:
 
 
 # Neither JSON schemas nor editors know Python's named groups.
-_SPEC = re.sub(r"\(\?P<[a-z_]+>", "(", match_spec.SPEC)
+_SPEC = re.sub(r"\(\?P<[a-z_]+>", "(", SPEC)
 # A wheel of the factory, by its path from the root on, with the name that build tools give it.
 _WHEEL = (
     rf"\./([A-Za-z0-9_+-][A-Za-z0-9._+-]*/)*[A-Za-z0-9]+([._][A-Za-z0-9]+)*-{_VERSION}{_LOCAL}?"
@@ -115,7 +229,7 @@ RULES: Mapping[str, Rule] = {
     "source": _one_of(SOURCES),
     "platform": _one_of(PLATFORMS),
     "channel": Rule(
-        match_spec.CHANNEL,
+        CHANNEL,
         200,
         'a channel, such as "conda-forge" or "https://conda.example.org/lab", by its own name (not defaults '
         "or local), without a user, a token or a platform",
@@ -364,3 +478,197 @@ def named_packages(target: Target) -> frozenset[str]:
 def canonical(name: str) -> str:
     """A distribution's or extra's name in normal form (PEP 503, PEP 685)."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# --- The reader that takes values out of a YAML tree, each with its place, and gathers faults
+
+
+MAX_FAULTS = 50
+
+
+class Reader:
+    """Takes typed values out of nodes and gathers the faults. A faulty value reads as empty."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.faults: set[tuple[int, int, Diagnostic]] = set()
+
+    def fault(self, where: Where, code: str, what: str, write: str) -> None:
+        self.faults.add((where.line, where.column, Diagnostic(code, str(where), what, write)))
+
+    def finish(self) -> None:
+        """Raises RecipeError with all faults in the order of the file."""
+        if self.faults:
+            in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
+            faults = [diagnostic for *_, diagnostic in in_order]
+            if (rest := len(faults) - MAX_FAULTS) > 0:
+                faults[MAX_FAULTS:] = [Diagnostic("more-problems", self.file, f"and {rest} more problems")]
+            raise RecipeError(faults)
+
+    def mapping(
+        self, node: YamlNode, known: Sequence[str], required: Mapping[str, str]
+    ) -> dict[str, YamlNode]:
+        """Key -> value; unknown, repeated and missing keys are faults."""
+        if node.kind != "map":
+            self.fault(
+                node.where,
+                "not-a-mapping",
+                f"expected keys and values, found {node.called}",
+                f"write {_example(required, known)}",
+            )
+            return {}
+        values: dict[str, YamlNode] = {}
+        for name, key, value in self.pairs(node, "keys"):
+            if name in known:
+                values[name] = value
+                continue
+            near = nearest(name, known)
+            hint = f"did you mean '{near}'?" if near else f"the keys here are {', '.join(known)}"
+            self.fault(key.where, "unknown-key", f"unknown key {show(name)}", hint)
+        for name, example in required.items():
+            if name not in values:
+                self.fault(node.where, "missing-key", f"'{name}' is missing", f"write {example}")
+        return values
+
+    def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
+        """Name, key node, value node of a map; repeated names are faults and come once."""
+        if node is None:
+            return
+        if node.kind != "map":
+            self.fault(
+                node.where,
+                "not-a-mapping",
+                f"'{key}' must have names and values, not {node.called}",
+                'write NAME: "value"',
+            )
+            return
+        seen: dict[str, Where] = {}
+        for name, value in node.pairs:
+            if name.kind != "text":
+                self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a word")
+            elif name.text in seen:
+                self.fault(
+                    name.where,
+                    "duplicate-key",
+                    f"{show(name.text)} is already set at {seen[name.text]}",
+                    "remove one of them",
+                )
+            elif name.text == "<<":
+                self.fault(
+                    name.where,
+                    "yaml-unsupported",
+                    "merge keys (<<) are not supported",
+                    "write the values out",
+                )
+            else:
+                seen[name.text] = name.where
+                yield name.text, name, value
+
+    def items(self, node: YamlNode | None, key: str, write: str) -> list[YamlNode]:
+        """The items of a list that must not be empty."""
+        if node is None:
+            return []
+        if node.kind != "list":
+            self.fault(
+                node.where, "not-a-list", f"'{key}' must be a list, not {node.called}", f"write {write}"
+            )
+        elif not node.items:
+            self.fault(node.where, "empty-list", f"'{key}' is empty", f"write {write}")
+        return node.items
+
+    def text(self, node: YamlNode | None, key: str, rule: str) -> str:
+        """The text that RULES[rule] allows; empty when the key is missing (which is told elsewhere)."""
+        if node is None:
+            return ""
+        allowed = RULES[rule]
+        if node.kind != "text" or node.made == "nothing":
+            self.fault(
+                node.where, "not-text", f"'{key}' must be text, not {node.called}", f"write {allowed.write}"
+            )
+        elif node.made:
+            quoted = f'"{node.text}"' if allowed.allows(node.text) else allowed.write
+            self.fault(
+                node.where,
+                "quotes-missing",
+                f"'{key}' must be text, but YAML reads {show(node.text)} as {node.made}",
+                f"write it in quotes: {quoted}",
+            )
+        elif not allowed.allows(node.text):
+            named = rule in ("check", "waived")
+            near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
+            write = f"did you mean '{near}'?" if near else what_to_write(node.text, rule)
+            size = len(node.text)
+            long = f" of {size} characters (limit {allowed.limit})" if size > max(allowed.limit, 20) else ""
+            self.fault(
+                node.where,
+                "value-invalid",
+                f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}",
+                write,
+            )
+        else:
+            return node.text
+        return ""
+
+    def image(self, node: YamlNode | None, key: str) -> str:
+        """A reference to an image by digest; docker's short names and floating tags are faults."""
+        if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
+            return self.text(node, key, "image")
+        full, shown = _written_out(node.text), show(node.text, limit=160)
+        digest = node.text.partition("@")[2]
+        if not full or full == node.text:
+            return self.text(node, key, "image")
+        if digest:
+            self.fault(
+                node.where,
+                "image-short-name",
+                f"'{key}' {shown} is a short name without a registry",
+                f"write {full}",
+            )
+        else:
+            self.fault(
+                node.where,
+                "image-not-pinned",
+                f"'{key}' {shown} has no digest, so it can change",
+                f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` prints the digest",
+            )
+        return ""
+
+    def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
+        """The texts of a list, each allowed by RULES[rule] and none twice; `empty` allows an empty list."""
+        if node is None:
+            return ()
+        if node.kind != "list" or not (node.items or empty):
+            self.items(node, key, f"{key}: [...] with {RULES[rule].write}")
+            return ()
+        seen: dict[str, Where] = {}
+        for item in node.items:
+            text = self.text(item, key, rule)
+            if text and (first := seen.setdefault(text, item.where)) is not item.where:
+                self.fault(
+                    item.where,
+                    "duplicate-value",
+                    f"duplicate {show(text)} in '{key}', first at {first}",
+                    "remove one",
+                )
+        return tuple(seen)
+
+
+def _written_out(text: str) -> str:
+    """The reference that `text` means, as a recipe writes it; empty when it is none.
+
+    Docker reads a name without a host as docker.io's, and one without a folder there as library's.
+    """
+    place, _, digest = text.partition("@")
+    host, slash, rest = place.partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost"):
+        host, rest = "docker.io", place
+    if host == "docker.io" and "/" not in rest:
+        rest = f"library/{rest}"
+    found = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
+    if not RULES["image"].allows(found):
+        return ""
+    return found if digest else found.replace(64 * "0", "<64 hex digits>")
+
+
+def _example(required: Mapping[str, str], known: Sequence[str]) -> str:
+    return next(iter(required.values()), f"{known[0]}: and its value")

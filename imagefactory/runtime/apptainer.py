@@ -36,13 +36,12 @@ from typing import IO
 from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.fs import folder_for_a_while
 from imagefactory.model import Completed, RunSpec
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.runtime.devices import GpuDevices, find_gpus
 from imagefactory.runtime.limits import refuse_limits
-from imagefactory.runtime.protocol import RunnerGround
+from imagefactory.runtime.protocol import RunnerGround, check_spec, planned_mounts
 from imagefactory.runtime.sandbox.terminals import END_NOW, descendants
-from imagefactory.runners.spec import check_spec, planned_mounts
 from imagefactory.runtime.unshare import SANDBOX, lost_bytes, signals_left_to_the_command
 
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end

@@ -16,8 +16,7 @@ from imagefactory.errors import BuildError, FactoryError, ToolError
 from imagefactory.runtime.emulator import Emulator
 from imagefactory.runtime.limits import Limits, decide_limits, format_amount, read_room
 from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
-from imagefactory.runners.sandbox_plan import read_caller
-from imagefactory.runtime.unshare import SANDBOX, explain
+from imagefactory.runtime.unshare import SANDBOX, explain, read_caller
 
 TREE, INPUT = "tree", "input"
 """Directories of a build: the first is /tmp inside, the second /input, read-only."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -24,22 +25,115 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.errors import ToolError
+from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Mount, RunSpec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.progress import QUIET, Progress
-from imagefactory.runners.amd_devices import AmdGpus, find_amd_gpus
+from imagefactory.runtime.devices import AmdGpus, count_gpus, find_amd_gpus, find_device_nodes
 from imagefactory.runtime.docker_daemon import DockerDaemon, run_name
-from imagefactory.runners.docker_owner import OWNER, boot_id, is_alive, this_process
-from imagefactory.runners.docker_words import explain, not_started
-from imagefactory.runtime.devices import count_gpus, find_device_nodes
 from imagefactory.runtime.limits import refuse_limits
-from imagefactory.runtime.protocol import RunnerGround
-from imagefactory.runners.spec import check_spec, planned_mounts
+from imagefactory.runtime.protocol import RunnerGround, check_spec, planned_mounts
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
+
+
+# --- Who waits for a container, as a label of it: what a killed process left can be told from the rest
+
+
+OWNER = "imagefactory.owner"
+"""Label of our containers: who waits for them, so that what a killed runner left is found."""
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+        return file.read().strip()
+
+
+def this_process() -> str:
+    """The label's value: this machine since it was booted, and this process by id and beginning."""
+    return f"{boot_id()}/{os.getpid()}/{_began(os.getpid())}"
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's ticks since boot; empty when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_alive(owner: str, boot: str) -> bool:
+    """Whether a container's owner still runs. Owners of another machine, and none of ours, count as alive."""
+    found = re.fullmatch(r"([0-9a-f-]{36})/(\d+)/(\d+)", owner)
+    if not found or found[1] != boot:
+        return True
+    return _began(int(found[2])) == found[3]
+
+
+# --- What docker's daemon means where it does not make or start a container, by its own words. Pure
+
+
+_NOT_FOUND = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
+_NOT_EXECUTABLE = re.compile(r"permission denied|exec format error|is a directory", re.IGNORECASE)
+
+
+def not_started(said: str) -> Completed:
+    """What the daemon's refusal to start a container means: 127 or 126 of a shell, or an error.
+
+    Raises ToolError or UsageError when it is not the command's own fault.
+    """
+    others = ("docker-init", "mount", "chdir", "nvidia", "cdi")
+    if re.search(r"\bexec[: ]", said) and not any(word in said.lower() for word in others):
+        for pattern, code in ((_NOT_FOUND, 127), (_NOT_EXECUTABLE, 126)):
+            if pattern.search(said):
+                return Completed(returncode=code, stdout="", stderr=f"{said.strip()}\n", seconds=0.0)
+    raise explain(said)
+
+
+def explain(said: str) -> FactoryError:
+    """The error for a container that the daemon did not make or start, from its own words."""
+    if "docker-init" in said:
+        return ToolError(
+            "tool-missing",
+            "docker has no docker-init",
+            hint="apt-get install tini, or install docker-ce from Docker",
+        )
+    if "could not select device driver" in said or "nvidia-container" in said:
+        return ToolError(
+            "docker-gpu-unavailable",
+            f"docker cannot give the container a GPU: {said.strip()}",
+            hint="install nvidia-container-toolkit, then: nvidia-ctk runtime configure "
+            "--runtime=docker and systemctl restart docker",
+        )
+    if "CDI" in said or "cdi" in said:
+        return ToolError(
+            "docker-cdi-unavailable",
+            f"docker cannot give the container that device: {said.strip()}",
+            hint="nvidia-ctk cdi list shows the names; docker needs features.cdi in daemon.json",
+        )
+    if "bind source path does not exist" in said or "invalid mount" in said:
+        return UsageError(
+            "mount-failed",
+            f"cannot mount this inside the image: {said.strip()}",
+            hint="check the paths of the mount",
+        )
+    if "chdir" in said or "working dir" in said:
+        return UsageError(
+            "workdir-not-found",
+            f"the image has no such directory to work in: {said.strip()}",
+            hint="choose another workdir",
+        )
+    return ToolError(
+        "command-not-started",
+        f"docker did not start the container: {said.strip()}",
+        hint="run docker info for details",
+    )
+
+
+# ---
 
 OUTPUT_LIMIT = 16 << 20
 """Bytes kept of each stream; a stranger's image may print without end."""

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 from imagefactory.errors import FactoryError, ToolError, extra_hint
-from imagefactory.oci.docker_archive import stream_docker
+from imagefactory.oci.archive import stream_docker
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError
-from imagefactory.gpu.platforms import MACHINES, machine_of
+from imagefactory.gpu.capability import MACHINES, machine_of
 from imagefactory.suite import elf
 
 REGISTERED = Path("/proc/sys/fs/binfmt_misc")

@@ -23,16 +23,342 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Generator
+import zlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError, UsageError, os_problem
-from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
 from imagefactory.gpu.values import Library, Modules
-from imagefactory.scan import elf
-from imagefactory.scan.streams import BUNDLE, FATBIN, Forward, Piece, Request, Walk
-from imagefactory.scan.offload import Damaged, NotOne, read_bundle, read_compressed_bundle
-from imagefactory.scan.packed import ZSTD_START, lz4_start, zstd_start
+from imagefactory.scan.streams import (
+    BUNDLE,
+    FATBIN,
+    ZSTD_START,
+    Forward,
+    Piece,
+    Request,
+    Walk,
+    lz4_start,
+    zstd_start,
+)
+
+# --- ELF files, as far as a search for GPU code needs them: what to pass over, what is cut, what code is
+# for
+# In doubt nothing is passed over: a file whose tables are cut off, too long or at odds with themselves is
+# searched whole.
+
+
+HEADER_SIZE = 64
+MACHINE_CUDA, MACHINE_AMD = 190, 224
+
+_MAX_SECTIONS = 4096
+_SEGMENTS_READ = 64
+_LOADED, _RELOCATABLE = 1, 1
+_LINKED = (2, 3)  # programs and shared libraries
+_MAY_RUN, _MAY_WRITE = 1, 2
+_WORTH_PASSING = 1 << 16
+_NOBITS = 8
+# Symbols, strings, relocations, hashes, the dynamic table, symbol versions: tables that linkers write.
+_TABLES = frozenset({2, 3, 4, 5, 6, 9, 11, 0x6FFFFFF6, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF})
+_EXECUTABLE = 0x4
+_SEGMENT = struct.Struct("<IIQ16xQ16x")  # type, flags, offset in the file, bytes there
+HEADERS = HEADER_SIZE + 56 * _SEGMENTS_READ  # bytes; where the segments usually are told
+
+# Processors of AMD's by the lowest byte of `e_flags`, from 0x20 on, 16 in a line; `-` stands for none.
+_AMD_NAMES = """
+600 601 700 701 702 703 704 - 801 802 803 810 900 902 904 906
+908 909 90c 1010 1011 1012 1030 1031 1032 1033 602 705 805 1035 1034 90a
+940 1100 1013 1150 1103 1036 1101 1102 1200 1250 1151 941 942 - 1201 950
+1310 9-generic 10-1-generic 10-3-generic 11-generic 1152 - 1154 1153 12-generic
+1251 12-5-generic 1172 1170 1171 9-4-generic
+"""
+_AMD_PROCESSORS = {0x20 + at: f"gfx{name}" for at, name in enumerate(_AMD_NAMES.split()) if name != "-"}
+
+Read = Callable[[int, int], bytes]
+
+
+def elf_machine(head: bytes) -> int:
+    """What an ELF file of 64 bits is for, by its first bytes; 0 for other files."""
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return 0
+    return int(struct.unpack_from("<H", head, 18)[0])
+
+
+def parse_cubin_target(head: bytes) -> Code | None:
+    """What a cubin was compiled for, by its first bytes; None where its flags make no sense.
+
+    In `e_flags` the lowest byte holds the number and 0x800 stands for the suffix `a`; from version 8 of the
+    ABI (sm_100 in CUDA 12, all of CUDA 13) the second byte and 0x8. CUDA 13 tells the suffix only by the
+    options of ptxas in `.note.nv.tkinfo` (measured with ptxas 12.1 to 13.5).
+    """
+    flags = struct.unpack_from("<I", head, 48)[0]
+    number, narrow = (flags >> 8 & 0xFF, flags & 0x8) if head[8] >= 8 else (flags & 0xFF, flags & 0x800)
+    if number < 10:
+        return None
+    told = re.search(rb"-arch[ =]sm_%d([af]?)[ \0]" % number, head)
+    suffix = told[1].decode() if told else ""
+    architecture = Capability(number // 10, number % 10)
+    return Code(CodeKind.SASS, architecture, suffix=suffix or ("a" if narrow else ""))
+
+
+def parse_amd_target(head: bytes) -> Code | None:
+    """What one of AMD's code objects was compiled for, by its first bytes; None where that is not known.
+
+    In `e_flags` the lowest byte is the processor; the next say of its features whether they must be off (2),
+    on (3), or may be either, and before version 4 of the code object (2 in `e_ident`) only which are on.
+    Source: LLVM, User Guide for AMDGPU Backend, ELF header.
+    """
+    flags, version = struct.unpack_from("<I", head, 48)[0], head[8]
+    processor = _AMD_PROCESSORS.get(flags & 0xFF, "")
+    if not processor or not version:
+        return None
+    if version == 1:
+        settings = (("sramecc", "+" if flags & 0x200 else ""), ("xnack", "+" if flags & 0x100 else ""))
+    else:
+        words = ("", "", "-", "+")
+        settings = (("sramecc", words[flags >> 10 & 3]), ("xnack", words[flags >> 8 & 3]))
+    features = "".join(f":{name}{setting}" for name, setting in settings if setting)
+    return Code(CodeKind.AMD, None, processor=processor + features)
+
+
+def lacks_tables(head: bytes, size: int) -> bool:
+    """Whether the table of sections, which stands last, would lie past the end of a file of `size` bytes."""
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return False
+    table, (entry, count) = struct.unpack_from("<Q", head, 40)[0], struct.unpack_from("<HH", head, 58)
+    return bool(table + entry * count > size)
+
+
+def loaded_end(head: bytes) -> int:
+    """How long the file must be at the least to be loaded or linked, by its first bytes; 0 for unknown.
+
+    `head` is of a file that `lacks_tables`.
+    """
+    kind, sections = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 40)[0]
+    if kind == _RELOCATABLE:
+        return int(sections)
+    return max((end for _, _, end in _loaded(head)), default=0)
+
+
+def _loaded(head: bytes) -> list[tuple[int, int, int]]:
+    """Flags, start and end in the file of the segments that are loaded, as far as `head` tells them."""
+    place, (entry, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
+    loaded = []
+    for number in range(min(count, _SEGMENTS_READ)):
+        at = place + number * entry
+        if entry != _SEGMENT.size or at + entry > len(head):
+            break
+        kind, flags, offset, length = _SEGMENT.unpack_from(head, at)
+        if kind == _LOADED:
+            loaded.append((flags, offset, offset + length))
+    return loaded
+
+
+def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
+    """Ranges (start, end) of a linked file that no program sees as data when it is loaded.
+
+    By its first `HEADERS` bytes, so that a stream can be judged too. Those are what no segment maps (symbols,
+    debugging) and segments of machine code, unless the linker put data beside the code: then the first
+    segment may be run, whatever comes later (`.lrodata` has one of its own that may only be read, as in
+    cuBLASLt 12.8 and cuDNN 9.10). GPU code is registered from memory, so none is there.
+    """
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return ()
+    kind, place = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 32)[0]
+    entry, count = struct.unpack_from("<HH", head, 54)
+    if kind not in _LINKED or entry != _SEGMENT.size or place + entry * count > min(len(head), HEADERS):
+        return ()
+    loaded = _loaded(head)
+    first = min(loaded, key=lambda one: one[1], default=(_MAY_RUN, 0, 0))
+    apart = not first[0] & (_MAY_RUN | _MAY_WRITE)
+    data = [one for one in loaded if not apart or one[0] & (_MAY_RUN | _MAY_WRITE) != _MAY_RUN]
+    held = _joined([(start, end) for _, start, end in data])
+    if not held or held[-1][1] > size:
+        return ()
+    passed = zip([HEADERS, *(end for _, end in held)], [*(start for start, _ in held), size], strict=True)
+    return tuple((start, end) for start, end in passed if end - start >= _WORTH_PASSING)
+
+
+def skippable(read: Read, size: int) -> tuple[tuple[int, int], ...]:
+    """Ranges (start, end) of a file that hold no GPU code: machine code of the host and linkers' tables.
+
+    `read(offset, count)` gives bytes of the file. Empty for what is no ELF file of 64 bits.
+    """
+    head = read(0, HEADER_SIZE)
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return ()
+    table, (entry, count) = struct.unpack_from("<Q", head, 40)[0], struct.unpack_from("<HH", head, 58)
+    if entry != 64 or not 0 < count <= _MAX_SECTIONS or table + entry * count > size:
+        return ()
+    raw = read(table, entry * count)
+    if len(raw) < entry * count:
+        return ()
+    passed: list[tuple[int, int]] = []
+    held: list[tuple[int, int]] = []
+    for at in range(0, len(raw), entry):
+        kind, flags = struct.unpack_from("<IQ", raw, at + 4)
+        start, length = struct.unpack_from("<QQ", raw, at + 24)
+        if kind == _NOBITS or not length:
+            continue
+        if start + length > size:
+            return ()
+        idle = kind in _TABLES or flags & _EXECUTABLE
+        (passed if idle else held).append((start, start + length))
+    ranges = sorted(_joined(passed))
+    if any(start < until and since < end for start, end in ranges for since, until in held):
+        return ()
+    return tuple((start, end) for start, end in ranges if end - start >= _WORTH_PASSING)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+# --- AMD's GPU code in a file: clang's offload bundles, plain and compressed (`.hip_fatbin`)
+# A bundle begins with a table of its targets (clang's documentation of clang-offload-bundler):
+# `"__CLANG_OFFLOAD_BUNDLE__" | u64 entries`, then for each `u64 offset | u64 size | u64 length | id`, where
+# an
+# id is `hipv4-amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-`. A compressed one begins with
+# `"CCOB" | u16 version | u16 method` and the sizes of the whole, compressed and not (u32, in version 3 u64;
+# version 1 lacks the first), then a hash of 8 bytes. Only its beginning is decompressed.
+
+
+MAX_TARGETS = 512
+MAX_TABLE = 1 << 16
+_MAX_ID = 256
+_ID = re.compile(r"([a-z][a-z0-9]*)(?:-[A-Za-z0-9_.]*){3,}(?:[:][a-z0-9:+-]*)?")
+_PROCESSOR = re.compile(r"-(gfx[0-9a-f]+(?:-[0-9-]*generic|-generic)?(?::[a-z]+[+-])*)\Z")
+
+
+class Damaged(Exception):
+    """A bundle or container that cannot be what it says; `offset` is where in the file."""
+
+    def __init__(self, offset: int, text: str) -> None:
+        super().__init__(text)
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """The targets of one bundle and where it ends. `compression` as in `model.Library`.
+
+    `unread` names targets that are not AMD's processors.
+    """
+
+    codes: tuple[Code, ...]
+    unread: tuple[str, ...]
+    end: int
+    compression: str
+
+
+class NotOne(Exception):
+    """The mark stands there by chance (a string constant of a tool that reads bundles)."""
+
+
+Steps = Generator[Request, Piece, Bundle]
+
+
+def read_bundle(at: int, size: int) -> Steps:
+    """The plain bundle at offset `at` of a file of `size` bytes. Raises NotOne and Damaged."""
+    start = at + len(BUNDLE)
+    raw = (yield Request(start, 8)).data
+    if len(raw) < 8:
+        raise NotOne
+    count = int.from_bytes(raw, "little")
+    if not 0 < count <= MAX_TARGETS:
+        raise NotOne
+    place, end, names = start + 8, start + 8, []
+    for number in range(count):
+        entry = (yield Request(place, 24)).data
+        if len(entry) < 24:
+            raise Damaged(place, "the table of an offload bundle is cut off")
+        offset, length, name_length = struct.unpack("<QQQ", entry)
+        if not 0 < name_length <= _MAX_ID or place + 24 + name_length - at > MAX_TABLE:
+            if not number:
+                raise NotOne
+            raise Damaged(place, f"a target's name of {name_length} bytes in an offload bundle")
+        name = (yield Request(place + 24, name_length)).data
+        if len(name) < name_length:
+            raise Damaged(place, "the table of an offload bundle is cut off")
+        if at + offset + length > size:
+            raise Damaged(place, "an offload bundle reaches past the end of the file")
+        names.append((place, name))
+        place += 24 + name_length
+        end = max(end, place, at + offset + length)
+    codes, unread = _targets(names)
+    return Bundle(codes=codes, unread=unread, end=end, compression="none")
+
+
+def read_compressed_bundle(at: int, size: int) -> Steps:
+    """The compressed bundle at offset `at`. Raises NotOne, Damaged, and ToolError without zstandard."""
+    head = (yield Request(at, 32)).data
+    if len(head) < 24:
+        raise NotOne
+    version, method = struct.unpack_from("<HH", head, 4)
+    header = {1: 20, 2: 24, 3: 32}[version]
+    end = size  # version 1 does not tell
+    if version > 1:
+        end = at + struct.unpack_from("<I" if version == 2 else "<Q", head, 8)[0]
+    if end <= at + header:
+        raise NotOne
+    if end > size:
+        raise Damaged(at, "a compressed offload bundle reaches past the end of the file")
+    payload = (yield Request(at + header, min(end - at - header, ZSTD_START))).data
+    table = _inflated(payload) if method == 0 else zstd_start(payload, MAX_TABLE)
+    if not table.startswith(BUNDLE):
+        raise Damaged(at + header, "a compressed offload bundle that holds none")
+    steps = read_bundle(0, 1 << 64)
+    try:
+        request = next(steps)
+        while True:
+            request = steps.send(
+                Piece(request.offset, table[request.offset : request.offset + request.length])
+            )
+    except StopIteration as stop:
+        inner: Bundle = stop.value
+    except (NotOne, Damaged) as error:
+        raise Damaged(at + header, "the table in a compressed offload bundle cannot be read") from error
+    return Bundle(
+        codes=inner.codes,
+        unread=inner.unread,
+        end=at + header if version == 1 else end,
+        compression="other" if method == 0 else "zstd",
+    )
+
+
+def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[Code, ...], tuple[str, ...]]:
+    """Processors, and what else device code is for; the host has none."""
+    codes, unread = set(), []
+    for place, name in names:
+        text = name.decode("ascii", "replace")
+        found = _ID.fullmatch(text)
+        if not found:
+            raise Damaged(place, f"an offload bundle for {text[:60]!a}, which names no target")
+        if found[1] == "host":
+            continue
+        processor = _PROCESSOR.search(text)
+        try:
+            codes.add(parse_code(processor[1] if processor else text))
+        except ValueError:
+            unread.append(text[:60])
+    return tuple(sorted(codes, key=str)), tuple(sorted(unread))
+
+
+def _inflated(payload: bytes) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(payload, MAX_TABLE)
+    except zlib.error:
+        return b""
+
+
+# ---
 
 MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations and AMD's targets among them
 MAX_MODULES = 1 << 17
@@ -72,9 +398,9 @@ class CodeReader:
         """The next bytes. Raises ToolError where AMD's compressed code needs a package that is missing."""
         end = self._fed + len(chunk)
         if self._head is not None:
-            self._head += chunk[: elf.HEADERS - len(self._head)]
-            if len(self._head) == elf.HEADERS:
-                self._passed, self._head = elf.unmapped(bytes(self._head), self._size), None
+            self._head += chunk[: HEADERS - len(self._head)]
+            if len(self._head) == HEADERS:
+                self._passed, self._head = unmapped(bytes(self._head), self._size), None
         while want := self._forward.wants:
             offset, count = want
             if self._forward.searching:
@@ -109,8 +435,8 @@ def scan_file(path: Path, name: str) -> Library | None:
         size = os.fstat(descriptor).st_size
         findings = _Findings(name, size)
         forward = Forward(findings.walk())
-        passed = elf.unmapped(os.pread(descriptor, elf.HEADERS, 0), size)
-        passed = passed or elf.skippable(lambda offset, count: os.pread(descriptor, count, offset), size)
+        passed = unmapped(os.pread(descriptor, HEADERS, 0), size)
+        passed = passed or skippable(lambda offset, count: os.pread(descriptor, count, offset), size)
         while want := forward.wants:
             offset, count = want
             if forward.searching:
@@ -181,17 +507,17 @@ class _Findings:
 
     def walk(self) -> Walk:
         try:
-            head = (yield Request(0, elf.HEADER_SIZE)).data
-            machine = elf.machine(head)
-            if machine == elf.MACHINE_CUDA:
+            head = (yield Request(0, HEADER_SIZE)).data
+            machine = elf_machine(head)
+            if machine == MACHINE_CUDA:
                 self._cubin((yield Request(0, _CUBIN_HEAD)).data)
                 return
-            if machine == elf.MACHINE_AMD:
+            if machine == MACHINE_AMD:
                 self._code_object(head)
                 return
             end = 0
-            if elf.lacks_tables(head, self._size):
-                end = elf.loaded_end((yield Request(0, elf.HEADERS)).data)
+            if lacks_tables(head, self._size):
+                end = loaded_end((yield Request(0, HEADERS)).data)
             yield from self._search()
             if end > self._size:
                 raise Damaged(self._size, f"the file is cut off here, it goes on to {end:#x} or farther")
@@ -199,14 +525,14 @@ class _Findings:
             self._damage = f"at {damage.offset:#x}: {damage}"
 
     def _cubin(self, head: bytes) -> None:
-        code = elf.parse_cubin_target(head)
+        code = parse_cubin_target(head)
         if code is None:
             raise Damaged(48, "a cubin whose flags name no architecture")
         self._compressions.add("none")
         self._add(0, {code})
 
     def _code_object(self, head: bytes) -> None:
-        code = elf.parse_amd_target(head)
+        code = parse_amd_target(head)
         if code is None:
             self._leave(48, "code for an unknown GPU of AMD's")
         self._compressions.add("none")

@@ -8,13 +8,22 @@ specification, "Layer Filesystem Changeset": whiteouts).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from imagefactory.gpu.values import Contents
+from imagefactory.errors import ToolError
+from imagefactory.gpu.capability import parse_code
+from imagefactory.gpu.values import Contents, Library, Modules, Package
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import Layer
+from imagefactory.oci.sif import read_partition
 from imagefactory.oci.tar_stream import (
     FILE,
     FOLDER,
@@ -27,11 +36,132 @@ from imagefactory.oci.tar_stream import (
     layer_error,
 )
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
-from imagefactory.progress import Progress, Task
-from imagefactory.scan.findings import FileFinding, format_contents, is_text, read_name, readable_path
-from imagefactory.scan.look import CHUNK, Look, stopping_pool
-from imagefactory.scan.records import LayerScan, keep_scan, recall_scan
+from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.scan.findings import (
+    CHUNK,
+    FileFinding,
+    Look,
+    format_contents,
+    is_text,
+    read_name,
+    readable_path,
+    stopping_pool,
+)
 from imagefactory.scan.zip import PLAIN
+from imagefactory.trees import remove_tree
+
+# --- What a scan found, kept: a record in the store for each layer, by its digest
+# A record is only a memory. One that cannot be read, or that another scanner made, counts as none.
+
+
+SCANNER = 5
+"""The version of what a scan finds. Another number makes kept scans count for nothing."""
+RECORDS = "scans"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerScan:
+    """What one layer tells, paths without a slash at either end, sorted.
+
+    `plain` are its other entries that are no folders, for they cover what lies below at their path; texts
+    are left out. `removed` are its whiteouts, `opaque` the folders of which nothing below is seen. `links`
+    are other names of what was found, as (name, path): the file lives as long as one of them.
+    """
+
+    found: tuple[FileFinding, ...]
+    plain: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+
+
+def keep_scan(layout: Layout, digest: str, scan: LayerScan) -> None:
+    layout.record(RECORDS, layout.blob_path(digest).name, format_scan(scan))
+
+
+def recall_scan(layout: Layout, digest: str) -> LayerScan | None:
+    """What was kept of a layer; None where nothing was, by another scanner, or not readably."""
+    value = layout.recall(RECORDS, layout.blob_path(digest).name)
+    return None if value is None else parse_scan(value)
+
+
+def format_scan(scan: LayerScan) -> dict[str, object]:
+    """As JSON; `parse_scan` reads it."""
+    return {
+        "scanner": SCANNER,
+        "found": [_format_found(one) for one in scan.found],
+        "plain": scan.plain,
+        "removed": scan.removed,
+        "opaque": scan.opaque,
+        "links": scan.links,
+    }
+
+
+def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
+    """None for what another scanner wrote, and for what is no record: it is only a memory."""
+    try:
+        if value["scanner"] != SCANNER:
+            return None
+        return LayerScan(
+            found=tuple(_parse_found(one) for one in value["found"]),
+            plain=tuple(value["plain"]),
+            removed=tuple(value["removed"]),
+            opaque=tuple(value["opaque"]),
+            links=tuple((name, path) for name, path in value["links"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _format_found(finding: FileFinding) -> dict[str, object]:
+    value: dict[str, object] = {"path": finding.path}
+    if library := finding.library:
+        value["size"] = library.size
+        value["modules"] = [_format_modules(modules) for modules in library.modules]
+        value["compressions"] = library.compressions
+        value["damage"] = library.damage
+        value["unread"] = library.unread
+    if package := finding.package:
+        value["package"] = [package.name, package.version, package.build]
+    if finding.facts:
+        value["facts"] = finding.facts
+    if finding.toolkit:
+        value["toolkit"] = finding.toolkit
+    return value
+
+
+def _parse_found(value: Mapping[str, Any]) -> FileFinding:
+    library = package = None
+    if "modules" in value:
+        library = Library(
+            path=value["path"],
+            size=value["size"],
+            modules=tuple(_parse_modules(text) for text in value["modules"]),
+            compressions=tuple(value["compressions"]),
+            damage=value["damage"],
+            unread=value["unread"],
+        )
+    if "package" in value:
+        name, version, build = value["package"]
+        package = Package(name=name, version=version, build=build)
+    facts = tuple((framework, key, text) for framework, key, text in value.get("facts", ()))
+    return FileFinding(
+        path=value["path"], library=library, package=package, facts=facts, toolkit=value.get("toolkit", "")
+    )
+
+
+def _format_modules(modules: Modules) -> str:
+    """`332 sm_50 sm_60 compute_90/8.1`: the count, then the codes."""
+    return " ".join((str(modules.count), *map(str, modules.codes)))
+
+
+def _parse_modules(text: str) -> Modules:
+    """What `_format_modules` wrote. Raises ValueError."""
+    count, *codes = text.split(" ")
+    return Modules(codes=tuple(map(parse_code, codes)), count=int(count))
+
+
+# ---
 
 RENAMED_LIMIT = 1_000_000  # names of files of one layer that are told anew as others are replaced
 
@@ -232,3 +362,43 @@ def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
         if size > PLAIN:
             raise DamagedError(f"it unpacks to more than {PLAIN} bytes")
         yield chunk
+
+
+# --- The root file system of a .sif, unpacked for a scan: a squashfs, which unsquashfs reads without root
+
+
+@contextmanager
+def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path]:
+    """The root of the .sif at `path` as a folder below `scratch`, removed at the end.
+
+    Raises UsageError for what is no .sif, ToolError where unsquashfs is missing or fails.
+    """
+    partition = read_partition(path)
+    command = shutil.which("unsquashfs")
+    if command is None:
+        raise ToolError(
+            "tool-missing",
+            f"unsquashfs is not installed, and {path.name} cannot be scanned without it",
+            hint="install squashfs-tools (Debian: apt install squashfs-tools)",
+        )
+    scratch.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=scratch, prefix="sif-"))
+    root = folder / "root"
+    argv = [command, "-offset", str(partition.offset), "-dest", str(root)]
+    argv += ["-no-xattrs", "-no-progress", "-quiet", str(path.absolute())]
+    try:
+        with progress.stage(f"unpack {path.name} ({format_bytes(partition.size)}) into {scratch}"):
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+            )
+        # 2: something was left out, as device files are without root; only files matter here.
+        if done.returncode not in (0, 2) or not root.is_dir():
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            raise ToolError(
+                "sif-unpack-failed",
+                f"unsquashfs cannot unpack {path.name}: {lines[-1][:300]}",
+                hint=f"check the free space in {scratch}",
+            )
+        yield root
+    finally:
+        remove_tree(folder)

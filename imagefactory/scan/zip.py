@@ -11,7 +11,7 @@ from typing import IO
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.inflate import DamagedError, inflate
-from imagefactory.scan.look import CHUNK
+from imagefactory.scan.findings import CHUNK
 
 MEMBERS = 100_000  # the most of a zip
 DIRECTORY = 32 << 20  # bytes; the largest list of members

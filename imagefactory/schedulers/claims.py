@@ -17,19 +17,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated
 
-from imagefactory.trust.catalog_package import Packed
-from imagefactory.serialize import CAPABILITY, Digest, Matching, Most, fault, format_document, parse_document
 from imagefactory.errors import StatementError
-from imagefactory.schedulers.pool import MOST_NODES, LeftOut, SweepNode
 from imagefactory.schedulers.cells import CLAIMED, QueuedCell, SweepPlan
+from imagefactory.schedulers.pool import MOST_NODES, LeftOut, SweepNode
 from imagefactory.schedulers.sweep_file import ID
 from imagefactory.schedulers.underway import Images, image_of
+from imagefactory.serialize import CAPABILITY, Digest, Matching, Most, fault, format_document, parse_document
+from imagefactory.trust.catalog_package import Packed
 from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, seal
 from imagefactory.trust.judgement import open_signed, out_of_period
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.statement import SKEW
 from imagefactory.trust.policy import Trust
+from imagefactory.trust.verdict import SKEW, Standing
 from imagefactory.verify.nonces import LIFETIME
 
 FORMAT = 1

@@ -30,7 +30,7 @@ from imagefactory.gpu.drivers import parse_driver
 from imagefactory.gpu.values import slice_of
 from imagefactory.schedulers.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, with_host
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
-from imagefactory.verify.suite_report import clean
+from imagefactory.verify.outcome import clean
 from imagefactory.versions import nearest
 
 FORMAT = "imagefactory.inventory/1"

@@ -17,12 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from imagefactory.serialize import Most
 from imagefactory.errors import UsageError
 from imagefactory.gpu.values import row_of, slice_of
 from imagefactory.model import Outcome
+from imagefactory.serialize import Most
 from imagefactory.settings.choices import HTCONDOR, POOLS
-from imagefactory.verify.model import GpuReport, Subject
+from imagefactory.verify.report import GpuReport, Subject
 
 # --- what there is -------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 
-from imagefactory.serialize import Fields
 from imagefactory.errors import UsageError
 from imagefactory.schedulers.pool import ImageKind
+from imagefactory.serialize import Fields
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of, parse_commands, parse_options, split_requirements

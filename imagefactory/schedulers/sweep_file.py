@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from imagefactory.serialize import Most, format_value, parse_value
 from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
 from imagefactory.schedulers.pool import MOST_NODES, NodeResult, Sweep
+from imagefactory.serialize import Most, format_value, parse_value
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.verify.suite_report import clean
+from imagefactory.verify.outcome import clean
 
 FORMAT = 1
 SWEEP, COLLECTED = "sweep.json", "collected.json"

@@ -21,16 +21,26 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from imagefactory.serialize import parse_json
 from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools.folder import node_folder
-from imagefactory.schedulers.pool import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
-from imagefactory.settings.choices import HTCONDOR
 from imagefactory.schedulers.cells import QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
-from imagefactory.schedulers.sweep_file import GONE, ID, NO_KEY, SWEEP, UNSIGNED, CollectedNode, Wanted, read_collected, read_sweep
+from imagefactory.schedulers.faults import node_folder
+from imagefactory.schedulers.pool import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
+from imagefactory.schedulers.sweep_file import (
+    GONE,
+    ID,
+    NO_KEY,
+    SWEEP,
+    UNSIGNED,
+    CollectedNode,
+    Wanted,
+    read_collected,
+    read_sweep,
+)
+from imagefactory.serialize import parse_json
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trees import read_file
-from imagefactory.verdicts.statement import SIGNABLE
+from imagefactory.trust.verdict import SIGNABLE
 from imagefactory.verify.kit.program import KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import LIFETIME
 

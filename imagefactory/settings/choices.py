@@ -60,7 +60,9 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
 POOLS = {
-    HTCONDOR: PoolRow(module="imagefactory.schedulers.htcondor.pool", title="HTCondor", command="condor_status"),
+    HTCONDOR: PoolRow(
+        module="imagefactory.schedulers.htcondor.pool", title="HTCondor", command="condor_status"
+    ),
     SLURM: PoolRow(module="imagefactory.schedulers.slurm.pool", title="Slurm", command="scontrol"),
 }
 """The pools that `verify --pool` takes, by name."""

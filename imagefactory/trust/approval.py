@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from imagefactory.serialize import Matching, fault, format_document, format_time, parse_document, parse_value
 from imagefactory.errors import StatementError
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.store import TAG
+from imagefactory.serialize import Matching, fault, format_document, format_time, parse_document, parse_value
 from imagefactory.trust.envelope import seal
 from imagefactory.trust.judgement import not_witnessed, open_signed, out_of_period
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.verdict import RevokedCell, Standing
-from imagefactory.verdicts.statement import SKEW, format_statement, parse_predicate
 from imagefactory.trust.policy import Trust
-from imagefactory.verify.model import Subject
+from imagefactory.trust.verdict import SKEW, RevokedCell, Standing, format_statement, parse_predicate
+from imagefactory.verify.report import Subject
 
 APPROVAL = "https://imagefactory.dev/approval/v1"
 FORMAT = 1

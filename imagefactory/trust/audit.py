@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.serialize import format_time, shown_line
 from imagefactory.fs import explain_full_disk
 from imagefactory.oci.manifests import canonical_json
+from imagefactory.serialize import format_time, shown_line
 
 NAME = "audit.jsonl"
 SIGN, REVOKE, APPROVE = "sign", "revoke", "approve"

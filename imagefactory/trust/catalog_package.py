@@ -15,14 +15,13 @@ import json
 import zlib
 from dataclasses import dataclass
 
-from imagefactory.trust.catalog import LARGEST
-from imagefactory.serialize import DIGEST
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
-from imagefactory.oci.manifests import artifact_type, parse_descriptor
+from imagefactory.oci.manifests import Descriptor, artifact_type, parse_descriptor
 from imagefactory.oci.mirrors import split_place, split_tagged
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
+from imagefactory.serialize import DIGEST
+from imagefactory.trust.catalog import LARGEST
 
 REPOSITORY, CURRENT = "catalogue", "current"
 LARGEST_PACKED = 64 << 20

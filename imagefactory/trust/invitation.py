@@ -24,14 +24,22 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Any
 
-from imagefactory.trust.catalog_package import catalogue_place
 from imagefactory.errors import UsageError
 from imagefactory.oci.store import Reference
-from imagefactory.settings.checks import CENTER, SIF_FOLDER
 from imagefactory.settings.choices import SITES, listed
+from imagefactory.settings.load import CENTER, SIF_FOLDER
+from imagefactory.trust.catalog_package import catalogue_place
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant, Trust, TrustedKey, first_moment, format_row, parse_trust, row_values
-from imagefactory.verify.model import evidence_kinds
+from imagefactory.trust.policy import (
+    Grant,
+    Trust,
+    TrustedKey,
+    first_moment,
+    format_row,
+    parse_trust,
+    row_values,
+)
+from imagefactory.verify.report import evidence_kinds
 
 FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"

@@ -8,17 +8,41 @@ show what it claims, and never counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Annotated
 
-from imagefactory.serialize import format_time
 from imagefactory.errors import StatementError
-from imagefactory.trust.envelope import IN_TOTO, Envelope, EnvelopeForm, is_signed_by, parse_envelope
-from imagefactory.trust.verdict import Judged, Revocation, Standing, Verdict
-from imagefactory.verdicts.statement import SKEW, missing_evidence, parse_verdict
+from imagefactory.oci.graph import Place
+from imagefactory.serialize import (
+    CAPABILITY,
+    Digest,
+    Matching,
+    Most,
+    fault,
+    format_document,
+    format_time,
+    parse_document,
+    parse_value,
+)
+from imagefactory.trust.attached import Attached, read_revocations, read_verdicts
+from imagefactory.trust.envelope import IN_TOTO, Envelope, EnvelopeForm, is_signed_by, parse_envelope, seal
+from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import Trust, TrustedKey
-from imagefactory.verify.model import Subject
+from imagefactory.trust.verdict import (
+    SKEW,
+    Judged,
+    Revocation,
+    RevokedCell,
+    Standing,
+    Verdict,
+    format_statement,
+    missing_evidence,
+    parse_predicate,
+    parse_verdict,
+)
+from imagefactory.verify.report import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,3 +214,207 @@ def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) ->
 def _order(judged: Judged) -> tuple[bool, str, str]:
     issued = "" if judged.verdict is None else judged.verdict.issued.strftime("%Y%m%d%H%M%S")
     return judged.verdict is None, issued, judged.digest
+
+
+# --- Revocations: signed statements that verdicts of an image hold no longer
+#     format_revocation() -> seal() -> envelope          envelope -> read_revocation() -> Revocation
+# A revocation speaks of the verdicts of one image that it names, or of all that were signed until then, so a
+# later run can verify the image again. It is an in-toto statement like a verdict, about the same manifest,
+# attached to it, and read as strictly.
+
+
+REVOCATION = "https://imagefactory.dev/revocation/v1"
+FORMAT = 1
+MOST_VERDICTS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawal:
+    """What is taken back, and why (one line): verdicts of `subject` by the digests of their signed payloads.
+
+    Without `verdicts` all of them that were signed until now, on one `capability` or, where that is empty, on
+    any.
+    """
+
+    subject: Subject
+    why: str
+    verdicts: Annotated[tuple[Digest, ...], Most(MOST_VERDICTS)] = ()
+    capability: Annotated[str, Matching(CAPABILITY, empty=True)] = ""
+
+
+def sign_revocation(withdrawal: Withdrawal, key: SigningKey, now: datetime) -> bytes:
+    """The envelope of a revocation. Raises StatementError for a reason that is not one printable line."""
+    payload = format_revocation(withdrawal, now)
+    parse_revocation(payload, "the revocation to sign", key.keyid)
+    return seal(payload, key)
+
+
+def format_revocation(withdrawal: Withdrawal, now: datetime) -> bytes:
+    """The statement's bytes."""
+    predicate = {"issued": format_time(now.replace(microsecond=0)), **format_document(withdrawal, FORMAT)}
+    return format_statement(withdrawal.subject, REVOCATION, predicate)
+
+
+def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
+    """What `format_revocation` wrote. Raises StatementError for any other bytes."""
+    row = dict(parse_predicate(payload, where, REVOCATION))
+    issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
+    withdrawal = parse_document(row, Withdrawal, FORMAT, where)
+    subject = withdrawal.subject
+    if not withdrawal.why.strip():
+        raise fault(f"{where}: why", "it gives no reason")
+    if format_revocation(withdrawal, issued) != payload:
+        raise fault(where, "its subjects do not match, or it is not in canonical form")
+    return Revocation(
+        subject=subject.manifest,
+        verdicts=withdrawal.verdicts,
+        capability=withdrawal.capability,
+        before=issued,
+        why=withdrawal.why,
+        keyid=keyid,
+        about=subject,
+    )
+
+
+# --- which of them count -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoked:
+    """The revocations that count for a subject, and why others do not, one line each."""
+
+    heeded: tuple[Revocation, ...]
+    ignored: tuple[str, ...]
+
+
+def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> Revoked:
+    """Of the envelopes about `subject`, by the digest of the artifact, those of keys trusted at that time.
+
+    A revocation never expires. Any trusted key may take back what another signed; a retired one only what was
+    issued in its time.
+    """
+    heeded, ignored = [], []
+    for digest, data in sorted(envelopes.items()):
+        opened = open_signed(data, court.trust)
+        if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
+            ignored.append(f"revocation {digest}: {opened.standing}, {opened.why}")
+            continue
+        try:
+            revocation = parse_revocation(opened.envelope.payload, "statement", opened.envelope.keyid)
+        except StatementError as error:
+            ignored.append(f"revocation {digest}: malformed, {error.message}")
+            continue
+        # Nobody records revocations. One of the second in which its key was retired takes trust away only.
+        last = opened.key.since < revocation.before == opened.key.until
+        late = None if last else out_of_period(opened.key, revocation.before)
+        if late is None and revocation.before > court.now + SKEW:
+            late = Standing.NOT_YET, "it is of a time that is still to come"
+        if late is None and revocation.subject != subject.manifest:
+            late = Standing.OTHER_SUBJECT, f"it speaks of {revocation.subject}"
+        if late:
+            ignored.append(f"revocation {digest}: {late[0]}, {late[1]}")
+        else:
+            retired = opened.key.until <= court.now
+            heeded.append(replace(revocation, end=opened.key.until) if retired else revocation)
+    return Revoked(heeded=tuple(heeded), ignored=tuple(ignored))
+
+
+# --- Verdicts that were taken back, as rows that say who did it, when, why, and of which image. Pure
+
+
+MOST = 200
+"""Rows of one target; older ones are left out."""
+
+
+def cell_of(revocation: Revocation, subject: Subject, capability: str, trust: Trust) -> RevokedCell:
+    """The row of a revocation that counts here: its key is one of `trust`."""
+    key = trust.key(revocation.keyid)
+    return RevokedCell(
+        subject=subject,
+        capability=capability,
+        by=key.name if key else "unknown",
+        keyid=revocation.keyid,
+        when=revocation.before,
+        why=revocation.why,
+    )
+
+
+def revoked_cells(judged: Iterable[Judged], subject: Subject, trust: Trust) -> tuple[RevokedCell, ...]:
+    """The rows of verdicts on one image that were taken back, each GPU's capability once."""
+    rows = (
+        cell_of(
+            one.revocation, subject, device.capability if (device := one.verdict.report.device) else "", trust
+        )
+        for one in judged
+        if one.standing is Standing.REVOKED and one.revocation and one.verdict
+    )
+    return tuple(dict.fromkeys(rows))
+
+
+def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
+    """The rows of several sources, the newest first; one of any GPU only if no row has its GPUs."""
+    rows = dict.fromkeys(row for source in sources for row in source)
+    exact = {(row.subject.manifest, row.keyid, row.when) for row in rows if row.capability}
+    kept = [row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact]
+    return tuple(
+        sorted(kept, key=lambda row: (row.when, row.subject.manifest, row.capability), reverse=True)[:MOST]
+    )
+
+
+# --- The verdicts about one image, judged, with the revocations that count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The verdicts about one image, judged. `ignored` says which revocations do not count, and why.
+
+    `tags` are those of the target that point to it, as far as they were looked for. `envelopes` and
+    `revocations` are what was read, by the digests of the artifacts. `revoked` says who took what back.
+    """
+
+    place: str
+    subject: Subject
+    judged: tuple[Judged, ...]
+    ignored: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    envelopes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    revocations: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    revoked: tuple[RevokedCell, ...] = ()
+
+
+def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[Place] = ()) -> Found:
+    """All verdicts that `place` has of an image, and the revocations that count applied, those of `also` too.
+
+    Verdicts are attached to the platform manifest. One that was signed of the same content, packed in another
+    way, is taken back where its own manifest is. Raises RegistryError or StoreError.
+    """
+    verdicts = read_verdicts(place, subject.manifest)
+    envelopes = _envelopes(verdicts)
+    first = judge_verdicts(envelopes, subject, court)
+    good = [
+        judgement.verdict for judgement in first if judgement.verdict and judgement.standing is Standing.GOOD
+    ]
+    manifests = sorted({subject.manifest, *(verdict.report.subject.manifest for verdict in good)})
+    against = [
+        attached for each in (place, *also) for own in manifests for attached in read_revocations(each, own)
+    ]
+    revocations = _envelopes(against)
+    revoked = judge_revocations(revocations, subject, court)
+    faults = {attached.digest: attached.fault for attached in verdicts if attached.fault}
+    judged = judge_verdicts(
+        envelopes, subject, replace(court, revocations=court.revocations + revoked.heeded)
+    )
+    told = tuple(replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged)
+    return Found(
+        place=str(place),
+        subject=subject,
+        judged=told,
+        ignored=revoked.ignored,
+        envelopes=envelopes,
+        revocations=revocations,
+        revoked=revoked_cells(told, subject, court.trust),
+    )
+
+
+def _envelopes(attached: Sequence[Attached]) -> Mapping[str, bytes]:
+    return {one.digest: one.envelope for one in attached}

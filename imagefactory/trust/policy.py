@@ -37,13 +37,13 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.serialize import DIGEST, format_time, shown
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import replacing
+from imagefactory.serialize import DIGEST, format_time, shown
 from imagefactory.settings.files import read_document
 from imagefactory.trees import read_file
 from imagefactory.trust.keys import NAME, Period, PublicKey, check_name, parse_public
-from imagefactory.verify.model import evidence_kinds
+from imagefactory.verify.report import evidence_kinds
 
 DEFAULT_DAYS = 90
 MOST_DAYS = 366

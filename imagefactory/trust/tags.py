@@ -20,7 +20,7 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import older
 from imagefactory.model import Outcome
 from imagefactory.trust.verdict import Judged, Standing, Verdict
-from imagefactory.verify.model import SEVERAL
+from imagefactory.verify.report import SEVERAL
 
 DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
 """Outcomes that speak against the image itself, not against the machine that ran it."""

@@ -6,14 +6,145 @@ a frozen value.
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from imagefactory.serialize import Fields, Fixed, Pairs
 from imagefactory.errors import NoGpuError
-from imagefactory.verify.amd_evidence import AMD_HERE, AmdPlaces, read_amd
-from imagefactory.verify.kit.hardware import FORMAT, HINT, MACHINE, NoGpu, Places, read_hardware
-from imagefactory.verify.model import SEEN_HERE, DeviceNode, GpuIdentity, Hardware, Uuid, Version
+from imagefactory.runtime.devices import NODES, find_amd_gpus, processor_of
+from imagefactory.serialize import Fields, Fixed, Pairs
+from imagefactory.verify.kit.hardware import (
+    FORMAT,
+    HINT,
+    LOST,
+    MACHINE,
+    UNUSABLE,
+    NoGpu,
+    Places,
+    read_hardware,
+    read_memory,
+)
+from imagefactory.verify.outcome import clean
+from imagefactory.verify.report import SEEN_HERE, DeviceNode, GpuIdentity, Hardware, Uuid, Version
+
+# --- How the identity of AMD's GPUs is read on the host, outside of any image
+# Three ways that must agree, as for NVIDIA's: the kernel's list of nodes, the same GPU's device below
+# /sys/class/drm, and its render node. Sources: Linux, amdkfd, KFD topology: `unique_id` and
+# `drm_render_minor`
+# of a node; amdgpu, sysfs: `unique_id`, in hexadecimal, and `product_name`; proc_devices(5).
+
+
+AMD_HINT = "run it where `rocminfo` lists a GPU, as a user who can open /dev/kfd and its render node"
+_MAJOR = re.compile(r"^\s*([0-9]+)\s+drm$", re.MULTILINE)
+_RELEASE = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmdPlaces:
+    """Where a machine tells of its GPUs. `release` is the kernel's, empty for this one's."""
+
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    release: str = ""
+
+
+AMD_HERE = AmdPlaces()
+
+
+def read_amd(places: AmdPlaces = AMD_HERE) -> Hardware | None:
+    """None where the kernel tells of no GPU. Raises NoGpuError where one of the three ways tells otherwise.
+
+    `known` are the ids below /sys/class/drm, `nodes` the render nodes. Of several GPUs the others are used:
+    a processor with graphics of its own has no id.
+    """
+    devices = find_amd_gpus(dev=places.dev, sys=places.sys)
+    if devices is None:
+        return None
+    gpus: list[GpuIdentity] = []
+    nodes: list[str] = []
+    lost: list[tuple[str, str]] = []
+    for folder in sorted(path.parent for path in (places.sys / NODES).glob("*/properties")):
+        told = _properties(folder)
+        if not told.get("gfx_target_version"):
+            continue
+        try:
+            gpu, node = _read_gpu(places, folder, told)
+        except NoGpuError as error:
+            lost.append((f"{LOST}{len(gpus) + len(lost)}", error.message.removeprefix(UNUSABLE)))
+            continue
+        gpus.append(gpu)
+        nodes.append(node)
+    if not gpus and lost:
+        raise NoGpuError("gpu-not-visible", f"{UNUSABLE}{'; '.join(why for _, why in lost)}", hint=AMD_HINT)
+    release = _RELEASE.match(places.release or platform.release())
+    return Hardware(
+        kind=SEEN_HERE,
+        driver=devices.driver or (release[0] if release else ""),
+        gpus=tuple(gpus),
+        known=tuple(sorted(gpu.uuid for gpu in gpus)),
+        nodes=tuple(sorted(nodes)),
+        notes=(*(() if devices.driver else (("amdgpu", "the kernel's own"),)), *lost),
+    )
+
+
+def _read_gpu(places: AmdPlaces, folder: Path, told: Mapping[str, int]) -> tuple[GpuIdentity, str]:
+    """One GPU and its render node. Raises NoGpuError where the ways do not agree."""
+    number = told.get("drm_render_minor", 0)
+    uuid = f"GPU-{told.get('unique_id', 0):016x}"
+    device = places.sys / f"class/drm/renderD{number}/device"
+    if not told.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
+        raise NoGpuError(
+            "gpu-not-visible",
+            f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}",
+            hint=AMD_HINT,
+        )
+    node = places.dev / f"dri/renderD{number}"
+    if not _is_render_node(node, number, places.proc):
+        raise NoGpuError(
+            "gpu-not-visible", f"{UNUSABLE}{node} is not a render node of the driver", hint=AMD_HINT
+        )
+    processor = processor_of(told["gfx_target_version"])
+    name = clean(_text(device / "product_name")) or f"AMD {processor}"
+    memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory
+    return GpuIdentity(name=name, capability=processor, uuid=uuid, memory=memory), f"/dev/dri/{node.name}"
+
+
+def _properties(folder: Path) -> Mapping[str, int]:
+    """The numbers of a node; none where this user may not read them."""
+    words = (line.split() for line in _text(folder / "properties").splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _memory(folder: Path) -> int:
+    """Bytes of a GPU's own memory: the banks that are its frame buffer (heap types 1 and 2)."""
+    banks = [_properties(path) for path in folder.glob("mem_banks/*")]
+    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in (1, 2))
+
+
+def _is_render_node(path: Path, number: int, proc: Path) -> bool:
+    found = _MAJOR.search(_text(proc / "devices").partition("Block devices:")[0])
+    try:
+        facts = path.stat()
+    except OSError:
+        return False
+    wanted = (int(found[1]) if found else -1, number)
+    return stat.S_ISCHR(facts.st_mode) and (os.major(facts.st_rdev), os.minor(facts.st_rdev)) == wanted
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# ---
 
 _EVIDENCE = Fields(
     format=Annotated[int, Fixed(FORMAT)],

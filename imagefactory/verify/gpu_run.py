@@ -7,7 +7,7 @@ nothing is started inside, and nothing falls back to the CPU.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,16 +16,28 @@ from typing import Any
 from imagefactory.errors import FactoryError, UsageError
 from imagefactory.fs import locked_folder
 from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.drivers import driver_floor
+from imagefactory.gpu.knowledge.gpus import capabilities
+from imagefactory.gpu.predict import generic_modules, predict, runs
+from imagefactory.gpu.values import Answer, Contents, Library, Reach
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.runtime.protocol import Runner
 from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.outcome import Brought, GpuRun, not_started, outcome_of
 from imagefactory.verify.kit.hardware import PCI_ORDER, SeenGpu, lost_gpus, names_lost, read_visible
-from imagefactory.verify.model import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.outcome import (
+    Brought,
+    GpuRun,
+    ReportFault,
+    clean,
+    not_started,
+    outcome_of,
+    read_report,
+)
+from imagefactory.verify.report import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
     EXPECTATIONS_NAME,
@@ -37,7 +49,6 @@ from imagefactory.verify.suite_files import (
     read_suite,
     write_suite,
 )
-from imagefactory.verify.suite_report import ReportFault, clean, read_report
 
 ENTRY = "verify.py"
 VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -266,4 +277,40 @@ def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any],
             Mount(source=report, target=REPORT_MOUNT, writable=True, scratch=True),
         ),
         timeout=timeout_of(trial.ask.level),
+    )
+
+
+# --- What a scan of an image lets one expect of the coverage checks: machine code, PTX, or neither. Pure
+# `native` and `ptx` are about the libraries that the framework must load, since the checks run it with the
+# driver's compiler switched off, and then with all machine code passed over. What has none of its own makes
+# machine code where it runs.
+
+
+RUNS = (Answer.YES, Answer.PTX, Answer.PARTLY)
+
+
+def predict_coverage(contents: Contents, more: Iterable[Capability] = ()) -> dict[str, Predicted]:
+    """By capability (`8.0`): all that are known, and `more`."""
+    return {str(one): _predict_one(contents, one) for one in sorted({*capabilities(), *more})}
+
+
+def _predict_one(contents: Contents, capability: Capability) -> Predicted:
+    prediction = predict(contents, capability)
+    gates = {reach.path: reach for reach in prediction.libraries if reach.gates}
+    runs_there = prediction.answer in RUNS
+    return Predicted(
+        native=runs_there and not any(reach.ptx for reach in gates.values()),
+        ptx=runs_there
+        and bool(gates)
+        and all(_compiles(library, capability) for library in contents.libraries if library.path in gates),
+        runs=runs_there,
+        reason=prediction.reason,
+    )
+
+
+def _compiles(library: Library, capability: Capability) -> bool:
+    """Whether the driver could compile all of a library there: each module that counts holds PTX for it."""
+    modules = generic_modules(library)
+    return bool(modules) and all(
+        any(runs(code, capability) is Reach.PTX for code in one.codes) for one in modules
     )

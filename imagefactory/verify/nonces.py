@@ -25,11 +25,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.serialize import shown
 from imagefactory.errors import CheckFailedError, StoreError, UsageError, os_problem
 from imagefactory.fs import remove_inside
+from imagefactory.serialize import shown
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.verify.model import LEVELS, Subject
+from imagefactory.verify.report import LEVELS, Subject
 
 FORMAT = 1
 NONCE = re.compile(r"[0-9a-f]{32}")

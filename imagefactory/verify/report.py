@@ -6,12 +6,190 @@ shapes stand in verdict.schema.json too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Protocol
 
-from imagefactory.serialize import Most, Within, fault, format_document, parse_document
-from imagefactory.model import Completed
-from imagefactory.verify.model import GpuReport
+from imagefactory.gpu.values import row_of, slice_of
+from imagefactory.model import CheckResult, Completed, Definition, Outcome
+from imagefactory.oci.manifests import Image, Sif
+from imagefactory.serialize import (
+    NAME,
+    Among,
+    Capability,
+    Count,
+    Digest,
+    Matching,
+    Most,
+    Name,
+    Named,
+    Within,
+    fault,
+    format_document,
+    parse_document,
+)
+from imagefactory.settings.choices import POOLS
+
+# --- The frozen values of verification: what was asked, what the host saw, what the suite said
+#     Subject + Ask -> (a run on a GPU) -> GpuReport -> Verdict
+# A report is unsigned and proves nothing; a verdict (verdicts/) is one that somebody signed who saw the GPU.
+# Times are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
+
+
+QUICK, FULL, SEVERAL = "quick", "full", "several"
+LEVELS = (QUICK, FULL, SEVERAL)
+GPUS = "gpus"
+"""The check of the level `several` that counts, and its number."""
+
+UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
+"""NVIDIA's, or the `unique_id` of one of AMD's."""
+Uuid = Annotated[str, Matching(UUID)]
+DeviceNode = Annotated[str, Matching(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
+Version = Annotated[str, Matching(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
+EvidenceKind = Annotated[str, Matching(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
+"""Who read the GPU's identity, and where: on this machine, by a kit, in a CI job, or a row of POOLS."""
+SEEN_HERE, SEEN_BY_KIT, SEEN_IN_ACTIONS = "local", "kit", "actions"
+Nonce = Annotated[str, Matching(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is verified: the platform manifest `manifest`, or the artifact's own of a .sif.
+
+    The other fields describe it and decide nothing: `config` is the digest of its config, or the sha256 of a
+    .sif file; `index` is what tags point to, the same as `manifest` where there is none above; `target` is
+    its name, empty where nobody knows it. Equal configs say nothing of equal content.
+    """
+
+    target: Annotated[str, Matching(NAME, empty=True)]
+    index: Digest
+    manifest: Digest
+    config: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuIdentity:
+    """A GPU as the driver tells it. `uuid` is `GPU-...`, `memory` bytes."""
+
+    name: str
+    capability: Capability
+    uuid: Uuid
+    memory: Count
+
+    @property
+    def part(self) -> str:
+        """The profile of a slice (MIG), `mig` where its name tells none; empty for a whole GPU."""
+        return slice_of(self.name) or ("mig" if self.uuid.startswith("MIG-") else "")
+
+    @property
+    def row(self) -> str:
+        return row_of(self.capability, self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the host says of its GPUs, outside of the image.
+
+    `gpus` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
+    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. Of
+    AMD's the kernel tells all of it (amd_evidence.py).
+    """
+
+    kind: EvidenceKind
+    driver: Version
+    gpus: tuple[GpuIdentity, ...]
+    known: tuple[Uuid, ...]
+    nodes: tuple[DeviceNode, ...]
+    notes: tuple[Annotated[tuple[str, str], Named(("name", "text"))], ...] = ()
+
+    def gpu_of(self, uuid: str) -> GpuIdentity | None:
+        """The GPU that libcuda calls `uuid`; of an instance of one (MIG) that the notes name, the whole GPU.
+
+        libcuda tells bytes without a prefix, so an instance may be called `GPU-...` inside: digits decide.
+        """
+        part_of = {digits_of(name): text for name, text in self.notes if name.startswith("MIG-")}
+        whole = digits_of(part_of.get(digits_of(uuid), uuid))
+        return next((gpu for gpu in self.gpus if digits_of(gpu.uuid) == whole), None)
+
+    def count_of(self, capability: str) -> int:
+        """How many GPUs of it NVML and the driver itself both tell."""
+        return sum(gpu.capability == capability and gpu.uuid in self.known for gpu in self.gpus)
+
+
+def evidence_kinds() -> tuple[str, ...]:
+    """All that this imagefactory knows."""
+    return (SEEN_HERE, SEEN_BY_KIT, *POOLS, SEEN_IN_ACTIONS)
+
+
+def digits_of(uuid: str) -> str:
+    """The digits of `GPU-...` or `MIG-...`."""
+    return uuid.partition("-")[2]
+
+
+class Evidence(Protocol):
+    """How the identity of GPUs is read on the host."""
+
+    def read(self) -> Hardware:
+        """Raises NoGpuError where there is none to be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReport:
+    """What one run of the GPU suite said of one image on one GPU. Unsigned.
+
+    `suite` is the suite's digest, `level` quick, full or several. `device` is the GPU that the suite met
+    inside, None where it met none, and `cuda` the newest CUDA that its driver takes, as libcuda tells it
+    (`12.4`). `hardware` is what the host saw, None where it saw none. `outcome` is VERIFIED only where every
+    check that applies passed on a GPU, TOGETHER on several; `reason` is one line. `waived` are checks that
+    did not run and that the recipe waives. `contradictions` say where the run and the prediction differ,
+    either way. A `rehearsal` ran on the CPU for the project's own tests: nothing can be signed of it.
+    """
+
+    subject: Subject
+    suite: Digest
+    level: Annotated[str, Among(LEVELS)]
+    nonce: Nonce
+    started: datetime
+    ended: datetime
+    runner: Name
+    hardware: Hardware | None
+    device: GpuIdentity | None
+    cuda: Version
+    checks: tuple[CheckResult, ...]
+    outcome: Outcome
+    reason: str
+    waived: tuple[Name, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    rehearsal: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it speaks of: one, and of the level `several` as many as its check counted."""
+        counted = (dict(check.numbers) for check in self.checks if check.name == GPUS)
+        return 1 if self.level != SEVERAL else int(next(counted, {}).get(GPUS, 0))
+
+
+TIMEOUT_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One smoke test to do. `nonce` is fresh random text that the report must bring back.
+
+    `runner` is its name: a pass with one says nothing of another. `timeout` is seconds for each of the
+    two runs.
+    """
+
+    image: Image | Sif
+    definition: Definition
+    nonce: str
+    runner: str = "unshare"
+    timeout: float = TIMEOUT_SECONDS
+
+
+# ---
 
 FORMAT = 1
 

@@ -12,8 +12,7 @@ from typing import Any
 from imagefactory import suite
 from imagefactory.errors import UsageError
 from imagefactory.model import Definition, Target
-from imagefactory.recipes.match_spec import parse_spec
-from imagefactory.recipes.values import named_packages
+from imagefactory.recipes.values import named_packages, parse_spec
 from imagefactory.suite import table
 
 SUITE_FOLDER = Path(suite.__file__).parent

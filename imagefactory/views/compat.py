@@ -8,7 +8,7 @@ from itertools import groupby
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.compared import Difference
+from imagefactory.gpu.contradictions import Difference
 from imagefactory.gpu.values import Answer, Cell, Claim
 from imagefactory.matrix.compat import (
     RUNS,

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.platforms import emulated_here
-from imagefactory.model import CheckState, Report, Target
-from imagefactory.oci.model import Image
-from imagefactory.progress import format_bytes
-from imagefactory.views.text import format_fields
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from imagefactory.actions.build import Built
+from imagefactory.actions.lock import Relock
+from imagefactory.gpu.builds import platform_of
+from imagefactory.gpu.capability import emulated_here, parse_capability
+from imagefactory.lock import Behind
+from imagefactory.lock.files import Unsolvable
+from imagefactory.model import CheckState, Lock, LockedConda, LockedPackage, Report, Target
+from imagefactory.oci.manifests import Image
+from imagefactory.oci.transfer import Sent
+from imagefactory.progress import format_bytes
+from imagefactory.recipes.values import channel_name
+from imagefactory.trust.verdict import Marks
+from imagefactory.views.text import CPUS, format_fields, format_table
+
+if TYPE_CHECKING:
+    from imagefactory.actions.attest import Attested
+    from imagefactory.actions.store import Pruned, Shelf
+    from imagefactory.actions.transfer import CopiedImage, Pulled, PulledSif, Pushed
 
 
 def format_report(report: Report) -> str:
@@ -83,3 +98,271 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
 
 def _capabilities(target: Target) -> str:
     return ", ".join(parse_capability(capability).sm for capability in target.capabilities)
+
+
+# --- What went to registries and came from them, as a person reads it
+
+
+def format_pushed(pushed: Pushed) -> str:
+    """Where a candidate is, by the registry's own word, and what it cost."""
+    where = pushed.reference
+    place = f"{where.registry}/{where.repository}"
+    fields = [
+        ("candidate", f"{place}:{where.tag}"),
+        ("digest", f"{where.digest} (confirmed by the registry)"),
+    ]
+    fields += [("sent", _sent_line(pushed.sent)), *_tag_lines(pushed.sent)]
+    if pushed.file:
+        fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{place}:{where.tag}")]
+    else:
+        fields.append(("pull it", f"docker pull {place}@{where.digest}"))
+    if joined := pushed.joined:
+        what = f"{place}:{joined.reference.tag} ({', '.join(joined.platforms)})"
+        fields += [("one index", what), ("digest", joined.reference.digest), *_tag_lines(joined.sent)]
+    return f"{pushed.target.name}\n{format_fields(fields)}"
+
+
+def format_attested(attested: Attested) -> str:
+    fields = [("attached", kind) for kind, _ in attested.artifacts]
+    return format_fields([*fields, ("provenance", attested.provenance)])
+
+
+def format_pulled_sif(pulled: PulledSif) -> str:
+    fields = [
+        ("file", f"{pulled.path} ({format_bytes(pulled.size)})"),
+        ("sha256", pulled.sha256.removeprefix("sha256:")),
+        ("came", pulled.how),
+        ("try it", f"apptainer exec {pulled.path} python"),
+    ]
+    return f"{pulled.reference}\n{format_fields(fields)}"
+
+
+def _sent_line(sent: Sent) -> str:
+    if sent.sent == sent.mounted == 0:
+        return f"nothing: all {sent.present} blobs were there ({sent.seconds:.1f}s)"
+    parts = [f"{sent.sent} blobs"]
+    parts += [f"{sent.mounted} taken from other repositories"] if sent.mounted else []
+    parts += [f"{sent.present} were there"] if sent.present else []
+    return f"{format_bytes(sent.bytes_sent)}: {', '.join(parts)} ({sent.seconds:.1f}s)"
+
+
+def _tag_lines(sent: Sent) -> list[tuple[str, str]]:
+    """Further tags, and what became of one that somebody else moved at the same time."""
+    moved = "{} now points to {}: moved by another"
+    return [
+        ("tag", tag if digest == sent.digest else moved.format(tag, digest or "nothing"))
+        for tag, digest in sent.tags
+    ]
+
+
+def format_pulled(pulled: Pulled, store: str) -> str:
+    """What a pull brought, and whether it is the very index that was asked for."""
+    kept = (
+        "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
+    )
+    got = pulled.sent
+    here = f", {got.present} blobs were here" if got.present else ""
+    fields = [
+        ("image", f"{pulled.name} in {store}"),
+        ("digest", f"{pulled.digest}, {kept}"),
+        ("received", f"{format_bytes(got.bytes_sent)} in {got.sent} blobs{here} ({got.seconds:.1f}s)"),
+    ]
+    return f"{pulled.reference}\n{format_fields(fields)}"
+
+
+def format_copied(copied: CopiedImage) -> str:
+    fields = [("digest", f"{copied.destination.digest} (confirmed by the registry)")]
+    fields += [("sent", _sent_line(copied.sent))]
+    moved = [(name, text) for name, text in _tag_lines(copied.sent) if "moved by another" in text]
+    return f"{copied.source} -> {copied.destination}\n{format_fields(fields + moved)}"
+
+
+def format_shelves(shelves: Sequence[Shelf], width: int | None = None) -> str:
+    """The tags of repositories, one line each; a repository without any is said to be empty."""
+    rows = [
+        (f"{shelf.repository}:{one.tag}", one.kind, format_bytes(one.size), one.digest)
+        for shelf in shelves
+        for one in shelf.tagged
+    ]
+    empty = [f"nothing in {shelf.registry}/{shelf.repository}" for shelf in shelves if not shelf.tagged]
+    return "\n".join([format_table(("TAG", "KIND", "SIZE", "DIGEST"), rows, width)] * bool(rows) + empty)
+
+
+def format_pruned(pruned: Pruned, *, dry_run: bool) -> str:
+    """One line a candidate: gone or kept, and why."""
+    verb = "would remove" if dry_run else "removed"
+    lines = [
+        f"{verb if fate.remove else 'kept'} {pruned.repository}:{fate.candidate.tag} ({fate.why})"
+        for fate in pruned.fates
+    ]
+    return "\n".join(lines or [f"no candidates in {pruned.registry}/{pruned.repository}"])
+
+
+# --- All about one target, as a person reads it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """What there is of a target: its lock and the word for that, why it has none, its image.
+
+    `promised` is the digest that an image has by the target's layer lock, empty where there is none.
+    `behind` is what its lock holds of old releases, `left_out` what its family promises and it lacks.
+    """
+
+    lock: Lock | None
+    state: str
+    why: Unsolvable | None
+    image: Image | None
+    promised: str = ""
+    behind: tuple[Behind, ...] = ()
+    left_out: str = ""
+
+
+def format_targets(rows: Sequence[tuple[Target, str, Marks]], width: int | None = None) -> str:
+    """A row for each target: what it is, the state of its lock, and how far its image is."""
+    header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED ON")
+    table = [
+        (
+            target.name,
+            f"{target.framework} {target.version}",
+            target.cuda,
+            target.python,
+            target.base,
+            state,
+            "yes" if marks.built else "-",
+            "yes" if marks.pushed else "-",
+            " ".join(marks.verified) or ("-" if target.gpu else CPUS),
+        )
+        for target, state, marks in rows
+    ]
+    return format_table(header, table, width, ("BASE", "FRAMEWORK", "PYTHON", "CUDA"))
+
+
+def format_target(target: Target, now: TargetState, width: int | None = None) -> str:
+    """All about one target, for `show`."""
+    fields = [
+        ("description", target.description),
+        ("framework", f"{target.framework} {target.version}, source {target.source}"),
+        ("for", platform_of(target.cuda)),
+        ("Python", f"{_python(target)} on {target.base}, {target.platform}"),
+        ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
+        ("checks", ", ".join(target.checks)),
+    ]
+    if target.on:
+        fields.append(("built on", target.on))
+    if target.source == "conda":
+        order = "the first that has a package" if target.priority == "strict" else "all alike"
+        fields += [
+            ("channels", "\n".join(target.channels)),
+            ("priority", f"{target.priority}: {order}"),
+            ("virtual", "\n".join(f"{name} {value}" for name, value in target.virtual)),
+        ]
+    fields.append(("requirements", "\n".join(target.requirements)))
+    if target.pip:
+        fields.append(("from PyPI", "\n".join(target.pip)))
+    if target.origins:
+        fields.append(("from", "\n".join(f"{name} from {origin}" for name, origin in target.origins)))
+    if target.sources:
+        fields.append(("to build", "\n".join(target.sources)))
+    if target.constraints:
+        fields.append(("constraints", "\n".join(target.constraints)))
+    if target.environment:
+        fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
+    fields.append(("recipe", str(target.where)))
+    if now.left_out:
+        fields.append(("left out", now.left_out))
+    fields += _lock_fields(target, now)
+    if now.behind:
+        fields.append(("far behind", "\n".join(map(str, now.behind))))
+    if now.image is None:
+        fields.append(("image", f"not in the store: imagefactory build {target.name}"))
+    else:
+        size = f"{format_bytes(now.image.size)} in {len(now.image.layers)} layers"
+        fields += [("image", f"{now.image.name}, {size}"), ("digest", now.image.digest)]
+    if now.promised and (now.image is None or now.image.digest != now.promised):
+        fields.append(("layers locked", f"the digest is {now.promised} where they are made as locked"))
+    return f"{target.name}\n{format_fields(fields, width=width)}"
+
+
+def _python(target: Target) -> str:
+    of = f" of {channel_name(target.channels[0])}" if target.conda and target.source == "pypi" else ""
+    return f"{target.python}{of}"
+
+
+def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
+    lock, again = now.lock, f"imagefactory lock {target.name}"
+    if now.why is not None:
+        told = (now.state, now.why.reason, now.why.hint, f"the solver's whole account: {again} --explain")
+        fields = [("lock", "\n".join(line for line in told if line))]
+    elif lock is None:
+        fields = [("lock", f"{now.state}: {again}{' --build' if target.sources else ''}")]
+    else:
+        kinds = ((lock.conda, "conda's archives"), (lock.wheels, "wheels"))
+        parts = [
+            f"{len(packages)} package{'s' if len(packages) > 1 else ''}, "
+            f"{format_bytes(sum(one.size for one in packages))} of {kind}"
+            for packages, kind in kinds
+            if packages
+        ]
+        fields = [("lock", f"{now.state}, {' and '.join(parts)}, by {lock.solver}")]
+    if lock is None:
+        return fields
+    if lock.note:
+        fields.append(("note", lock.note))
+    brought = [
+        f"{package.name} {package.version}"
+        for package in lock.packages
+        if package.name.startswith(("nvidia-", "cuda-", "cudatoolkit", "cudnn", "pytorch-cuda"))
+    ]
+    return [*fields, ("CUDA packages", "\n".join(brought))] if brought else fields
+
+
+# --- What locking moved, as a person reads it
+
+
+def format_relock(relock: Relock) -> str:
+    """What moved: one line for an unchanged lock, else one line a package, and what is far behind."""
+    return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
+
+
+def _moves(relock: Relock) -> str:
+    before, after, name = relock.before, relock.after, relock.target.name
+    if before is after or before == after:
+        return f"{name}: unchanged ({len(after.packages)} packages)"
+    old = {} if before is None else _by_name(before)
+    new = _by_name(after)
+    total = format_bytes(sum(package.size for package in after.packages))
+    if before is None:
+        return f"{name}: locked {len(new)} packages, {total}"
+    lines = [f"{name}: {len(new)} packages, {total}"]
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was is None and now is not None:
+            lines.append(f"  + {key[0]} {now.version}{_source(now)}")
+        elif now is None and was is not None:
+            lines.append(f"  - {key[0]} {was.version}{_source(was)}")
+        elif was is not None and now is not None and was.sha256 != now.sha256:
+            lines.append(f"  ~ {key[0]} {_moved(was, now)}")
+    if len(lines) == 1:
+        same = before.content_hash == after.content_hash
+        lines.append(f"  the same packages{'' if same else ' for a changed recipe'}")
+    if before.note != after.note:
+        lines.append(f"  note: {after.note or 'none any more'}")
+    return "\n".join(lines)
+
+
+def _by_name(lock: Lock) -> dict[tuple[str, bool], LockedPackage]:
+    """A package may stand there from conda before and from PyPI after, so the kind is a part of the key."""
+    return {(package.name, isinstance(package, LockedConda)): package for package in lock.packages}
+
+
+def _source(package: LockedPackage) -> str:
+    return f" ({package.build})" if isinstance(package, LockedConda) else ""
+
+
+def _moved(was: LockedPackage, now: LockedPackage) -> str:
+    if was.version != now.version:
+        return f"{was.version} -> {now.version}"
+    if isinstance(was, LockedConda) and isinstance(now, LockedConda) and was.build != now.build:
+        return f"{now.version}, {was.build} -> {now.build}"
+    return f"{now.version}, new file"

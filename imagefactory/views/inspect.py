@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from imagefactory.gpu.amd import is_amd, is_object, lacks_runtime, target_order
+from imagefactory.gpu.amd import amd_targets, is_amd, is_object, lacks_runtime, target_order
 from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
-from imagefactory.gpu.values import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.predict import INTEGRATED
+from imagefactory.gpu.values import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.serialize import fields_of
 from imagefactory.views.text import fold, format_fields, format_matrix
 
 RUNS = (Answer.YES, Answer.PTX)
@@ -332,3 +333,56 @@ def _processors(libraries: Sequence[Library]) -> list[str]:
 
 def _processor(text: str) -> str:
     return text.partition(":")[0]
+
+
+# --- What an image, wheel or library can run on, as JSON. Pure
+
+
+def inspection_json(inspection: Inspection) -> dict[str, object]:
+    contents = inspection.contents
+    framework = find_framework(contents)
+    package = find_package(contents, framework) if framework else None
+    return {
+        "name": inspection.name,
+        "from": inspection.how,
+        "digest": inspection.digest,
+        "architecture": inspection.platform,
+        "framework": framework.name if framework else "",
+        "framework_version": package.version if package else "",
+        "cuda": cuda_of(contents),
+        "versions": dict(library_versions(contents)),
+        "cpu_only": inspection.cpu_only,
+        "contradictions": inspection.contradictions,
+        "libraries": [
+            {
+                "path": library.path,
+                "size": library.size,
+                "role": role.value,
+                "compressions": library.compressions,
+                "damage": library.damage,
+                "unread": library.unread,
+                "modules": library.modules,
+            }
+            for library, role in ordered_libraries(contents)
+        ],
+        "amd_targets": amd_targets(contents),
+        "predictions": [prediction_json(prediction) for prediction in inspection.predictions],
+        "verified": [
+            {"capability": capability, **fields_of(claim)}
+            for capability, claim in inspection.verified.items()
+        ],
+        "packages": [
+            {
+                "name": package.name,
+                "version": package.version,
+                **({"build": package.build} if package.build else {}),
+            }
+            for package in contents.packages
+        ],
+        "facts": [{"framework": name, "key": key, "value": value} for name, key, value in contents.facts],
+        "toolkit": contents.toolkit,
+    }
+
+
+def prediction_json(prediction: Prediction) -> dict[str, object]:
+    return {"capability": prediction.capability, "basis": "predicted", **fields_of(prediction)}

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from imagefactory.extras.nightly.changes import starts_by_kit
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.values import Answer
-from imagefactory.matrix.night import starts_by_kit
 from imagefactory.matrix.plan import (
     AVOIDED,
     GPU_NOT_LISTED,

@@ -18,17 +18,21 @@ from hypothesis import strategies as st
 from imagefactory.build.wheel_layer import Prefix, lay_wheel
 from imagefactory.errors import FactoryError, StoreError
 from imagefactory.fs import Removal
-from imagefactory.oci.docker_archive import Taking, take_docker
+from imagefactory.oci.archive import Taking, take_docker
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layers import Segment, codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import digest_of
-from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.oci.sif_container import read_partition
-from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze, format_index
-from imagefactory.oci.squash_tree import format_image
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.oci.unpack_layer import read_layer
+from imagefactory.oci.manifests import Descriptor, Layer, digest_of
+from imagefactory.oci.sif import read_partition
+from imagefactory.oci.squash_layers import (
+    LayerIndex,
+    LayerPacker,
+    Packers,
+    Squeeze,
+    format_image,
+    format_index,
+)
+from imagefactory.oci.unpack import Unpacked, read_layer
 from imagefactory.progress import Quiet
 from imagefactory.scan.files import scan_path
 from imagefactory.scan.layers import scan_layer

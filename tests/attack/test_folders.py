@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.serialize import Fields
 from imagefactory.build.conda import prefix
 from imagefactory.errors import FactoryError
+from imagefactory.extras.emulate import run
+from imagefactory.extras.portability import run as portable
+from imagefactory.extras.wheels import build as compiling
 from imagefactory.lock.pypi import sources
 from imagefactory.schedulers.htcondor.node import post
-from imagefactory.extras.wheels import build as compiling
-from imagefactory.extras.emulate import run
+from imagefactory.serialize import Fields
 from imagefactory.trees import list_names, read_file, remove_tree, tree_bytes, walk_tree
-from imagefactory.extras.portability import run as portable
 from imagefactory.verify.kit import program
 from imagefactory.verify.kits import read_folder, read_nonce
-from imagefactory.verify.suite_report import ReportFault, parse_fields, read_report
+from imagefactory.verify.outcome import ReportFault, parse_fields, read_report
 from tests.attack.ground import ground
 from tests.made.emulated import TOLD
 from tests.made.mutants import HOSTILE

@@ -16,13 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.oci.maintenance import check
-from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import digest_of
-from imagefactory.oci.model import Layer
+from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.maintenance import check, collect
+from imagefactory.oci.manifests import Layer, digest_of
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet

@@ -16,15 +16,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagefactory.errors import FactoryError
+from imagefactory.http import Patience
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.graph import Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
-from imagefactory.oci.registry import lists
+from imagefactory.oci.registry import session
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
-from imagefactory.http import Patience
+from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.mutants import HOSTILE, changed_bytes, changed_text
 from tests.made.service import Request, Service, service
 from tests.made.store_contract import artifact, blob, image_manifest, source
@@ -166,7 +165,7 @@ BODIES = true_bodies()
 def short_lists() -> Iterator[None]:
     """A list without end is read to its limit, which takes a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists, "LIMITS", replace(lists.LIMITS, pages=20))
+        patch.setattr(session, "LIMITS", replace(session.LIMITS, pages=20))
         yield
 
 

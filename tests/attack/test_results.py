@@ -15,7 +15,14 @@ from imagefactory.errors import FactoryError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
 from imagefactory.schedulers.pool import ImageKind, LeftOut, NodeResult, PoolImage, Sweep, SweepNode
-from imagefactory.schedulers.sweep_file import CollectedNode, read_collected, read_pool, read_sweep, write_collected, write_sweep_file
+from imagefactory.schedulers.sweep_file import (
+    CollectedNode,
+    read_collected,
+    read_pool,
+    read_sweep,
+    write_collected,
+    write_sweep_file,
+)
 from imagefactory.verify.kits import collect_kit
 from tests.made.ads import A100, H100, MIG_SLICE, gpu, slot, status
 from tests.made.kit import NONCE, SUBJECT, Bench, docker, make_bench, suite_report

@@ -10,19 +10,17 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagefactory.actions.verify import format_signed, parse_signed
 from imagefactory.errors import FactoryError, StatementError, StoreError
+from imagefactory.extras.portability.report import judge_portable, sign_portable
 from imagefactory.oci.manifests import MALFORMED, parse_config
-from imagefactory.stages.kits import format_signed, parse_signed
 from imagefactory.schedulers.claims import FORM, StoreClaims, claim_of, open_claims, sign_claims
 from imagefactory.trust.approval import Approvable, judge_approvals, sign_approval
 from imagefactory.trust.attached import parse_row
 from imagefactory.trust.envelope import parse_envelope, seal
-from imagefactory.trust.judgement import judge_verdict
+from imagefactory.trust.judgement import judge_verdict, parse_revocation
 from imagefactory.trust.keys import parse_public
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.portable import judge_portable, sign_portable
-from imagefactory.verdicts.revocation import parse_revocation
-from imagefactory.verdicts.statement import parse_verdict, sign
+from imagefactory.trust.verdict import Standing, parse_verdict, sign
 from tests.made.mutants import changed_bytes, changed_text
 from tests.made.portable import make_portable
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, sealed, whole_report, with_payload

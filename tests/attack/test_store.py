@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.maintenance import check
-from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.maintenance import check, collect
 from imagefactory.progress import Quiet
 from tests.made.filled_store import covered, fill
 from tests.made.mutants import changed_bytes

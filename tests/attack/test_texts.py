@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import FactoryError
+from imagefactory.extras.importers.environments import Reading, parse_wish
 from imagefactory.lock.conda.file import parse_conda_lock
+from imagefactory.lock.debian.archive import parse_deb822_sources, parse_sources_list
 from imagefactory.lock.debian.lock import parse_base_lock
-from imagefactory.lock.debian.sources import parse_deb822_sources, parse_sources_list
 from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.recipes.bases import parse_bases
-from imagefactory.extras.importers.environments import Reading, parse_wish
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.policy import Grant, add_key, parse_trust

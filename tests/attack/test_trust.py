@@ -13,17 +13,20 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagefactory.trust.catalog import LIFE, open_catalogue, sign_catalogue
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import ATTESTATION, Manifest, check_unambiguous, choose_platform, parse_parts
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, digest_of
+from imagefactory.trust.catalog import LIFE, open_catalogue, sign_catalogue
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.trust.judgement import judge_verdict, judge_verdicts
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.revocation import Withdrawal, judge_revocations, sign_revocation
-from imagefactory.verdicts.statement import SKEW, sign
-from imagefactory.verify.model import Subject
+from imagefactory.trust.judgement import (
+    Withdrawal,
+    judge_revocations,
+    judge_verdict,
+    judge_verdicts,
+    sign_revocation,
+)
+from imagefactory.trust.verdict import SKEW, Standing, sign
+from imagefactory.verify.report import Subject
 from tests.made.catalogue import make_catalogue
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, whole_report
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from imagefactory.extras.emulate.run import NEEDED, recorded_curves, without_units
 from imagefactory.suite.gpu import table
 from imagefactory.suite.portability.case import MODELS
-from imagefactory.verdicts.recorded import NEEDED, curves_of, without_units
 from tests.e2e import rehearsal
 from tests.services.factory import Factory
 
@@ -68,7 +68,7 @@ def assert_several(factory: Factory, target: str, folder: Path) -> None:
 def assert_profile(factory: Factory, target: str, folder: Path) -> None:
     row = rehearsal.rehearse(factory, target, "profile", folder)["profile"]
     assert row["state"] == "passed", row
-    assert {*NEEDED, "up-pageable", "down-pageable"} <= curves_of(without_units(row["numbers"])).keys()
+    assert {*NEEDED, "up-pageable", "down-pageable"} <= recorded_curves(without_units(row["numbers"])).keys()
     phases = ("forward", "backward", "optimizer", "whole")
     assert {f"step-convnet-fp32-16-{phase}-s" for phase in phases} <= row["numbers"].keys()
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from imagefactory.actions.definition import define_target
 from imagefactory.project import read_factory
 from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.definition import define_target
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
-from imagefactory.verify.model import FULL, QUICK
+from imagefactory.verify.report import FULL, QUICK
 from imagefactory.verify.suite_files import read_suite, write_suite
 from tests.services.factory import Factory
 from tests.services.tier import many

@@ -25,22 +25,21 @@ from typing import Any
 import pytest
 import yaml
 
-from imagefactory.catalogue.model import Offer
-from imagefactory.trust.offers import judge_offer
+from imagefactory.actions import new_project
+from imagefactory.actions.new_project import Source
+from imagefactory.actions.read_catalog import read_catalogue
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
-from imagefactory.stages import init_nights
-from imagefactory.stages.init_nights import Source
-from imagefactory.actions.read_catalog import read_catalogue
-from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.attached import Statement, attach, read_subject
+from imagefactory.trust.catalog import Offer
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.keys import read_signing_key
-from imagefactory.verdicts.statement import sign
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.offers import judge_offer
 from imagefactory.trust.policy import read_trust
-from imagefactory.verify.kit_make import program_sum
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.kits import program_sum
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.verdicts import HOST, whole_report
 from tests.services.factory import ROOT, Factory, copy_store
@@ -256,8 +255,8 @@ def project_jobs(name: str) -> Values:
     """The jobs of a file that `init --github` writes, and those of the workflows that it calls."""
     with pytest.MonkeyPatch.context() as patch:
         source = Source(url="https://github.com/imagefactory/imagefactory", commit="c" * 40)
-        patch.setattr(init_nights, "find_source", lambda package: source)
-        text = init_nights.night_files(["github"], Path("/"))[f".github/workflows/{name}"]
+        patch.setattr(new_project, "find_source", lambda package: source)
+        text = new_project.night_files(["github"], Path("/"))[f".github/workflows/{name}"]
     jobs: Values = {}
     for title, job in yaml.safe_load(text)["jobs"].items():
         owner, _, path = job.get("uses", "").partition("/.github/workflows/")

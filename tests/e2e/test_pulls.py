@@ -13,9 +13,8 @@ import pytest
 
 from imagefactory.build.base import image as base_image
 from imagefactory.lock.debian.lock import read_base_lock
-from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import codec
-from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout import BlobWriter, Layout
 from tests.services import PodmanService
 from tests.services.factory import ROOT, Factory, copy_store
 from tests.services.tier import many

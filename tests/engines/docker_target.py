@@ -14,16 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.build.base.image import BaseImage, format_time, write_index
+from imagefactory.build.definition import SYSTEM_PATH, define
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Base, Definition, Lock, Target, Where
-from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import CHUNK, codec
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Layer
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, Layer, canonical_json, format_descriptor
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
-from imagefactory.build.definition import SYSTEM_PATH, define
 from tests.made.wheels import locked, make_wheel
 
 EPOCH = 1_700_000_000

@@ -17,19 +17,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.locked import wanted_hash
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base import image as base_image
 from imagefactory.build.base.image import BaseImage, write_index
-from imagefactory.project import Factory, read_factory
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    Layer,
+    canonical_json,
+    format_descriptor,
+)
+from imagefactory.project import Factory, read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import wanted_hash
 from tests.services import libcuda
 from tests.services.condor import CondorPool
 from tests.services.sandbox import PYTHON, entry, host_files

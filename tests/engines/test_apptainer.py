@@ -25,31 +25,35 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.definition import define_target
 from imagefactory.build.apptainer import ApptainerEngine, lend_layout
 from imagefactory.build.base.image import BaseImage
 from imagefactory.build.secrets import BuildSecrets, find_secrets
 from imagefactory.build.sif import SifMaker
 from imagefactory.errors import BuildError, ToolError, UsageError
-from imagefactory.project import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Definition, Lock, Mount, RunSpec
-from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.maintenance import collect
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    Image,
+    Sif,
+    canonical_json,
+    format_descriptor,
+)
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.sif import find_sif, load_sif, sifs_of
-from imagefactory.oci.sif_container import read_partition
-from imagefactory.oci.squash_store import SQUASHED
+from imagefactory.oci.sif import find_sif, load_sif, read_partition, sifs_of
+from imagefactory.oci.squash_layers import SQUASHED
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
+from imagefactory.project import read_factory
 from imagefactory.runtime.apptainer import ApptainerRunner
 from imagefactory.runtime.apptainer_command import CHILD, ApptainerCommand, SifOrder
-from imagefactory.scan.sif import unpacked_sif
+from imagefactory.scan.layers import unpacked_sif
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.definition import define_target
 from tests.made.layer_store import TAR, file, make_tar
 from tests.made.squashfs import count_packed
 from tests.made.supplies import supplies
@@ -767,7 +771,7 @@ import json, os, sys
 from pathlib import Path
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.model import RunSpec
-from imagefactory.oci.model import Descriptor, Sif
+from imagefactory.oci.manifests import Descriptor, Sif
 from imagefactory.runtime.apptainer import ApptainerRunner
 sif = Sif(name="x", digest="", file=Descriptor(media_type="", digest="", size=0), path=Path(sys.argv[1]),
           made_from="", compression="")

@@ -20,10 +20,10 @@ from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    Image,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
 
 NAME = "pytorch:2.3-cu121"

@@ -28,12 +28,11 @@ from pathlib import Path
 import pytest
 
 import imagefactory
-from imagefactory.build.base import make, fetch, look
-from imagefactory.engines.base.builder import builder_facts, choose_ids
+from imagefactory.build.base import fetch, look, make
+from imagefactory.build.base.make import builder_facts, choose_ids
 from imagefactory.errors import BuildError, DownloadError, LockError
+from imagefactory.lock.debian.archive import DebianMirror, find_mirror, lock_base
 from imagefactory.lock.debian.lock import base_content_hash, read_base_lock, write_base_lock
-from imagefactory.lock.debian.solve import lock_base
-from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.model import Base, BaseLock, DebianPackage, Where
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
@@ -228,7 +227,7 @@ from pathlib import Path
 from imagefactory.build.base.make import build_base
 from imagefactory.build.base.fetch import fetch_base
 from imagefactory.lock.debian.lock import read_base_lock
-from imagefactory.lock.debian.sources import find_mirror
+from imagefactory.lock.debian.archive import find_mirror
 from imagefactory.model import Base, Where
 from imagefactory.progress import Quiet
 

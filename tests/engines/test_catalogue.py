@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import CATALOGUE_TYPE, sign_catalogue
-from imagefactory.trust.invitation import Invitation, format_invitation
-from imagefactory.catalogue.model import Catalogue, CatalogueSource
-from imagefactory.trust.catalog_package import CURRENT
-from imagefactory.catalogue.publish import publish_catalogue, publish_invitation
+from imagefactory.actions.join import read_invitation
+from imagefactory.actions.read_catalog import read_catalogue
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.join import read_invitation
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.trust.catalog import CATALOGUE_TYPE, Catalogue, CatalogueSource, sign_catalogue
+from imagefactory.trust.catalog_package import CURRENT
+from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
+from imagefactory.trust.offers import publish_catalogue, publish_invitation
 from imagefactory.trust.policy import Grant
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import LAB, NOW, STRANGER

@@ -17,13 +17,13 @@ import pytest
 
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base.image import BaseImage
+from imagefactory.build.definition import define
 from imagefactory.errors import BuildError
 from imagefactory.model import Base, Completed, Definition, Lock, LockedPackage, RunSpec
-from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image
+from imagefactory.oci.maintenance import collect
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Quiet
-from imagefactory.build.definition import define
 from imagefactory.runtime.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.made.supplies import supplies

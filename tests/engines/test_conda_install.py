@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from imagefactory.build.conda import link
 from imagefactory.build import conda_install
+from imagefactory.build.conda import link
 from imagefactory.build.conda_install import Failure, parse_explicit
 from tests.services import conda_package
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel

@@ -20,12 +20,21 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build import conda_install
+from imagefactory.build.assemble import AssembleEngine, describe_claims, settle_claims
 from imagefactory.build.base.image import BaseImage
-from imagefactory.engines.claims import describe_claims, settle_claims
 from imagefactory.build.conda import prefix
-from imagefactory.engines.conda.layer import lay_changes, lay_path
-from imagefactory.build.conda.prefix import Change, LinkedPrefix, PathClaim, Staging, remove_extracted, run_scripts, staged
+from imagefactory.build.conda.prefix import (
+    Change,
+    LinkedPrefix,
+    PathClaim,
+    Staging,
+    lay_changes,
+    lay_path,
+    remove_extracted,
+    run_scripts,
+    staged,
+)
 from imagefactory.build.layer_plan import OWN_LAYER_BYTES, Part, plan_layers
 from imagefactory.build.wheel_layer import Prefix
 from imagefactory.errors import BuildError, ToolError
@@ -33,9 +42,8 @@ from imagefactory.fs import Removal
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image, Layer
+from imagefactory.oci.manifests import Image, Layer
 from imagefactory.progress import Quiet
-from imagefactory.build import conda_install
 from tests.made.compiled import compile_here
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target

@@ -23,20 +23,18 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.base.image import BaseImage, write_index
-from imagefactory.build.secrets import BuildSecrets, find_secrets
 from imagefactory.build.docker import DockerEngine
+from imagefactory.build.secrets import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Definition, Mount, RunSpec
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import CONFIG_TYPE, Image, canonical_json, format_descriptor
 from imagefactory.progress import Lines, Quiet
-from imagefactory.runtime.docker import OUTPUT_LIMIT, DockerRunner
+from imagefactory.runtime.docker import OUTPUT_LIMIT, OWNER, DockerRunner
 from imagefactory.runtime.docker_daemon import DockerDaemon
-from imagefactory.runners.docker_owner import OWNER
 from imagefactory.runtime.unshare import UnshareRunner
-from imagefactory.verify.model import Trial
+from imagefactory.verify.report import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
 from tests.made.supplies import supplies
@@ -316,7 +314,7 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
 
 def test_raw_output_of_buildkit_holds_no_canary(bench: Bench, tmp_path: Path) -> None:
     """What BuildKit itself prints, before we hide anything, with the cache off."""
-    from imagefactory.engines.buildx import Build, command
+    from imagefactory.build.docker import Build, command
     from imagefactory.build.folders import render, write_definitions
 
     write_definitions(tmp_path / "context", render(bench.definition))

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base.builder import builder_facts, choose_ids
+from imagefactory.build.base.make import builder_facts, choose_ids
 from imagefactory.build.layer_plan import LayerInputs
-from imagefactory.build.layers import new_compiler
-from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.build.layers import BaseCompiler, new_compiler
 from imagefactory.build.wheel_layer import Prefix
-from imagefactory.lock.debian.archive import open_archive
+from imagefactory.lock.debian.archive import find_mirror, open_archive
 from imagefactory.lock.debian.lock import downloaded_filename
-from imagefactory.lock.debian.sources import find_mirror
 from imagefactory.progress import Quiet
 from imagefactory.runtime.build_sandbox import SYSTEM_PATH, TREE, BuildProcess, prepare_folder
 from imagefactory.runtime.emulator import find_emulator

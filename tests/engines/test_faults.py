@@ -27,24 +27,23 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_REGISTRY, RegistryError
+from imagefactory.http import Patience
 from imagefactory.oci.candidates import PUSHED_TYPE, pushed_record
 from imagefactory.oci.graph import Graph, Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
+from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import Sending, Sent, origins_from, remember, send
 from imagefactory.progress import Quiet
-from imagefactory.http import Patience
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
 from tests.made.families import LAYER, candidate_of, make_root, stored_image
 from tests.made.registry import Ways, registry_made_here

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.project import Factory
-from imagefactory.model import CheckState, Outcome
-from imagefactory.progress import Quiet
-from imagefactory.runtime.devices import GpuDevices
-from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.actions.verdicts import find_in, local_place, read_court
 from imagefactory.actions.verify import VerifyBench, VerifyOptions
+from imagefactory.actions.workflow import Verified, prove_image
+from imagefactory.model import CheckState, Outcome
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory
+from imagefactory.runtime.devices import GpuDevices
+from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.suite.gpu import table
 from imagefactory.trust.keys import keys_folder, make_key
 from imagefactory.trust.verdict import Standing
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.actions.workflow import Verified, prove_image
 from tests.services import libcuda
 from tests.services.gpu_factory import NAME
 from tests.services.gpu_host import Told, make_host

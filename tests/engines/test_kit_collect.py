@@ -17,11 +17,11 @@ import pytest
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.suite.gpu import table
-from imagefactory.verdicts.statement import missing_evidence
+from imagefactory.trust.verdict import missing_evidence
 from imagefactory.verify import kits as room
 from imagefactory.verify.kits import CollectedReport, collect_kit
-from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from imagefactory.verify.nonces import LIFETIME, NonceError, NonceLedger
+from imagefactory.verify.report import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from tests.made.kit import (
     NONCE,
     ORDER,

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.verify import kit_make
+from imagefactory.verify import kits
 from imagefactory.verify.kit import program
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report
-from imagefactory.verify.kit_make import make_kit
+from imagefactory.verify.kits import make_kit
 from tests.made.kit import (
     CONFIG,
     INDEX,
@@ -60,7 +60,7 @@ def files_below(folder: Path) -> set[str]:
 
 def test_a_kit_holds_what_it_needs_and_nothing_of_imagefactory(bench: Bench) -> None:
     files = {name for name in files_below(bench.kit) if not name.startswith("suite/")}
-    assert files == {"run.py", "kit.json", "expectations.json"} | {f"kit/{name}" for name in kit_make.CARRIED}
+    assert files == {"run.py", "kit.json", "expectations.json"} | {f"kit/{name}" for name in kits.CARRIED}
     for path in bench.kit.rglob("*.py"):
         tree = ast.parse(path.read_text(), feature_version=(3, 9))
         named = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]

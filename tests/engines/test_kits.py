@@ -19,22 +19,27 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.transfer import PushOptions, SifExport, export_sif, push_target
+from imagefactory.actions.verdicts import find_in, read_court, registry_of
+from imagefactory.actions.verify import (
+    CollectedKit,
+    CollectOptions,
+    KitPlace,
+    VerifyOptions,
+    collect,
+    write_kit,
+)
 from imagefactory.errors import CheckFailedError, NoGpuError
-from imagefactory.project import Factory
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
 from imagefactory.settings.choices import Setting
-from imagefactory.stages.export import SifExport, export_sif
-from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, collect, write_kit
-from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import find_in, read_court, registry_of
-from imagefactory.actions.verify import VerifyOptions
 from imagefactory.suite.gpu import table
 from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.verdict import Standing
 from imagefactory.trust.policy import Grant, add_key
+from imagefactory.trust.verdict import Standing
 from imagefactory.verify.kit.hardware import Places
-from imagefactory.verify.model import SEEN_BY_KIT
+from imagefactory.verify.report import SEEN_BY_KIT
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.gpu_factory import NAME

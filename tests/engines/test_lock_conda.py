@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.extras.importers.draft import DraftAsk, check_draft, draft
+from imagefactory.extras.importers.environments import Reading, parse_wish
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.facts import cuda_version
@@ -24,10 +26,8 @@ from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
-from imagefactory.extras.importers.draft import DraftAsk, check_draft, draft
-from imagefactory.extras.importers.environments import Reading, parse_wish
-from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.recipes.read import read_bases
+from imagefactory.recipes.values import CHANNEL_ROOT, channel_address
 from tests.made.lock_checker import Record, check_lock, moved, read_records
 from tests.made.solving import BASE, no_pip, pins
 from tests.made.solving import target as tiny

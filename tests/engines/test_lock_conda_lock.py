@@ -19,7 +19,7 @@ from imagefactory.lock.files import explicit, read_lock, write_lock
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda
 from imagefactory.progress import Quiet
-from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.conda_lock import BASE, TARGET
 from tests.made.lock_checker import check_lock, moved, read_records
 from tests.made.place import Place, make_place

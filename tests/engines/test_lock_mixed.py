@@ -17,7 +17,7 @@ from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Quiet
-from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from imagefactory.recipes.values import CHANNEL_ROOT
 from imagefactory.settings.choices import Setting
 from tests.services.channels import ChannelServer
 

@@ -12,7 +12,7 @@ import pytest
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.pip_part import behind_pip, given_packages, lock_pip
+from imagefactory.lock.conda.locker import behind_pip, given_packages, lock_pip
 from imagefactory.model import LockedConda, LockedWheel, Where
 from imagefactory.progress import Quiet
 from tests.made.values import make_base, make_conda, make_lock, make_target

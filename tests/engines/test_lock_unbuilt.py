@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from imagefactory.access import Access
-from imagefactory.errors import LockError, UnbuiltError
-from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.pip_part import lock_pip
-from imagefactory.progress import Quiet
 from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import solve_request
+from imagefactory.errors import LockError, UnbuiltError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.conda.locker import lock_pip
+from imagefactory.progress import Quiet
 from tests.made.values import make_base, make_conda, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.http import local_path
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.pip_part import lock_pip
+from imagefactory.lock.conda.locker import lock_pip
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.requirements import format_lock
@@ -20,7 +21,6 @@ from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, LockedConda, Target, Where
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.http import local_path
 
 WHERE = Where(file="recipes/small.yaml", line=1, column=1)
 PYTHON = f"3.{sys.version_info.minor}"

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.actions.verdicts import find_in, local_place, read_court
+from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.schedulers.sweep_file import read_sweep
 from imagefactory.trust.verdict import Standing
 from tests.engines.pool_ground import PoolGround, make_ground

@@ -12,12 +12,12 @@ import classad2
 import htcondor2  # noqa: F401 - HTCondor's own functions of the language
 import pytest
 
-from imagefactory.catalogue.model import Offer
-from imagefactory.schedulers.inventory import read_inventory
-from imagefactory.schedulers.sites import find_site
 from imagefactory.extras.lint.check import check_submit_file
 from imagefactory.extras.lint.findings import Surroundings
 from imagefactory.extras.lint.reader import read_submit_file
+from imagefactory.schedulers.inventory import read_inventory
+from imagefactory.schedulers.sites import find_site
+from imagefactory.trust.catalog import Offer
 from tests.services.condor import MACHINES as EVERY
 from tests.services.condor import CondorPool
 

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.catalogue.model import CataloguedImage, Envelopes
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import SITES, Site
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.verdicts.statement import sign
-from imagefactory.verify.model import Subject
+from imagefactory.trust.catalog import LIFE, CataloguedImage, Envelopes, sign_catalogue
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import Subject
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 from tests.services.condor import CondorPool

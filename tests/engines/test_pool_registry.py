@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from imagefactory.schedulers.htcondor.results import CUT
-from imagefactory.settings.choices import SLURM
 from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.settings.choices import SLURM
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit
 from tests.services import slurm

@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagefactory.schedulers.slurm.nodes import Known, remember
-from imagefactory.settings.choices import SLURM
 from imagefactory.actions.verdicts import find_in, local_place, read_court
+from imagefactory.schedulers.slurm.nodes import Known, remember
 from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.settings.choices import SLURM
 from imagefactory.trust.verdict import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, submit, wait_for

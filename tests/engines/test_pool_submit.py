@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.trust.invitation import Invitation, format_invitation
-from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
+from imagefactory.extras.lint.batch_reader import directive_words
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
-from imagefactory.extras.lint.batch_reader import directive_words
+from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CataloguedSif, sign_catalogue
+from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
-from imagefactory.verdicts.statement import sign
 from imagefactory.trust.policy import Grant
-from imagefactory.verify.model import GpuIdentity, Subject
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import GpuIdentity, Subject
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.catalogue import make_image
 from tests.made.verdicts import HOST, LAB, digest, whole_report

@@ -16,27 +16,25 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.images import Promoting
+from imagefactory.actions.promote import promote
+from imagefactory.actions.verdicts import writing
 from imagefactory.errors import RegistryError
-from imagefactory.project import Factory, read_factory
+from imagefactory.http import Patience
 from imagefactory.oci.candidates import candidate_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
+from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory, read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.images import Promoting
-from imagefactory.actions.promote import promote
-from imagefactory.stages.statements import writing
-from imagefactory.trust.attached import Journal, Statement, attach
+from imagefactory.trust.attached import Journal, Statement, attach, read_subject, reconcile
 from imagefactory.trust.keys import PublicKey
-from imagefactory.verdicts.reconcile import reconcile
-from imagefactory.verdicts.statement import sign
-from imagefactory.verdicts.subject import read_subject
 from imagefactory.trust.policy import Grant, add_key
-from imagefactory.verify.model import Subject
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import Subject
 from imagefactory.verify.suite_files import suite_digest
-from imagefactory.http import Patience
 from tests.made.store_contract import image_index, image_manifest
 from tests.made.trusted import write_settings
 from tests.made.verdicts import HOST, LAB, MADE_UP, whole_report

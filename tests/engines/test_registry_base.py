@@ -22,10 +22,8 @@ from typing import Any
 import pytest
 
 from imagefactory.oci.graph import Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, canonical_json
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.manifests import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Descriptor, canonical_json
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet

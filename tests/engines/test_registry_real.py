@@ -19,12 +19,12 @@ from typing import BinaryIO
 import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
+from imagefactory.http import Patience
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
+from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import Store
-from imagefactory.http import Patience
 from tests.made.store_contract import (
     StoreContract,
     blob,

@@ -22,30 +22,30 @@ from typing import Any
 
 import pytest
 
-import imagefactory.render
+import imagefactory.build
 from imagefactory.build.apptainer import ApptainerEngine
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base.image import BaseImage
-from imagefactory.build.secrets import BuildSecrets, find_secrets
+from imagefactory.build.definition import define
 from imagefactory.build.docker import DockerEngine
+from imagefactory.build.folders import render, write_definitions
 from imagefactory.build.protocol import Engine
+from imagefactory.build.secrets import BuildSecrets, find_secrets
 from imagefactory.build.sif import SifMaker
 from imagefactory.errors import BuildError
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines, Quiet
-from imagefactory.build.definition import define
-from imagefactory.build.folders import render, write_definitions
 from imagefactory.runtime.apptainer import ApptainerRunner
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.docker import DockerRunner
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.protocol import Runner
 from imagefactory.runtime.unshare import UnshareRunner
-from imagefactory.verify.model import Trial
+from imagefactory.verify.report import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, store_base
 from tests.made.supplies import supplies
@@ -124,7 +124,7 @@ class Bench:
 
 
 def rattler_requirements() -> Path:
-    return Path(imagefactory.render.__file__).parent / "rattler.txt"
+    return Path(imagefactory.build.__file__).parent / "rattler.txt"
 
 
 def publish(folder: Path, wheel: Path) -> None:

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.pypi.requirements import format_lock
-from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
-from imagefactory.render.apptainer import render_apptainer
 from imagefactory.build.definition import define, pyvenv_cfg, venv_links
 from imagefactory.build.folders import render, write_definitions
+from imagefactory.build.render import render_apptainer
 from imagefactory.build.steps import SITE
+from imagefactory.lock.pypi.requirements import format_lock
+from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 
 WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
 WHEELS = {

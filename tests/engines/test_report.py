@@ -15,8 +15,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from imagefactory.extras.site.pages import make_site
 from imagefactory.extras.site.action import write_report
+from imagefactory.extras.site.pages import make_site
 from tests.made.report import catalogue_report, many_images, with_contents
 from tests.made.verdicts import DAY, NOW
 

@@ -10,8 +10,8 @@ import pytest
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.contradictions import contradictions
-from imagefactory.gpu.values import Answer, Contents
 from imagefactory.gpu.predict import predict
+from imagefactory.gpu.values import Answer, Contents
 from imagefactory.progress import Quiet
 from imagefactory.scan.files import scan_wheel
 from tests.services.wheels import Wheels

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
-from imagefactory.submit.check.language import Jobs
-from imagefactory.extras.lint.reader import parse_submit_file
+from imagefactory.extras.lint.reader import Jobs, parse_submit_file
 
 NAMES = st.sampled_from(["x", "Request_GPUs", "my_dir", "request_foobar", "a.b", "+Own", "MY.Own", "log"])
 WORDS = st.sampled_from(

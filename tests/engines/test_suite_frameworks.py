@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from imagefactory.suite import table
-from imagefactory.verify import suite_files, suite_report
+from imagefactory.verify import outcome as suite_report
+from imagefactory.verify import suite_files
 from tests.services.environments import Environment
 
 # distribution of the recipe -> (operations that must have numbers, hint)

@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from imagefactory.model import Completed, Outcome, RunSpec
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.amd_evidence import AmdPlaces, read_amd
+from imagefactory.verify.evidence import AmdPlaces, read_amd
 from imagefactory.verify.gpu_run import GpuAsk, GpuTrial, verify_gpu
-from imagefactory.verify.model import GpuReport, Hardware, Subject
+from imagefactory.verify.report import GpuReport, Hardware, Subject
 from tests.made.amd import UNIQUE, make_amd_machine
 from tests.made.gpu_suite import Ground, copy_suite, make_expectations
 from tests.made.trial import PREFIX, ProcessRunner, make_definition, make_trial

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from imagefactory.extras.emulate.run import PROFILE, SINGLE, recorded_curves, without_units
 from imagefactory.suite.gpu.part import DEVICE_VARIABLE
-from imagefactory.verdicts.recorded import PROFILE, SINGLE, curves_of, without_units
 
 STEPS = """
 import importlib, json, runpy, sys
@@ -42,7 +42,7 @@ def emulate(
     told.mkdir()
     shutil.copytree(suite.with_name("emulate"), shown / "imagefactory_emulate")
     (shown / "imagefactory_emulate/sitecustomize.py").rename(shown / "sitecustomize.py")
-    curves = curves_of(numbers)
+    curves = recorded_curves(numbers)
     pageable = {f"{way}-pinned": curves[f"{way}-pageable"] for way in ("up", "down")}
     profile = {
         **dict.fromkeys(SINGLE, 0.0),

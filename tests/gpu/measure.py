@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imagefactory.gpu.capability import parse_capability  # noqa: E402
-from imagefactory.gpu.rules import Reach, runs  # noqa: E402
+from imagefactory.gpu.predict import Reach, runs  # noqa: E402
 from imagefactory.scan.fatbin import scan_file  # noqa: E402
 from imagefactory.suite import table as frameworks  # noqa: E402
 from imagefactory.suite.gpu import kernels, table  # noqa: E402

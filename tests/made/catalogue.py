@@ -6,11 +6,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from imagefactory.trust.catalog import LIFE
-from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
 from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.verdicts.statement import sign
-from imagefactory.verify.model import GpuReport, Subject
+from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CataloguedSif
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import GpuReport, Subject
 from tests.made.verdicts import LAB, NOW, SUBJECT, SUITE, digest, whole_report
 
 PREDICTED = Claim(

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from imagefactory.gpu.values import Answer, Basis, Claim
 from imagefactory.model import Outcome, Where
 from imagefactory.trust.verdict import Judged, Standing, Verdict
-from imagefactory.verify import model
-from imagefactory.verify.model import SEEN_HERE, GpuReport, Hardware, Subject
+from imagefactory.verify import report
+from imagefactory.verify.report import SEEN_HERE, GpuReport, Hardware, Subject
 from tests.made.values import make_target
 
 TARGET = make_target(
@@ -26,7 +26,7 @@ def claim(rule: str, answer: Answer = Answer.NO, basis: Basis = Basis.PREDICTED)
 
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-DEVICE = model.GpuIdentity(name="NVIDIA A100-SXM4-40GB", capability="8.0", uuid="GPU-1", memory=40 << 30)
+DEVICE = report.GpuIdentity(name="NVIDIA A100-SXM4-40GB", capability="8.0", uuid="GPU-1", memory=40 << 30)
 
 
 def judged(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from imagefactory import cli
-from imagefactory.cli import output, status
+from imagefactory.cli import output, sweeps
 from imagefactory.errors import FactoryError
 
 
@@ -45,7 +45,7 @@ def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> Said:
         complain(error, prefix)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cli, output, status):
+        for module in (cli, output, sweeps):
             patch.setattr(module, "complain", record)
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)

@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.build import layers
 from imagefactory.build.layer_plan import LayerInputs
-from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.build.layers import BaseCompiler
 
 
 def compile_here(monkeypatch: pytest.MonkeyPatch, python: str) -> None:

@@ -12,7 +12,7 @@ from imagefactory.build.base.image import BaseImage
 from imagefactory.build.protocol import Engine, Supplies
 from imagefactory.model import Completed, Definition, RunSpec
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.runtime.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import RUNNERS, RunnerRow

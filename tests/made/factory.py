@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import tarfile
 
+from imagefactory.actions.definition import define_target
 from imagefactory.build.base.image import write_index
-from imagefactory.project import Factory
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.actions.definition import define_target
+from imagefactory.project import Factory
 from tests.made.layout import LAYER_TYPE
 
 NAME = "pytorch-2.3-cu121"

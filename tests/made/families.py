@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 from imagefactory.oci.graph import Graph, Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,

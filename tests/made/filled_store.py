@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPE
-from imagefactory.oci.model import Layer
+from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.manifests import MANIFEST_TYPE, Layer
 from imagefactory.progress import Quiet
 from tests.made.layout import LAYER_TYPE, add_image
 from tests.made.store_contract import artifact

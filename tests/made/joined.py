@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.model import Outcome
+from imagefactory.trust.catalog import LIFE, CataloguedImage, sign_catalogue
 from imagefactory.trust.keys import PublicKey, SigningKey
-from imagefactory.verdicts.statement import sign
 from imagefactory.trust.policy import Grant, format_row
+from imagefactory.trust.verdict import sign
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.command import Call, Said, say
 from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.oci.manifests import Descriptor, Image, Layer
 from imagefactory.suite.gpu import table
 from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.kit.program import main
-from imagefactory.verify.kit_make import KitOrder, make_kit
-from imagefactory.verify.model import Subject
+from imagefactory.verify.kits import KitOrder, make_kit
 from imagefactory.verify.nonces import Issued, NonceLedger, format_nonce
+from imagefactory.verify.report import Subject
 from tests.services.gpu_host import UUID, Told, make_host
 
 NONCE = format_nonce(bytes(range(16)))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from imagefactory.actions.definition import define_target
 from imagefactory.build.base.look import base_key
-from imagefactory.project import Factory
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock, write_layer_lock
 from imagefactory.model import Target
-from imagefactory.oci.manifests import digest_of
-from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.actions.definition import define_target
+from imagefactory.oci.manifests import Descriptor, Layer, digest_of
+from imagefactory.project import Factory
 from tests.made.layout import LAYER_TYPE
 
 TITLES = ("debian-12", "environment", "torch 2.3.1", "bucket 0")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zstandard
 
-from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.manifests import Descriptor, Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines
 

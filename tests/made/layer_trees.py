@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from imagefactory.oci.inflate import plain_layer
-from imagefactory.oci.model import Layer
-from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze
-from imagefactory.oci.squash_tree import format_image
+from imagefactory.oci.manifests import Layer
+from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze, format_image
 from imagefactory.oci.tar_stream import FOLDER, HIDDEN, REMOVED, SYMLINK, TarStream, entries
 from imagefactory.oci.tree import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT
-from imagefactory.oci.unpack_layer import read_layer
+from imagefactory.oci.unpack import read_layer
 from imagefactory.progress import Quiet
 from imagefactory.scan.findings import is_text
 from imagefactory.scan.layers import scan_layer

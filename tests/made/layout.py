@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from imagefactory.build.base.image import write_index
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    canonical_json,
+    format_descriptor,
+)
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from imagefactory.gpu.capability import Capability
 from imagefactory.extras.nightly.changes import KeptCell, KeptPlan, KeptTarget, NightReport, NightRow
+from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.plan import CellState, PlanGpu
 from imagefactory.trust.claims import ProofAges
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Offer, OfferedSif
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.model import Outcome
 from imagefactory.jobs.offer import GpuClass
+from imagefactory.model import Outcome
+from imagefactory.trust.catalog import Catalogue, CataloguedImage, CataloguedSif, Offer, OfferedSif
 from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verify.model import Subject
+from imagefactory.verify.report import Subject
 from tests.made.claims import judged as judged_verdict
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)

@@ -13,10 +13,20 @@ from typing import Any
 
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.model import Completed, Outcome
-from imagefactory.pools.folder import node_folder, write_nodes
-from imagefactory.schedulers.pool import Ending, Inventory, JobAttempt, JobLimits, NodeFound, NodeResult, Pool, Sweep, SweepNode
+from imagefactory.schedulers.faults import node_folder, write_nodes
+from imagefactory.schedulers.pool import (
+    Ending,
+    Inventory,
+    JobAttempt,
+    JobLimits,
+    NodeFound,
+    NodeResult,
+    Pool,
+    Sweep,
+    SweepNode,
+)
 from imagefactory.verify.outcome import Brought, GpuRun, outcome_of
-from imagefactory.verify.model import GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.report import GpuIdentity, GpuReport, Hardware, Subject
 from tests.made.sweep import DRIVER, UUID, inventory, pool_gpu, suite_report
 
 BATCH, QUEUE = "jobs.batch", "queue"

@@ -9,10 +9,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from imagefactory.model import CheckState, Completed, RunSpec
-from imagefactory.oci.model import Image
 from imagefactory.extras.portability import run
-from imagefactory.extras.portability.report import Latency, PortableInput, PortableModel, PortableReport, PortableRow, Served
+from imagefactory.extras.portability.report import (
+    Latency,
+    PortableInput,
+    PortableModel,
+    PortableReport,
+    PortableRow,
+    Served,
+)
+from imagefactory.model import CheckState, Completed, RunSpec
+from imagefactory.oci.manifests import Image
 from imagefactory.verify.suite_files import EXPECT_MOUNT, REPORT_MOUNT
 from tests.made.verdicts import NOW, SUBJECT, SUITE, digest
 

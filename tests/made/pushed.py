@@ -6,25 +6,25 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from imagefactory.actions import build
+from imagefactory.actions import definition as define
+from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base import image
 from imagefactory.build.base.image import recall_base
-from imagefactory.project import Factory
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout import reference
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import Layer
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.actions import build, definition as define
-from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.attached import Statement, attach, read_subject
 from imagefactory.trust.keys import PublicKey
-from imagefactory.verdicts.statement import sign
-from imagefactory.verdicts.subject import read_subject
 from imagefactory.trust.policy import Grant, add_key
+from imagefactory.trust.verdict import sign
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.factory import NAME
 from tests.made.layout import add_image

@@ -8,7 +8,7 @@ from dockerfile_parse import DockerfileParser
 from dockerfile_parse.util import extract_key_values
 from hypothesis import strategies as st
 
-from imagefactory.render.dockerfile import Instruction
+from imagefactory.build.render import Instruction
 
 
 def parsed(text: str) -> tuple[Instruction, ...]:

@@ -8,19 +8,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from imagefactory.trust.catalog import sign_catalogue
-from imagefactory.catalogue.model import CataloguedImage
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.lock.moves import Move
-from imagefactory.model import CheckResult, CheckState, Outcome
-from imagefactory.oci.manifests import digest_of
-from imagefactory.settings.load import load_settings
 from imagefactory.extras.site.action import Reported, read_catalogued_report
 from imagefactory.extras.site.images import ReportImage, ReportLayer, ReportPackage
 from imagefactory.extras.site.tables import TablesAsked
-from imagefactory.verdicts.statement import sign
+from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.lock.files import Move
+from imagefactory.model import CheckResult, CheckState, Outcome
+from imagefactory.oci.manifests import digest_of
+from imagefactory.settings.load import load_settings
+from imagefactory.trust.catalog import CataloguedImage, sign_catalogue
 from imagefactory.trust.policy import TrustedKey
-from imagefactory.verify.model import FULL, GpuIdentity, GpuReport, Subject
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import FULL, GpuIdentity, GpuReport, Subject
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import HOST, LAB, LAB_TRUSTED, MADE_UP, NOW, whole_report
 

@@ -6,7 +6,7 @@ import io
 import struct
 import tarfile
 
-from imagefactory.oci.sif_container import MAGIC
+from imagefactory.oci.sif import MAGIC
 
 VERSION = b"""from typing import Optional
 __all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip']

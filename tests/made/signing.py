@@ -7,18 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from imagefactory.project import Factory, read_factory
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.actions.verdicts import attach_signed, signing_key
 from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Graph, Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory, read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.stages.sign import signing_key
-from imagefactory.stages.statements import attach_signed
-from imagefactory.verdicts.statement import Signed, sign
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.attached import read_subject
+from imagefactory.trust.verdict import Signed, sign
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.command import Call, json_of
 from tests.made.families import stored_image

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
-from imagefactory.lock.pypi import newest
+from imagefactory.lock.pypi import outdated
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.model import Base, Lock, Target
 
@@ -70,13 +70,13 @@ class SmallIndex:
 
     def releases(
         self, target: Target, base: Base, names: Sequence[str]
-    ) -> dict[str, tuple[newest.Release, ...]]:
-        found: dict[str, list[newest.Release]] = {name: [] for name in names}
+    ) -> dict[str, tuple[outdated.Release, ...]]:
+        found: dict[str, list[outdated.Release]] = {name: [] for name in names}
         for pin, one in self.files.items():
             name, _, version = pin.partition("==")
             if name in found:
                 day = date.fromisoformat(one.day) if one.day else None
-                found[name].append(newest.Release(version=Version(version), uploaded=day))
+                found[name].append(outdated.Release(version=Version(version), uploaded=day))
         return {name: tuple(sorted(some, key=lambda one: one.version)) for name, some in found.items()}
 
     def has_wheels(self, target: Target, base: Base, pin: str) -> bool:

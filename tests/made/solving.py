@@ -6,7 +6,7 @@ from typing import Any
 
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, Target, Where
-from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.values import make_base, make_target
 
 BASE = make_base()

@@ -10,10 +10,8 @@ import pytest
 import zstandard
 
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Layer
-from imagefactory.oci.squash_layers import LayerIndex, Packers, Squeeze
-from imagefactory.oci.squash_store import Row, SquashStore
-from imagefactory.oci.squash_tree import format_image
+from imagefactory.oci.manifests import Layer
+from imagefactory.oci.squash_layers import LayerIndex, Packers, Row, SquashStore, Squeeze, format_image
 from imagefactory.progress import Quiet
 
 SQUEEZE = Squeeze(level=1, block=4096)

@@ -18,11 +18,11 @@ from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Source, Store
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"

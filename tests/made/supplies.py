@@ -8,7 +8,7 @@ from pathlib import Path
 
 from imagefactory.build.base.image import BaseImage, as_coming
 from imagefactory.build.protocol import Supplies
-from imagefactory.lock.arrivals import Arrivals
+from imagefactory.lock.download import Arrivals
 from imagefactory.model import LockedPackage
 from imagefactory.oci.unpack import Unpacked
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from imagefactory.schedulers.htcondor.pool import SweepFolder
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
-from imagefactory.suite.gpu import table
 from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.suite.gpu import table
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 DRIVER, CUDA = "550.90.07", "12.4"

@@ -9,17 +9,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.project import Factory
+from imagefactory.actions.collect import CollectedSweep, collect_sweep
+from imagefactory.actions.sweep import (
+    Made,
+    Prepared,
+    SweepBench,
+    SweepOptions,
+    make_sweep,
+    prepare_sweep,
+    submit_sweep,
+)
+from imagefactory.actions.verify import CollectOptions
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.model import Sif
+from imagefactory.oci.manifests import Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.schedulers.pool import Pool
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
+from imagefactory.schedulers.pool import Pool
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.actions.collect import CollectedSweep, collect_sweep
-from imagefactory.stages.kits import CollectOptions
-from imagefactory.actions.sweep import Made, Prepared, SweepBench, SweepOptions, make_sweep, prepare_sweep, submit_sweep
 from tests.made.factory import NAME
 from tests.made.registry import RegistryMadeHere
 from tests.made.sweep import PoolMadeHere

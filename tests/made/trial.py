@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.model import Completed, Definition, LockedWheel, RunSpec
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.suite import table
-from imagefactory.verify import model, suite_files
+from imagefactory.verify import report, suite_files
 from tests.made.values import make_base, make_lock, make_target
 from tests.services.children import LIMIT, child, kill_group
 
@@ -47,7 +47,7 @@ def make_definition(**changes: Any) -> Definition:
 
 def make_trial(
     nonce: str = "5eed", *, timeout: float = 60.0, digest: str = "a", **changes: Any
-) -> model.Trial:
+) -> report.Trial:
     image = Image(
         name="pytorch-1.13-cu117",
         digest="sha256:" + digest * 64,
@@ -57,7 +57,7 @@ def make_trial(
         layers=(),
         environment=(),
     )
-    return model.Trial(image=image, definition=make_definition(**changes), nonce=nonce, timeout=timeout)
+    return report.Trial(image=image, definition=make_definition(**changes), nonce=nonce, timeout=timeout)
 
 
 @dataclass

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from imagefactory.settings.files import FILE_NAME
-from imagefactory.settings.trusted import trust_project
+from imagefactory.settings.files import FILE_NAME, trust_project
 
 
 def trust(root: Path, environ: Mapping[str, str] = os.environ) -> None:

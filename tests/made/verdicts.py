@@ -17,7 +17,7 @@ from imagefactory.trust.envelope import format_json, seal
 from imagefactory.trust.judgement import Court
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import Grant, Policy, Trust, TrustedKey, format_row
-from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.report import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 
 NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

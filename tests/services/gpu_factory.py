@@ -10,15 +10,15 @@ import tarfile
 
 import pytest
 
+from imagefactory.actions.definition import define_target
+from imagefactory.actions.locked import wanted_hash
 from imagefactory.build.base.image import write_index
-from imagefactory.project import Factory, read_factory
 from imagefactory.lock.files import write_lock
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.project import Factory, read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import wanted_hash
 from tests.made.trusted import trust
 from tests.services.factory import ROOT
 from tests.services.sandbox import PYTHON, entry, host_files

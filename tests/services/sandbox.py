@@ -27,7 +27,7 @@ import json, os, signal, subprocess, sys
 from pathlib import Path
 from imagefactory.errors import FactoryError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.oci.manifests import Descriptor, Image, Layer
 from imagefactory.runtime.devices import GpuDevices
 from imagefactory.runtime.unshare import UnshareRunner
 

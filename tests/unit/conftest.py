@@ -13,19 +13,21 @@ from typing import NoReturn
 
 import pytest
 
-from imagefactory.cli import cancel, status, sweeps
+from imagefactory.actions import build, plan, sweep_images
+from imagefactory.actions import transfer as pushing
+from imagefactory.cli import sweeps
+from imagefactory.cli import sweeps as cancel
+from imagefactory.cli import sweeps as status
 from imagefactory.errors import BuildError, UnreachableError
-from imagefactory.project import Factory, read_factory
+from imagefactory.extras.importers import new
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
+from imagefactory.project import Factory, read_factory
 from imagefactory.schedulers.htcondor.pool import HTCondor
 from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.settings import files
 from imagefactory.settings.load import ENVIRONMENT_PREFIX, load_settings
-from imagefactory.actions import build, plan, sweep_images
-from imagefactory.extras.importers import new
-from imagefactory.actions import transfer as pushing
 from imagefactory.trust.keys import keys_folder, make_key
 from imagefactory.trust.policy import Grant, add_key
 from tests.made.command import Call, Said, say

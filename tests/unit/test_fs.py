@@ -10,7 +10,21 @@ import pytest
 
 from imagefactory import fs
 from imagefactory.errors import EXIT_BUILD, StoreError
-from imagefactory.fs import Removal, create_bytes, folder_for_a_while, locked_folder, open_lock, path_inside, refuse_links, remove_inside, replace_all, replace_text, replacing, seal, unseal
+from imagefactory.fs import (
+    Removal,
+    create_bytes,
+    folder_for_a_while,
+    locked_folder,
+    open_lock,
+    path_inside,
+    refuse_links,
+    remove_inside,
+    replace_all,
+    replace_text,
+    replacing,
+    seal,
+    unseal,
+)
 from tests.made.deep import MakeDeep
 from tests.made.full_disk import full_disk
 

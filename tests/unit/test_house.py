@@ -26,14 +26,14 @@ SLOW = {"http", "requests", "securesystemslib", "tenacity", "urllib3"}
 TRAVELS = [
     HOUSE / name
     for name in (
-        "emulate",
+        "extras/emulate/inside",
         "suite",
         "verify/kit",
-        "pools/htcondor/node",
-        "runners/sandbox",
-        "render/conda_install.py",
-        "engines/pyc_server.py",
-        "engines/wheel_builder.py",
+        "schedulers/htcondor/node",
+        "runtime/sandbox",
+        "build/conda_install.py",
+        "build/pyc_server.py",
+        "extras/wheels/builder.py",
     )
 ]
 
@@ -42,14 +42,12 @@ TRAVELS = [
 READERS = [
     HOUSE / name
     for name in (
-        "engines/conda/layer.py",
-        "engines/conda/prefix.py",
+        "build/conda/prefix.py",
         "lock/pypi/sources.py",
-        "pools/folder.py",
-        "pools/slurm/classify.py",
+        "schedulers/faults.py",
+        "schedulers/slurm/results.py",
         "verify/kit/program.py",
-        "verify/kit_collect.py",
-        "verify/suite_report.py",
+        "verify/outcome.py",
     )
 ]
 # Calls that follow links, block on a FIFO or read without end. trees.py has what does not.
@@ -93,7 +91,12 @@ def test_the_first_look_shows_few_things() -> None:
 
 def test_imports_stand_at_the_top_of_a_file() -> None:
     """Commands and access.py import what they need as they run, to start fast; extras may be missing."""
-    rooms = [path for path in FILES if not path.is_relative_to(HOUSE / "cli") and path != HOUSE / "access.py"]
+    rooms = [
+        path
+        for path in FILES
+        if not any(path.is_relative_to(HOUSE / room) for room in ("cli", "extras"))
+        and path != HOUSE / "access.py"
+    ]
     late = [
         line
         for path in rooms
@@ -110,10 +113,9 @@ PROGRAMS = [
     *(
         HOUSE / name
         for name in (
-            "engines/base/own_ids.py",
-            "engines/conda/link.py",
-            "runners/spython_child.py",
-            "stages/scan_wheels.py",
+            "build/conda/link.py",
+            "runtime/spython_child.py",
+            "actions/scan_wheels.py",
         )
     ),
 ]
@@ -164,7 +166,7 @@ def test_tests_share_by_way_of_made_and_services() -> None:
 
 def test_no_program_gets_the_callers_stdin() -> None:
     """It could read a script that a shell reads from there. A runner's own command alone is given it."""
-    gives = {HOUSE / "runners/docker.py", HOUSE / "suite"}  # inside an image stdin is empty already
+    gives = {HOUSE / "runtime/docker.py", HOUSE / "suite"}  # inside an image stdin is empty already
     found = [
         f"{named(path)}:{node.lineno}"
         for path in FILES

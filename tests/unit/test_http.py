@@ -15,7 +15,27 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.http import CHUNK, LOOPBACK, PRIVATE, PUBLIC, RESERVED, Patience, RefusedError, Web, arriving, check_address, mount_timely, network_of, network_of_name, open_session, reachable_from, reaching, read_some, retry_after, sends_openly
+from imagefactory.http import (
+    CHUNK,
+    LOOPBACK,
+    PRIVATE,
+    PUBLIC,
+    RESERVED,
+    Patience,
+    RefusedError,
+    Web,
+    arriving,
+    check_address,
+    mount_timely,
+    network_of,
+    network_of_name,
+    open_session,
+    reachable_from,
+    reaching,
+    read_some,
+    retry_after,
+    sends_openly,
+)
 from tests.made.service import Answer, Request, service
 
 

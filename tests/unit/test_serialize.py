@@ -14,8 +14,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.serialize import HIDDEN, LARGEST_COUNT, Among, Count, Fields, Fixed, Matching, Most, Named, Pairs, Within, format_document, format_value, parse_document, parse_json, parse_value, plain
 from imagefactory.errors import StatementError
+from imagefactory.serialize import (
+    HIDDEN,
+    LARGEST_COUNT,
+    Among,
+    Count,
+    Fields,
+    Fixed,
+    Matching,
+    Most,
+    Named,
+    Pairs,
+    Within,
+    format_document,
+    format_value,
+    parse_document,
+    parse_json,
+    parse_value,
+    plain,
+)
 
 
 class Colour(StrEnum):

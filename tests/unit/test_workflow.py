@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from imagefactory.oci.store import Reference
-from imagefactory.progress import Quiet
+from imagefactory.actions import workflow
+from imagefactory.actions import workflow as making
 from imagefactory.actions.transfer import PushOptions
 from imagefactory.actions.verify import VerifyOptions
-from imagefactory.workflow import make as making
-from imagefactory.actions import workflow
+from imagefactory.oci.store import Reference
+from imagefactory.progress import Quiet
 from tests.made.verdicts import NOW
 
 

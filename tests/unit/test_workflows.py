@@ -22,8 +22,8 @@ from imagefactory import __version__
 from imagefactory.errors import DISTRIBUTION
 from imagefactory.project import read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.verify import kit_make
-from imagefactory.verify.kit_make import program_files
+from imagefactory.verify import kits
+from imagefactory.verify.kits import program_files
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import write_suite
 
@@ -502,14 +502,14 @@ def test_a_gpu_machine_runs_no_program_that_another_one_put_there(
 ) -> None:
     """Each GPU job can replace every artifact of its run, kits among them."""
     files = {**program_files(), "run.py": b"print('ran')\n"}
-    monkeypatch.setattr(kit_make, "program_files", lambda: files)
+    monkeypatch.setattr(kits, "program_files", lambda: files)
     kit = tmp_path / "kits" / "sm80"
     write_suite(kit, {**files, "kit.json": b"", "expectations.json": b""})
     environ = {
         "PATH": os.environ["PATH"],
         "RUNNER_TEMP": str(tmp_path),
         "KIT": "sm80",
-        "PROGRAM": kit_make.program_sum(),
+        "PROGRAM": kits.program_sum(),
     }
     change(kit)
     (step,) = (step for step in read(NIGHTLY)["jobs"]["verify"]["steps"] if "run" in step)

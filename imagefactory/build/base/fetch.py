@@ -19,10 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError, os_problem
-from imagefactory.lock.debian.archive import Archive, StaleIndexError, open_archive
+from imagefactory.lock.debian.archive import Archive, DebianMirror, StaleIndexError, open_archive, solve_base
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
-from imagefactory.lock.debian.solve import solve_base
-from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree

@@ -10,31 +10,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.engines.base.above import read_facts, write_difference
-from imagefactory.build.base.make import BaseTar, build_base
 from imagefactory.build.base.fetch import FetchedBase, fetch_base
 from imagefactory.build.base.look import base_key
+from imagefactory.build.base.make import BaseTar, build_base, read_facts, write_difference
+from imagefactory.build.definition import SYSTEM_PATH
 from imagefactory.errors import LockError
 from imagefactory.fs import explain_full_disk, insist_on_room, unseal
-from imagefactory.gpu.platforms import architecture
+from imagefactory.gpu.capability import architecture
+from imagefactory.lock.debian.archive import DebianMirror
 from imagefactory.lock.debian.lock import format_base_lock, parse_base_lock
-from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock
-from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import CHUNK, codec
-from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
     TITLE,
+    Descriptor,
+    Image,
+    Layer,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
-from imagefactory.build.definition import SYSTEM_PATH
 
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
 """The variables of a base of Debian's packages."""

@@ -10,7 +10,11 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import heapq
+import io
 import os
+import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -18,23 +22,290 @@ import tarfile
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self, TypeAlias
 
-from imagefactory.engines.base.builder import builder_facts, choose_ids
 from imagefactory.build.base.fetch import FetchedBase, verify_deb
-from imagefactory.build.base.look import SETUP_HOOK
-from imagefactory.engines.base.tar import WrittenLayer, check_installed, write_layer
-from imagefactory.errors import BuildError, DownloadError, FactoryError, StoreError, os_problem
+from imagefactory.build.base.look import SETUP_HOOK, fixed_files, is_kept
+from imagefactory.errors import BuildError, DownloadError, FactoryError, StoreError, ToolError, os_problem
+from imagefactory.lock.debian.archive import parse_stanzas
 from imagefactory.lock.debian.lock import lock_architecture
 from imagefactory.model import BaseLock, DebianPackage
+from imagefactory.oci.layers import CHUNK
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import Layer
+from imagefactory.oci.tar_stream import CappedInfo
+from imagefactory.oci.tree import WHITEOUT, Data, Member, unpackable_parts
+from imagefactory.oci.unpack import read_layer
 from imagefactory.progress import Progress
 from imagefactory.runtime.build_sandbox import INPUT, SYSTEM_PATH, TREE, BuildProcess, IdMaps, prepare_folder
 from imagefactory.runtime.emulator import find_emulator
 from imagefactory.trees import remove_tree
+
+# --- What a machine must have to make bases: mmdebstrap, a user namespace, and ids that are of no user
+
+
+IDS = 65536
+"""As many ids as Debian's packages may use."""
+LAST_ID = 0x6FFFFFFF
+"""The last id that systemd sets apart for containers (its UIDS-GIDS.md): no user of the machine has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuilderFacts:
+    """What decides whether this machine can make bases. `mmdebstrap` is its version, empty without it.
+
+    `uid_map` and `gid_map` are those of this process, `subuid` and `subgid` the texts of the files in /etc.
+    `names` are the user's name and number, as those files may name it.
+    """
+
+    is_root: bool
+    mmdebstrap: str
+    has_newuidmap: bool
+    names: tuple[str, ...]
+    uid_map: str
+    gid_map: str
+    subuid: str
+    subgid: str
+
+
+def choose_ids(facts: BuilderFacts) -> IdMaps:
+    """The ids that become 0 to 65535 in a build. Raises ToolError for the first thing that is missing."""
+    sudo = "" if facts.is_root else "sudo "
+    if not facts.mmdebstrap:
+        raise ToolError(
+            "tool-missing",
+            "mmdebstrap is not installed",
+            hint=f"{sudo}apt-get install mmdebstrap{'' if facts.is_root else ' uidmap'}",
+        )
+    if facts.is_root:
+        uid, gid = unused_ids(facts.uid_map), unused_ids(facts.gid_map)
+        if uid is None or gid is None:
+            raise ToolError(
+                "subordinate-ids-missing",
+                f"root has no {IDS} ids here besides its own, and bases are never built with root's ids",
+                hint="build outside of this container, or give it two ranges of 65536 ids",
+            )
+        return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=False)
+    if not facts.has_newuidmap:
+        raise ToolError(
+            "tool-missing",
+            "newuidmap is not installed, and users other than root need it to build bases",
+            hint="sudo apt-get install uidmap",
+        )
+    uid, gid = delegated_ids(facts.subuid, facts.names), delegated_ids(facts.subgid, facts.names)
+    if uid is None or gid is None:
+        raise ToolError(
+            "subordinate-ids-missing",
+            f"user '{facts.names[0]}' has no {IDS} subordinate ids in /etc/subuid and /etc/subgid",
+            hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {facts.names[0]} "
+            "(choose a range that no other line of these files has)",
+        )
+    return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=True)
+
+
+def unused_ids(id_map: str) -> int | None:
+    """The first of 65536 ids for root to build with: the highest of its namespace, up to LAST_ID."""
+    found = []
+    for line in id_map.splitlines():
+        first, _, count = map(int, line.split())
+        start = min(first + count, LAST_ID + 1) - IDS
+        if start >= max(first, 1):
+            found.append(start)
+    return max(found, default=None)
+
+
+def delegated_ids(text: str, names: Sequence[str]) -> int | None:
+    """The first of 65536 ids that a subuid(5) or subgid(5) file gives one of `names`, None without them."""
+    for line in text.splitlines():
+        match = re.fullmatch(r"([^:]+):([0-9]+):([0-9]+)", line.strip())
+        if match and match[1] in names and int(match[2]) and int(match[3]) >= IDS:
+            return int(match[2])
+    return None
+
+
+def builder_facts() -> BuilderFacts:
+    """Read what this machine has; starts one short process, changes nothing."""
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        user = str(os.geteuid())
+    return BuilderFacts(
+        is_root=os.geteuid() == 0,
+        mmdebstrap=_output(["mmdebstrap", "--version"]).removeprefix("mmdebstrap "),
+        has_newuidmap=all(shutil.which(tool, path=SYSTEM_PATH) for tool in ("newuidmap", "newgidmap")),
+        names=(user, str(os.geteuid())),
+        uid_map=_text(Path("/proc/self/uid_map")),
+        gid_map=_text(Path("/proc/self/gid_map")),
+        subuid=_text(Path("/etc/subuid")),
+        subgid=_text(Path("/etc/subgid")),
+    )
+
+
+def _output(argv: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+# --- mmdebstrap's tar, rewritten on the fly as a base's layer: sorted, without what look.py leaves out, and
+# with
+# every time at most the lock's.
+
+
+STATUS_LIMIT = 64 << 20
+"""Bytes of dpkg's list of packages: 64,000 packages, as many as Debian has."""
+
+
+class HashedLayer(io.RawIOBase):
+    """Counts and hashes what goes through."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.sha256, self.size = file, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.file.write(data)
+        self.sha256.update(data)
+        self.size += len(data)
+        return len(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenLayer:
+    """A layer tar just written, and the packages its dpkg calls installed (name, version, architecture)."""
+
+    sha256: str
+    size: int
+    installed: frozenset[tuple[str, str, str]]
+
+
+def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLayer:
+    """Rewrite mmdebstrap's tar from `stream` as a base's layer.
+
+    Sorted by path with parents first, names without `./`, numeric owners, times at most the lock's; one
+    entry is in memory at a time. Raises BuildError for what no base may hold (device nodes outside /dev,
+    extended attributes, names too long to unpack), tarfile.TarError for a stream that is no whole tar.
+    """
+    epoch, fixed = fetched.lock.source_date_epoch, fixed_files(fetched.base)
+    name, last, written = fetched.base.name, "", set[str]()
+    installed: set[tuple[str, str, str]] = set()
+    with out.open("wb") as file:
+        hashed = HashedLayer(file)
+        with (
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=CappedInfo) as source,
+            tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer,
+        ):
+            entries = heapq.merge(_made(source, fixed, epoch), _fixed(fixed, epoch), key=_order)
+            for member, data in entries:
+                if written and _order((member, None)) <= _order((tarfile.TarInfo(last), None)):
+                    raise BuildError(
+                        "base-tar-invalid", f"{name}: mmdebstrap's tar is out of order at {member.name}"
+                    )
+                if member.islnk() and member.linkname not in written:
+                    raise BuildError(
+                        "base-tar-invalid",
+                        f"{name}: {member.name} is a hard link to {member.linkname}, which is missing",
+                    )
+                unpackable_parts(member.name)
+                if member.name == "var/lib/dpkg/status" and data is not None:
+                    if member.size > STATUS_LIMIT:
+                        raise BuildError(
+                            "base-tar-invalid", f"{name}: dpkg's status file has {member.size} bytes"
+                        )
+                    status = data.read()
+                    installed, data = parse_status(status.decode()), io.BytesIO(status)
+                layer.addfile(member, data)
+                written.add(member.name)
+                last = member.name
+        while stream.read(1 << 16):  # padding behind the end of the archive
+            pass
+    return WrittenLayer(sha256=hashed.sha256.hexdigest(), size=hashed.size, installed=frozenset(installed))
+
+
+def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) -> None:
+    """Raises BuildError unless exactly the locked packages were installed."""
+    odd = installed ^ {(one.name, one.version, one.architecture) for one in lock.packages}
+    if odd:
+        raise BuildError(
+            "base-not-as-locked",
+            f"{lock.base}: the installed packages differ from the lock: "
+            + ", ".join(" ".join(one) for one in sorted(odd)),
+            hint=f"run 'imagefactory lock base:{lock.base} --update-all'",
+        )
+
+
+def parse_status(text: str) -> set[tuple[str, str, str]]:
+    """Name, version and architecture of the packages that dpkg's status file calls installed."""
+    return {
+        (stanza["Package"], stanza["Version"], stanza["Architecture"])
+        for stanza in parse_stanzas(text)
+        if stanza.get("Status") == "install ok installed"
+    }
+
+
+def _order(entry: tuple[tarfile.TarInfo, IO[bytes] | None]) -> list[str]:
+    return entry[0].name.split("/")
+
+
+def _made(
+    source: tarfile.TarFile, fixed: Mapping[str, bytes], epoch: int
+) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """What mmdebstrap made and a base keeps, each with its content."""
+    for member in source:
+        path = member.name.removeprefix("./")
+        if path in (".", "dev") or path in fixed or not is_kept(path, is_folder=member.isdir()):
+            continue
+        attributes = [key for key in member.pax_headers if "xattr" in key or "acl" in key]
+        if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            raise BuildError(
+                "base-tar-invalid",
+                f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed",
+            )
+        entry = tarfile.TarInfo(path)
+        entry.type, entry.mode, entry.size = member.type, member.mode, member.size
+        entry.uid, entry.gid = member.uid, member.gid
+        # a folder's time tells in which order mmdebstrap's version unpacked; a file's is its package's
+        entry.mtime = epoch if member.isdir() else min(int(member.mtime), epoch)
+        entry.linkname = member.linkname.removeprefix("./") if member.islnk() else member.linkname
+        yield entry, source.extractfile(member) if member.isreg() else None
+
+
+def _fixed(fixed: Mapping[str, bytes], epoch: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """The files that are the same everywhere, and an empty /dev."""
+    for path, content in sorted({"dev": None, **fixed}.items(), key=lambda item: item[0].split("/")):
+        entry = tarfile.TarInfo(path)
+        entry.mtime = epoch
+        if content is None:
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            yield entry, None
+        else:
+            entry.size = len(content)
+            yield entry, io.BytesIO(content)
+
+
+# ---
 
 _LOG_TAIL, _LINE = 30, 4096  # lines that are kept, and their bytes: scripts print what they like
 _SCRATCH = "imagefactory-base-"
@@ -263,3 +534,122 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
             f"this machine's clock is behind the lock of {lock.base}, so times in the base would vary",
             hint="set the clock",
         )
+
+
+# --- What a base adds to the one that it stands on, as a layer of its own: what is there already is left
+# out
+# Both are made whole, by mmdebstrap with the scripts of all packages, so that what scripts change counts
+# too.
+# Times alone make no difference: each base has the clock of its own lock.
+
+
+Fact: TypeAlias = tuple[str, int, int, int, str]
+"""Kind, mode, owner, group, and the sha256 of a file or the target of a link."""
+
+
+def read_facts(layout: Layout, layers: tuple[Layer, ...], progress: Progress) -> Mapping[str, Fact]:
+    """What layers of the store hold, the lowest first, by path. Raises StoreError for a damaged one."""
+    facts = _Facts()
+    size = sum(layer.descriptor.size for layer in layers)
+    with progress.task("what is there below", total=size) as task:
+        for layer in layers:
+            read_layer(layer, layout.blob_path(layer.descriptor.digest), layout.tmp, facts, task)
+    return facts.found
+
+
+def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseTar:
+    """Writes to `out` what the layer tar `whole` has beyond `below`, and whiteouts of what it lacks."""
+    with tarfile.open(whole, mode="r:") as source, out.open("wb") as written:
+        members = {member.name: member for member in source}
+        facts = {name: _fact(source, member) for name, member in members.items()}
+        entries = {name: members[name] for name, fact in facts.items() if below.get(name) != fact}
+        gone = below.keys() - facts.keys()
+        whiteouts = [name for name in gone if gone.isdisjoint(_folders(name))]
+        # The folders that they lie in, as they are: nobody has to guess their owners and modes.
+        for folder in [folder for name in (*entries, *whiteouts) for folder in _folders(name)]:
+            if folder in members:
+                entries[folder] = members[folder]
+        entries |= {member.name: member for member in map(_whiteout, whiteouts)}
+        hashed = HashedLayer(written)
+        with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer:
+            for name in sorted(entries, key=lambda name: name.split("/")):
+                member = entries[name]
+                if member.islnk() and member.linkname not in entries:
+                    member = _unlinked(member, members[member.linkname])
+                    layer.addfile(member, source.extractfile(members[name]))
+                else:
+                    layer.addfile(
+                        member, source.extractfile(member) if member.isreg() and member.size else None
+                    )
+    return BaseTar(path=out, sha256=hashed.sha256.hexdigest(), size=hashed.size)
+
+
+def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
+    """A hard link is what it leads to."""
+    if member.issym():
+        return "link", 0, member.uid, member.gid, member.linkname
+    if member.isdir():
+        return "folder", member.mode, member.uid, member.gid, ""
+    content = source.extractfile(member)
+    assert content is not None  # write_layer lets in no other kind
+    return "file", member.mode, member.uid, member.gid, hashlib.sha256(content.read()).hexdigest()
+
+
+def _unlinked(link: tarfile.TarInfo, target: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A hard link to a file of another layer, as a file of its own."""
+    made = tarfile.TarInfo(link.name)
+    made.mode, made.uid, made.gid, made.mtime, made.size = (
+        target.mode,
+        target.uid,
+        target.gid,
+        target.mtime,
+        target.size,
+    )
+    return made
+
+
+def _whiteout(name: str) -> tarfile.TarInfo:
+    folder, slash, last = name.rpartition("/")
+    return tarfile.TarInfo(f"{folder}{slash}{WHITEOUT}{last}")
+
+
+def _folders(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+class _Facts:
+    """Takes the entries of layers, the lowest first, and keeps what they come to."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Fact] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, /, *_: object) -> None:
+        pass
+
+    def folder(self, parts: tuple[str, ...], member: Member) -> None:
+        if parts:
+            self.found["/".join(parts)] = ("folder", member.mode, member.uid, member.gid, "")
+
+    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None:
+        digest, left = hashlib.sha256(), member.size
+        while left and (piece := data.read(min(CHUNK, left))):
+            digest.update(piece)
+            left -= len(piece)
+        self.found["/".join(parts)] = ("file", member.mode, member.uid, member.gid, digest.hexdigest())
+
+    def symlink(self, parts: tuple[str, ...], member: Member) -> None:
+        self.found["/".join(parts)] = ("link", 0, member.uid, member.gid, member.linkname)
+
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None:  # noqa: ARG002
+        self.found["/".join(parts)] = self.found["/".join(target)]
+
+    def whiteout(self, parts: tuple[str, ...]) -> None:
+        self.remove((*parts[:-1], parts[-1].removeprefix(WHITEOUT)))
+
+    def remove(self, parts: tuple[str, ...]) -> None:
+        gone = "/".join(parts)
+        self.found = {p: fact for p, fact in self.found.items() if p != gone and not p.startswith(f"{gone}/")}

@@ -17,23 +17,23 @@ from typing import Any
 from imagefactory.build.base.image import BaseImage
 from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.fs import explain_full_disk
-from imagefactory.gpu.platforms import architecture
+from imagefactory.gpu.capability import architecture
 from imagefactory.model import Base, Completed, RunSpec
 from imagefactory.oci.graph import Manifest, Place, choose_platform, read_graph, read_manifest
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     CONFIG_TYPES,
     INDEX_TYPE,
     INDEX_TYPES,
     MANIFEST_TYPES,
+    Descriptor,
+    Image,
     canonical_json,
     format_descriptor,
     images_of,
 )
 from imagefactory.oci.mirrors import Mirrors, resolve
-from imagefactory.oci.model import Descriptor, Image
 from imagefactory.oci.store import Reference, Store, parse_reference
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.oci.unpack import Unpacked

@@ -22,7 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from imagefactory.build.conda_install import Failure, Wanted, check_hash, end, install, parse_lists, run_program, unsound
+from imagefactory.build.conda_install import (
+    Failure,
+    Wanted,
+    check_hash,
+    end,
+    install,
+    parse_lists,
+    run_program,
+    unsound,
+)
 from imagefactory.trees import read_file, remove_tree
 
 # --- what a package may hold ---------------------------------------------------------------------

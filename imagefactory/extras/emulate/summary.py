@@ -2,7 +2,8 @@
 
 Every number of it is *emulated*. Its times are by what was *recorded* on such a GPU, or *estimated*: a step
 takes at least that long then, since no kernel is faster than a data sheet; so the loader has at least that
-much time for a batch. It never becomes a verdict."""
+much time for a batch. It never becomes a verdict.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated
 
-from imagefactory.serialize import LARGEST_NUMBER, Among, Count, Pairs, Within, fault, parse_document, parse_json
 from imagefactory.extras.emulate.inside.summary import FORMAT
-from imagefactory.schedulers.sizes import GB
+from imagefactory.schedulers.sizes import GB, format_size
+from imagefactory.serialize import (
+    LARGEST_NUMBER,
+    Among,
+    Count,
+    Pairs,
+    Within,
+    fault,
+    parse_document,
+    parse_json,
+)
+from imagefactory.views.text import fold, format_fields
 
 LONGEST = 1 << 20
 """Bytes of what a process writes of its run."""
@@ -182,3 +193,78 @@ def enough_workers(loader: EmulatedLoader) -> int | None:
     if not loader.made or not own:
         return None
     return min(MOST_WORKERS, max(1, math.ceil(loader.made / own)))
+
+
+# --- What an emulated run told, as a person reads it. Pure
+
+
+NONE = (
+    "emulated: no program of this run used a GPU through torch, so there is nothing to tell",
+    "what starts python with -I or -E, or is no Python, sees no emulated GPU",
+)
+BASES = {ESTIMATED: "estimated from its data sheet", RECORDED: "by times recorded on one"}
+SLOWER_NOTE = (
+    "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most."
+)
+UNTOLD = "not measured: fewer than two batches were seen"
+
+
+def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
+    """The numbers of the process that did most, and what to write."""
+    memory, loader, advice = run.memory, run.loader, advise(run)
+    head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used, this is no verdict"
+    fields = []
+    if loader is not None:
+        share, own, epoch = stall_share(loader), computing(loader), epoch_seconds(loader)
+        if share is None or own is None or loader.interval is None:
+            fields.append(("data stalls", UNTOLD))
+        else:
+            waited = f"{_time(loader.wait or 0)} of {_time(loader.interval)} a batch"
+            fields.append(("data stalls", f"{share:.0%} of the time: {waited}"))
+            fields.append(("step", f"{_time(own)} without waiting for data"))
+        if epoch is not None and loader.batches:
+            size = f" of {loader.batch_size}" if loader.batch_size else ""
+            fields.append(("epoch", f"{_time(epoch)} for {loader.batches} batches{size}"))
+    elif run.step is not None:
+        fields.append(("step", f"{_time(run.step)} from one of the optimizer to the next"))
+    most = (
+        f"{_gigabytes(memory.peak + memory.context)} at most, {_gigabytes(memory.context)} of it CUDA's own"
+    )
+    fields.append(("GPU memory", f"{most}, of {_gigabytes(memory.total)}"))
+    fields.append(("write", _write(run, advice)))
+    notes = ["Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing."]
+    if run.basis == ESTIMATED:
+        notes.append(SLOWER_NOTE)
+    if advice.time is None:
+        notes.append("It did not come to its end, so how long a job takes follows from its epochs alone.")
+    if processes > 1:
+        notes.append(f"{processes} processes used a GPU each; this is the one that did most.")
+    if run.unlocked:
+        notes.append(
+            f"Pinned memory could not be locked here ({run.unlocked}): a loader may be faster for it."
+        )
+    return "\n".join([*fold([head], width), format_fields(fields, width=width), *fold(notes, width)])
+
+
+def _write(run: EmulatedRun, advice: Advice) -> str:
+    if advice.gpu_memory is None:
+        return "it ran out of memory: take a GPU that has more, or a smaller batch"
+    several = f"--gpus {advice.gpus} " if advice.gpus > 1 else ""
+    words = f"{several}--gpu-memory {format_size(advice.gpu_memory)} --cpus {advice.cpus}"
+    if advice.time:
+        words += f" --time {math.ceil(advice.time.total_seconds() / 60)}m"
+    if advice.workers is None or run.loader is None:
+        return words
+    return f"{words}, and num_workers={advice.workers} in the DataLoader ({run.loader.workers} now)"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / GB:.1f} GB"

@@ -16,16 +16,43 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError, os_problem
-from imagefactory.extras.importers.build_context import BuildContext, decode_text, git_root, open_context, told_context
+from imagefactory.extras.importers.build_context import (
+    BuildContext,
+    decode_text,
+    git_root,
+    open_context,
+    told_context,
+)
 from imagefactory.extras.importers.container import Around, Selection
-from imagefactory.recipes.definitions import DEFINITION, read_definition
-from imagefactory.extras.importers.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
-from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
-from imagefactory.extras.importers.manifests import ProjectAsk, read_folder_project, read_project
+from imagefactory.extras.importers.dockerfiles import (
+    DEFINITION,
+    DOCKERFILE,
+    NAMED,
+    read_definition,
+    read_dockerfile,
+)
+from imagefactory.extras.importers.locks import (
+    EXPLICIT,
+    read_conda_lock,
+    read_explicit,
+    read_pixi_lock,
+    read_poetry_lock,
+    read_pylock,
+    read_uv_lock,
+)
+from imagefactory.extras.importers.manifests import ProjectAsk, parse_toml, read_folder_project, read_project
 from imagefactory.extras.importers.pip_lines import MOST_FILES, Beside, take_pip_line, take_requirements
-from imagefactory.extras.importers.locks import read_poetry_lock, read_pylock, read_uv_lock
-from imagefactory.recipes.toml_tree import parse_toml
-from imagefactory.extras.importers.spec import PLATFORM, Wish, items_of, minor_python, poetry_bounds, selected, take_channels, take_match_spec, text_of
+from imagefactory.extras.importers.spec import (
+    PLATFORM,
+    Wish,
+    items_of,
+    minor_python,
+    poetry_bounds,
+    selected,
+    take_channels,
+    take_match_spec,
+    text_of,
+)
 from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show, too_large
 
 # Locks of several platforms are large.

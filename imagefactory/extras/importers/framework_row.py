@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import UsageError
+from imagefactory.extras.importers.spec import CPU_ONLY, Wish, minor_python
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.recipes.match_spec import Spec, parse_spec
-from imagefactory.recipes.values import RULES, canonical
-from imagefactory.extras.importers.spec import CPU_ONLY, Wish, minor_python
+from imagefactory.recipes.values import RULES, Spec, canonical, parse_spec
 from imagefactory.versions import natural
 
 # A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, join, normpath
 
-from imagefactory.model import Where
 from imagefactory.extras.importers.container import Clone, Container, Selection
 from imagefactory.extras.importers.framework_row import pypi_name
 from imagefactory.extras.importers.image_parts import drop_debian, keep_debian
 from imagefactory.extras.importers.pip_lines import MOST_FILES, take_pip_line
+from imagefactory.extras.importers.spec import take_channel, take_match_spec
+from imagefactory.model import Where
 from imagefactory.recipes.shell_words import Command, Word, read_commands
 from imagefactory.recipes.values import canonical
-from imagefactory.extras.importers.spec import take_channel, take_match_spec
 from imagefactory.recipes.yaml_tree import show
 
 _MOST_DEPTH = 4

@@ -17,6 +17,16 @@ from typing import Protocol
 from packaging.version import Version
 
 from imagefactory.access import package_index, uv_locker
+from imagefactory.actions.lock import (
+    explain_error,
+    has_wheels,
+    impossible,
+    read_needs,
+    read_releases,
+    solve_target,
+    unknown_system,
+)
+from imagefactory.actions.locked import require_lock
 from imagefactory.errors import (
     FactoryError,
     LockError,
@@ -26,28 +36,46 @@ from imagefactory.errors import (
     UnsolvableError,
     UsageError,
 )
-from imagefactory.project import FOLDERS, Factory
+from imagefactory.extras.importers.draft import (
+    Choice,
+    Draft,
+    DraftAsk,
+    IndexRows,
+    base_for,
+    check_draft,
+    draft,
+    draft_on,
+    index_rows,
+    python_candidates,
+    target_conflicts,
+)
+from imagefactory.extras.importers.environments import Reading, read_wish
+from imagefactory.extras.importers.framework_row import (
+    FRAMEWORKS,
+    Row,
+    exact_pins,
+    find_framework,
+    first_framework,
+    named_framework,
+    pypi_name,
+    within,
+)
+from imagefactory.extras.importers.image_parts import lose_debian
+from imagefactory.extras.importers.setup_files import add_needs
+from imagefactory.extras.importers.spec import Wish, minor_python
 from imagefactory.gpu.drivers import cuda_floor
-from imagefactory.lock.pypi.newest import Release
+from imagefactory.lock.pypi.no_wheel import NoWheelError
+from imagefactory.lock.pypi.outdated import Release
 from imagefactory.lock.pypi.series import cuda_of, first_series_after
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Progress
+from imagefactory.project import FOLDERS, Factory
 from imagefactory.recipes.bases import all_bases
-from imagefactory.extras.importers.draft import Choice, Draft, DraftAsk, base_for, check_draft, draft, draft_on, python_candidates, target_conflicts
-from imagefactory.extras.importers.environments import Reading, read_wish
 from imagefactory.recipes.expand import select_one
-from imagefactory.extras.importers.framework_row import FRAMEWORKS, Row, exact_pins, find_framework, first_framework, named_framework, pypi_name, within
-from imagefactory.extras.importers.image_parts import lose_debian
-from imagefactory.recipes.index_rows import IndexRows, index_rows
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
-from imagefactory.extras.importers.spec import Wish, minor_python
 from imagefactory.settings.files import FILE_NAME
-from imagefactory.actions.lock import explain_error, has_wheels, impossible, read_needs, read_releases, solve_target, unknown_system
-from imagefactory.actions.locked import require_lock
-from imagefactory.stages.own_imports import add_needs
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8

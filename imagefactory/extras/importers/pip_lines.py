@@ -14,12 +14,11 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from imagefactory.extras.importers.spec import PLATFORM, Wish, take_match_spec
 from imagefactory.gpu import knowledge
 from imagefactory.model import Where
-from imagefactory.recipes.match_spec import parse_spec
 from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_git
-from imagefactory.recipes.values import RULES, canonical, without_secrets
-from imagefactory.extras.importers.spec import PLATFORM, Wish, take_match_spec
+from imagefactory.recipes.values import RULES, canonical, parse_spec, without_secrets
 from imagefactory.recipes.yaml_tree import show
 
 MOST_FILES = 20

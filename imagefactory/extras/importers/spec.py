@@ -12,12 +12,14 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.model import Where
-from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.values import (
     OWNED_LABELS,
     OWNED_PREFIX,
     OWNED_VARIABLES,
     RULES,
+    channel_address,
+    channel_name,
+    parse_spec,
     what_to_write,
     without_secrets,
 )

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
-from imagefactory.recipes.shell_words import Shell, read_shell
-from imagefactory.submit.check.findings import Spot, SubmitFinding, advice, wrong
+from imagefactory.extras.lint.findings import Spot, SubmitFinding, advice, wrong
 from imagefactory.extras.lint.reader import MAX_LINES
+from imagefactory.recipes.shell_words import Shell, read_shell
 from imagefactory.versions import nearest
 
 _TAKES = (

@@ -8,34 +8,46 @@ under them; ADVICE where the same can be had better. Nothing in a file is execut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from imagefactory.errors import UsageError
-from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
-from imagefactory.schedulers.sizes import format_size, image_disk
-from imagefactory.submit.check.asked import JobAsk, read_asked
-from imagefactory.extras.lint.findings import Checked, CheckedJobs, Reached, Surroundings
-from imagefactory.submit.check.findings import Severity, Spot, SubmitFinding, advice, wrong
-from imagefactory.extras.lint.image import JobImage, KnownImage, find_known, read_image
-from imagefactory.submit.check.image_rules import Moving, image_findings
-from imagefactory.submit.check.known import (
+from imagefactory.extras.lint.findings import (
+    Checked,
+    CheckedJobs,
+    Reached,
+    Severity,
+    Spot,
+    SubmitFinding,
+    Surroundings,
+    advice,
+    wrong,
+)
+from imagefactory.extras.lint.image import (
+    JobImage,
+    KnownImage,
+    Moving,
     catalogue_findings,
+    find_known,
     grounds_of,
+    image_findings,
     narrow,
     no_use,
     nowhere,
     reached_by,
+    read_image,
     revoked_on,
     told_causes,
     unverified,
 )
-from imagefactory.submit.check.language import Jobs, SubmitFile
-from imagefactory.submit.check.old_gpus import old_gpu_findings, own_name
-from imagefactory.extras.lint.reach import UNDEFINED, JobReach, find_reach
-from imagefactory.extras.lint.rules import command_findings
-from imagefactory.submit.check.site_rules import site_findings
+from imagefactory.extras.lint.reach import UNDEFINED, JobAsk, JobReach, find_reach, read_asked
+from imagefactory.extras.lint.reader import Jobs, SubmitFile, split_lines
+from imagefactory.extras.lint.rules import command_findings, old_gpu_findings, own_name, site_findings
 from imagefactory.jobs.offer import Grounds
+from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.sizes import format_size, image_disk
 from imagefactory.trust.verdict import RevokedCell
 
 _FEW = 6
@@ -216,3 +228,76 @@ def _reached_revoked(case: _Case, grounds: Grounds) -> Iterator[RevokedCell]:
         reach = find_reach(case.asked, Inventory(pool="", taken=row.when, machines=(machine,)))
         if reach.reached:
             yield row
+
+
+# --- The text of a submit file with all that findings certainly mend. Pure
+
+
+_ROUNDS = 20
+"""Edits of the same lines wait for the next round, as their lines are counted anew."""
+
+
+def fix_text(text: str, check: Callable[[str], Checked]) -> str:
+    """`text` mended until no finding mends more; comments within a line that is mended keep it as it is."""
+    for _ in range(_ROUNDS):
+        mended = _once(text, check(text))
+        if mended == text:
+            break
+        text = mended
+    return text
+
+
+def format_diff(name: str, before: str, after: str) -> str:
+    """What changed, as `diff -u` tells it; empty where nothing did."""
+    old, new = split_lines(before), split_lines(after)
+    return "\n".join(difflib.unified_diff(old, new, name, f"{name} (mended)", lineterm="", n=1))
+
+
+def _once(text: str, checked: Checked) -> str:
+    lines = split_lines(text)
+    taken: set[int] = set()
+    edits = [edit for finding in checked.all_findings for edit in finding.edits]
+    for edit in sorted(edits, key=lambda one: -one.first):
+        own = set(range(edit.first, edit.last + 1))
+        if own & taken or any(lines[at - 1].lstrip().startswith("#") for at in own):
+            continue
+        taken |= own
+        lines[edit.first - 1 : edit.last] = edit.text
+    return ("\r\n" if "\r\n" in text else "\n").join(lines)
+
+
+# --- Secrets that stand in a submit file or a batch script, where everybody who sees it can read them. Pure
+# By the names that programs give their keys, and by the forms of those that have one. What is read from
+# elsewhere when the job runs (`$(cat ...)`, `$HOME/...`) is none. Nothing of a value is told.
+
+
+_NAMED = re.compile(
+    r"""\b([A-Za-z][A-Za-z0-9_]*(?:API_?KEY|ACCESS_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)(?:_[A-Za-z0-9_]*)?)
+        \s*=\s*["']*(?P<value>[^\s"';,$`(<]{8,})""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_FORMS = {
+    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
+    "a GitHub token": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})"),
+    "an AWS key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "an OpenAI key": re.compile(r"\bsk-(?:proj-)?[A-Za-z0-9_-]{32,}"),
+    "a Weights & Biases key": re.compile(r"\bwandb\s+login\s+(?:-\S+\s+)*[0-9a-f]{40}\b"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+}
+_PLACE = re.compile(r"[~./]")
+HINT = "create a new one, keep it in a file that only you can read, and read it in the program"
+
+
+def secret_findings(text: str) -> Iterator[SubmitFinding]:
+    """One for each line that holds a secret."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        named = [(one[1], one) for one in _NAMED.finditer(line) if not _PLACE.match(one["value"])]
+        formed = [(name, one) for name, form in _FORMS.items() if (one := form.search(line))]
+        for name, found in (named or formed)[:1]:
+            told = f"{name} is visible to everyone who can read this file"
+            yield wrong(number, "secret", told, HINT, column=found.start() + 1)
+
+
+def with_secrets(checked: Checked, text: str) -> Checked:
+    """What is said of a file, and what of its text nobody else should read."""
+    return replace(checked, findings=(*checked.findings, *secret_findings(text)))

@@ -7,17 +7,269 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 
 from imagefactory.errors import UsageError
-from imagefactory.submit.check.asked import BOUNDS, GPU_ATTRIBUTES, JobAsk, cancelled
-from imagefactory.extras.lint.classads import MAX_EXPRESSION, conjuncts, literal, parse_expression
-from imagefactory.submit.check.commands import COMMANDS
-from imagefactory.submit.check.findings import Edit, SubmitFinding, advice, wrong
-from imagefactory.submit.check.language import ALIASES, Jobs, SubmitSetting
-from imagefactory.submit.check.old_gpus import is_cuda_alone, own_name
+from imagefactory.extras.lint.classads import MAX_EXPRESSION, conjuncts, literal, parse_expression, renamed
+from imagefactory.extras.lint.findings import Edit, Severity, SubmitFinding, advice, wrong
+from imagefactory.extras.lint.reach import BOUNDS, GPU_ATTRIBUTES, JobAsk, cancelled
+from imagefactory.extras.lint.reader import ALIASES, Jobs, SubmitSetting
+from imagefactory.gpu.knowledge.tables import read_table
+from imagefactory.gpu.knowledge.toolkits import cuda_targets
+from imagefactory.schedulers.sites import RETIRED, Site, SiteCommand
+from imagefactory.schedulers.sizes import MB, format_size
 from imagefactory.versions import nearest
+
+# --- The commands of submit files, without those of grids, clouds and virtual machines. Pure
+# Source: HTCondor's manual, condor_submit, and the table of names in its source (25.x, 2026-08); the two of
+# CHTC: its guide 'Scale Beyond Local HTC Capacity' (2026-08).
+
+
+COMMANDS = frozenset((
+    "accounting_group", "accounting_group_user", "allow_startup_script", "allowed_execute_duration",
+    "allowed_job_duration", "append_files", "arguments", "arguments2", "batch_name", "buffer_files",
+    "buffer_size", "checkpoint_destination", "checkpoint_exit_code", "compress_files", "concurrency_limits",
+    "concurrency_limits_expr", "container_image", "container_is_common", "container_mount_automatically",
+    "container_service_names", "container_target_dir", "copy_to_spool", "core_size",
+    "cron_day_of_month", "cron_day_of_week",
+    "cron_hour", "cron_minute", "cron_month", "cron_prep_time", "cron_window", "cuda_version",
+    "deferral_prep_time", "deferral_time", "deferral_window", "delegate_job_gsi_credentials_lifetime",
+    "description", "disk_usage", "docker_image", "docker_network_type", "docker_override_entrypoint",
+    "docker_pull_policy", "docker_send_credentials", "dont_encrypt_input_files",
+    "dont_encrypt_output_files", "email_attributes", "encrypt_execute_directory", "encrypt_input_files",
+    "encrypt_output_files", "env", "environment", "environment2", "erase_output_and_error_on_restart",
+    "error", "executable", "exit_requirements", "fetch_files", "file_remaps", "get_env", "getenv",
+    "gpus_maximum_capability", "gpus_minimum_capability", "gpus_minimum_memory", "gpus_minimum_runtime",
+    "grid_resource", "hold", "hold_kill_sig", "image_size", "image_size_kb", "initial_dir", "initialdir",
+    "input", "interactive_args", "interactive_executable", "job_ad_information_attrs", "job_iwd",
+    "job_lease_duration", "job_machine_attrs", "job_machine_attrs_history_length", "job_max_vacate_time",
+    "jobset", "keep_claim_idle", "kill_sig", "kill_sig_timeout", "leave_in_queue", "load_profile",
+    "local_files", "log", "log_xml", "machine_count", "manifest", "manifest_dir", "match_list_length",
+    "materialize_max_idle", "max_idle", "max_job_retirement_time", "max_materialize", "max_retries",
+    "max_transfer_input_mb", "max_transfer_output_mb", "memory_usage", "mount_under_scratch",
+    "next_job_start_delay", "nice_user", "node_count", "noop_job", "noop_job_exit_code",
+    "noop_job_exit_signal", "notification", "notify_user", "on_evict_checks", "on_exit_hold",
+    "on_exit_hold_reason", "on_exit_hold_subcode", "on_exit_remove", "output", "output_destination",
+    "output_directory", "parallel_script_shadow", "parallel_script_starter", "periodic_hold",
+    "periodic_hold_reason", "periodic_hold_subcode", "periodic_release", "periodic_remove",
+    "periodic_vacate", "preferences", "preserve_relative_paths", "primary_unix_group", "prio", "priority",
+    "project_name", "public_input_files", "rank", "remote_initialdir", "remove_kill_sig", "rendezvousdir",
+    "request_cpus", "request_disk", "request_gpu_memory", "request_gpus", "request_memory", "request_swap",
+    "require_gpus", "requirement_suffix", "requirements", "retry_request_disk", "retry_request_memory",
+    "retry_request_memory_increase", "retry_request_memory_max", "retry_until", "run_as_owner",
+    "scitokens_file", "shell", "should_transfer_files", "skip_if_dataflow", "stack_size", "starter_debug",
+    "starter_log", "stderr", "stdin", "stdout", "stream_error", "stream_input", "stream_output",
+    "submit_event_notes", "submit_event_notes_attrs", "submit_event_user_notes", "success_exit_code",
+    "suspend_job_at_exec", "transfer_checkpoint_files", "transfer_common_input", "transfer_container",
+    "transfer_error", "transfer_executable", "transfer_input", "transfer_input_files", "transfer_output",
+    "transfer_output_files", "transfer_output_remaps", "transfer_plugins", "ulog_execute_attrs", "universe",
+    "use_oauth_services", "use_scitoken", "use_scitokens", "use_x509userproxy", "want_ads",
+    "want_campus_pools", "want_graceful_removal", "want_io_proxy", "want_job_networking", "want_ospool",
+    "when_to_transfer_output", "x509userproxy",
+))  # fmt: skip
+
+
+# --- What files ask of GPUs in the words of old machines, and the same in today's, the meaning kept. Pure
+# Machines told of their first GPU in attributes of their own (`CUDACapability`, `CUDA0DeviceName`); now each
+# GPU has an ad, which `require_gpus` and the commands `gpus_*` ask. Those commands are all "at least" or "at
+# most", and condor_submit drops them where `require_gpus` names what they compare: so it is all the one or
+# all the other.
+
+
+_OLD = re.compile(r"CUDA[0-9]*([A-Za-z]+)", re.IGNORECASE)
+_OWN = {name.lower(): name for name in GPU_ATTRIBUTES} | {"runtimeversion": "DriverVersion"}
+_PLAIN = re.compile(r"([A-Za-z]+) *(>=|<=|==|=\?=|>|<) *([0-9]+(?:\.[0-9]+)?)")
+_TURNED = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(>=|<=|==|=\?=|>|<) *([A-Za-z]+)")
+_TURN = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "=?=": "=?="}
+_DRIVERS = 100
+"""CUDA's versions are below, those of drivers above."""
+_WHERE = ("requirements", "require_gpus", "rank")
+
+
+def own_name(name: str) -> str:
+    """What a GPU's own ad calls an attribute of an old machine; empty for any other name."""
+    found = _OLD.fullmatch(name)
+    return _OWN.get(found[1].lower(), "") if found else ""
+
+
+def old_gpu_findings(jobs: Jobs, severity: Severity, told: frozenset[str]) -> Iterator[SubmitFinding]:
+    """One finding a command that has such names. `told` are names, in small letters, that machines tell."""
+    for key in _WHERE:
+        names = [name for name in _gpu_names(jobs, key) if own_name(name) and name.lower() not in told]
+        if not names:
+            continue
+        setting, what = jobs.settings[key], " and ".join(dict.fromkeys(names))
+        own = " and ".join(dict.fromkeys(own_name(name) for name in names))
+        text = f"{what} {'is' if len(set(names)) == 1 else 'are'} only on old machines; GPUs have {own}"
+        if key == "rank":
+            hint = f"write rank = {renamed(jobs.value(key), lambda name: _with(name, 'GPUs_'))}"
+            text += ", and machines with equal GPUs have GPUs_..."
+            yield _finding(setting, Severity.ADVICE, text, hint)
+        elif key == "require_gpus":
+            mended = renamed(jobs.value(key), lambda name: _with(name, ""))
+            edits = _replaced(setting, (f"{setting.written} = {mended}",))
+            yield _finding(setting, Severity.WRONG, text, f"write {mended}", edits)
+        else:
+            asked = _Asked.of(jobs.value(key))
+            text += ", for require_gpus"
+            text += f"; and {asked.doubt}" if asked.doubt else ""
+            yield _finding(setting, severity, text, _hint(jobs, asked), _edits(jobs, setting, asked))
+    version = jobs.settings.get("cuda_version")
+    if version and "cudamaxsupportedversion" not in told:
+        text = "cuda_version is compared with an attribute that only old machines have"
+        line = f"gpus_minimum_runtime = {jobs.value('cuda_version')[:8]}"
+        clear = re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,2})?", jobs.value("cuda_version"))
+        free = clear and "gpus_minimum_runtime" not in jobs.settings
+        edits = _replaced(version, (line,)) if free and jobs.asks_gpus else ()
+        yield _finding(version, severity, text, f"write {line}", edits)
+
+
+@cache
+def is_cuda_alone(number: str) -> bool:
+    """Whether it is a version of CUDA, and no GPU has such a capability."""
+    capabilities = {group["capability"] for group in read_table("gpus")["group"]}
+    return number in cuda_targets() and number not in capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What `requirements` ask of old machines' GPUs, taken apart.
+
+    `commands` say all of it, empty where none do; `clauses` are the same for `require_gpus`. `others` is
+    what else is asked; `mixed` is whether GPUs and other things stand in one part. `doubt` says of a number
+    that it is no such thing, so that what is meant is guessed.
+    """
+
+    commands: tuple[str, ...]
+    clauses: tuple[str, ...]
+    others: tuple[str, ...]
+    mixed: bool
+    doubt: str
+
+    @staticmethod
+    def of(text: str) -> _Asked:
+        commands, clauses, others = list[str](), list[str](), list[str]()
+        plain, mixed, doubt = True, False, ""
+        for part in conjuncts(text):
+            names = parse_expression(part).names
+            if not any(own_name(name) for name in names):
+                others.append(part)
+                continue
+            mixed = mixed or not all(own_name(name) for name in names)
+            clause = renamed(part, lambda name: _with(name, ""))
+            if found := _compared(clause):
+                name, how, number = found
+                if name == "Capability" and how in (">=", ">") and is_cuda_alone(number):
+                    name, clause = "DriverVersion", f"DriverVersion {how} {number}"
+                    doubt = f"{number} is a CUDA version, not a compute capability"
+                elif name == "DriverVersion" and how in (">=", ">") and float(number) >= _DRIVERS:
+                    clause = f'versionGE(NvidiaDriver, "{number}")'
+                    doubt = f"{number} is a driver version, but DriverVersion is a CUDA version"
+                said = _commands(name, how, number)
+                plain = plain and bool(said)
+                commands += said
+            else:
+                plain = False
+            clauses.append(clause)
+        keys = [line.partition(" ")[0] for line in commands]
+        plain = plain and len(set(keys)) == len(keys)
+        return _Asked(
+            commands=tuple(commands) if plain and not mixed else (),
+            clauses=tuple(clauses),
+            others=tuple(others),
+            mixed=mixed,
+            doubt=doubt,
+        )
+
+    @property
+    def joined(self) -> str:
+        return _join(self.clauses)
+
+
+def _join(parts: tuple[str, ...]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    return " && ".join(
+        f"({part})" if "||" in part or "?" in part.replace("=?=", "") else part for part in parts
+    )
+
+
+def _compared(clause: str) -> tuple[str, str, str] | None:
+    """Attribute, comparison and number of a plain one."""
+    if found := _PLAIN.fullmatch(clause):
+        return found[1], found[2], found[3]
+    if found := _TURNED.fullmatch(clause):
+        return found[3], _TURN[found[2]], found[1]
+    return None
+
+
+def _commands(name: str, how: str, number: str) -> list[str]:
+    """The commands that ask for the very same; none where there are none."""
+    if name == "Capability":
+        tenths = float(number) * 10
+        if tenths != int(tenths):
+            return []
+        least = {">=": 0, ">": 1, "==": 0, "=?=": 0}.get(how)
+        most = {"<=": 0, "<": -1, "==": 0, "=?=": 0}.get(how)
+        bounds = (("gpus_minimum_capability", least), ("gpus_maximum_capability", most))
+        return [f"{key} = {(int(tenths) + add) / 10:.1f}" for key, add in bounds if add is not None]
+    whole = number.isdigit()
+    if name == "GlobalMemoryMb" and whole and how in (">=", ">"):
+        return [f"gpus_minimum_memory = {format_size((int(number) + (how == '>')) * MB)}"]
+    if name == "DriverVersion" and how == ">=" and float(number) < _DRIVERS:
+        return [f"gpus_minimum_runtime = {number}"]
+    if name == "MaxSupportedVersion" and how == ">=" and whole and int(number) >= 1000:
+        return [f"gpus_minimum_runtime = {int(number) // 1000}.{int(number) % 1000 // 10}"]
+    return []
+
+
+def _hint(jobs: Jobs, asked: _Asked) -> str:
+    if asked.mixed:
+        return "put conditions on GPUs into require_gpus, and those on machines into requirements"
+    if "require_gpus" in jobs.settings:
+        return f"add it to require_gpus: ... && ({asked.joined})"
+    return f"write {' and '.join(asked.commands) or f'require_gpus = {asked.joined}'}"
+
+
+def _edits(jobs: Jobs, setting: SubmitSetting, asked: _Asked) -> tuple[Edit, ...]:
+    """The mended lines, where nothing else in the file says how GPUs are chosen."""
+    if asked.mixed or asked.doubt or setting.value != jobs.value(setting.key) or not jobs.asks_gpus:
+        return ()
+    if any(key in jobs.settings for key in ("require_gpus", *BOUNDS)):
+        return ()
+    rest = (f"{setting.written} = {_join(asked.others)}",) if asked.others else ()
+    return _replaced(setting, (*rest, *(asked.commands or (f"require_gpus = {asked.joined}",))))
+
+
+def _replaced(setting: SubmitSetting, text: tuple[str, ...]) -> tuple[Edit, ...]:
+    return (Edit(first=setting.line, last=setting.end, text=text),)
+
+
+def _finding(
+    setting: SubmitSetting, severity: Severity, message: str, hint: str, edits: tuple[Edit, ...] = ()
+) -> SubmitFinding:
+    return SubmitFinding(
+        line=setting.line, rule="deprecated", severity=severity, message=message, hint=hint, edits=edits
+    )
+
+
+def _with(name: str, prefix: str) -> str:
+    own = own_name(name)
+    return f"{prefix}{own}" if own else name
+
+
+def _gpu_names(jobs: Jobs, key: str) -> tuple[str, ...]:
+    """What an expression names; none where it cannot be read, which has a finding of its own."""
+    try:
+        text = jobs.value(key)
+        return parse_expression(text).names if text else ()
+    except UsageError:
+        return ()
+
+
+# ---
 
 _LOOKED_AT = (
     "universe", "container_image", "docker_image", "requirements", "require_gpus", *BOUNDS, "request_gpus",
@@ -324,3 +576,91 @@ def _used(jobs: Jobs, key: str) -> bool:
     word = re.compile(rf"\$\({re.escape(key)}[:)]", re.IGNORECASE)
     others: tuple[SubmitSetting, ...] = tuple(jobs.settings.values())
     return any(word.search(one.value) for one in others)
+
+
+# --- What a site's own pages ask of a submit file, and what a facilitator there would say. Pure
+# How much it weighs is the site's: what one refuses is only unwise at another. `pools/sites.toml` has the
+# sources.
+
+
+_TRUE = ("true", "t", "yes", "1")
+
+
+def site_findings(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+    """All that this site has to say of one `queue`."""
+    if jobs.asks_gpus:
+        for command in site.commands:
+            yield from _commanded(jobs, site, command)
+        yield from _length(jobs, site)
+    yield from _needed(jobs, site)
+    yield from _environment(jobs, site)
+    yield from _retired(jobs)
+
+
+def _commanded(jobs: Jobs, site: Site, command: SiteCommand) -> Iterator[SubmitFinding]:
+    key, _, value = (part.strip() for part in command.line.partition("="))
+    mine = f"my.{key.removeprefix('+').lower()}"
+    if jobs.value(mine).lower() == value.lower():
+        return
+    setting = jobs.settings.get(mine)
+    what = f"is {jobs.value(mine)[:40]}" if setting else "is missing"
+    where = setting.line if setting else jobs.line
+    if command.agreed:
+        text = f"{key} {what}: without it, the shared GPUs of {site.title} never match"
+        yield wrong(where, "site", text, f"write {command.line}")
+    else:
+        text = f"{key} {what}, and it may be required: {command.why}"
+        yield advice(where, "site", text, f"write {command.line}, which does no harm")
+
+
+def _length(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+    lengths = [one.line for one in site.lengths]
+    if not lengths:
+        return
+    key = lengths[0].partition("=")[0].strip()
+    mine = f"my.{key.removeprefix('+').lower()}"
+    values = [line.partition("=")[2].strip() for line in lengths]
+    if mine not in jobs.settings:
+        text = f"{key} is missing: {site.title} assumes its usual length for this job"
+        yield advice(jobs.line, "site", text, f"write one of {', '.join(lengths)}")
+    elif not jobs.unknown(mine) and jobs.value(mine).lower() not in (value.lower() for value in values):
+        text = f"{key} is {jobs.value(mine)[:40]}, which is not a job length of {site.title}"
+        yield wrong(jobs.settings[mine].line, "site", text, f"write one of {', '.join(lengths)}")
+
+
+def _needed(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+    for need in site.needs:
+        if need.key in jobs.settings or f"my.{need.key.replace('_', '')}" in jobs.settings:
+            continue
+        tell = wrong if need.refused else advice
+        yield tell(jobs.line, "missing", f"{need.key} is missing: {need.why}", f"write {need.write}")
+
+
+def _environment(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+    if jobs.value("getenv").lower() not in _TRUE:
+        return
+    setting = jobs.settings["getenv"]
+    hint = "list only the variables that the job needs: getenv = ONE, OTHER"
+    if site.getenv:
+        yield wrong(setting.line, "getenv", f"getenv = true: {site.getenv}", hint)
+    else:
+        text = "getenv = true copies all variables of your shell, with paths of this machine; some pools"
+        yield advice(setting.line, "getenv", f"{text} reject it", hint)
+
+
+def _retired(jobs: Jobs) -> Iterator[SubmitFinding]:
+    for setting in jobs.settings.values():
+        for old in RETIRED:
+            if old.start not in setting.value:
+                continue
+            edits = _renamed(setting, old.start, old.instead) if old.same else ()
+            tell = wrong if old.gone else advice
+            text = f"'{old.start}': {old.why}"
+            yield tell(setting.line, "retired", text, f"write {old.instead}", edits=edits)
+
+
+def _renamed(setting: SubmitSetting, old: str, new: str) -> tuple[Edit, ...]:
+    if setting.end != setting.line:
+        return ()
+    line = f"{setting.written} = {setting.value.replace(old, new)}"
+    return (Edit(first=setting.line, last=setting.end, text=(line,)),)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from imagefactory.extras.lint.findings import Checked, CheckedJobs, Reached, Severity
+from imagefactory.extras.lint.image import told_causes
 from imagefactory.views.text import format_table, wrap
-from imagefactory.extras.lint.findings import Checked, CheckedJobs, Reached
-from imagefactory.submit.check.findings import Severity
-from imagefactory.submit.check.known import told_causes
 
 WIDTH, MIN_WIDTH = 110, 60
 

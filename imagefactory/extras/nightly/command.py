@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Duration
 from imagefactory.cli.output import (
     Call,
     error_json,
@@ -32,13 +33,12 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.sweeps import find_pool
-from imagefactory.cli.arguments import Duration
 from imagefactory.errors import FactoryError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
     from imagefactory.extras.nightly.changes import NightReport
-    from imagefactory.stages.night_steps import Command
+    from imagefactory.extras.nightly.nights import Command
 
 Hook = Callable[[str, "Mapping[str, object]"], None]
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -126,12 +126,18 @@ def night(
 
     Exit code 0 where nothing is broken, else the earliest failed stage's.
     """
-    from imagefactory.extras.nightly.changes import is_news
-    from imagefactory.extras.nightly.view import format_night
-    from imagefactory.extras.nightly.night import NightAsk, run_night
-    from imagefactory.stages.night_steps import NightBench
-    from imagefactory.extras.nightly.nights import LOG, keep_reserve, last_night, new_night, one_night
     from imagefactory.actions.sweep import format_id
+    from imagefactory.extras.nightly.changes import is_news
+    from imagefactory.extras.nightly.night import NightAsk, run_night
+    from imagefactory.extras.nightly.nights import (
+        LOG,
+        NightBench,
+        keep_reserve,
+        last_night,
+        new_night,
+        one_night,
+    )
+    from imagefactory.extras.nightly.view import format_night
     from imagefactory.verify.evidence import LocalEvidence
 
     options = {
@@ -192,7 +198,7 @@ def night(
 
 def _webhook(call: Call, text: str | None) -> Hook:
     """Return a function that posts a document to --webhook. A failed post prints a warning only."""
-    from imagefactory.stages.webhook import post_json, read_address
+    from imagefactory.extras.nightly.nights import post_json, read_address
 
     url = read_address(text) if text else ""
 
@@ -209,9 +215,9 @@ def _webhook(call: Call, text: str | None) -> Hook:
 
 def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
     """Write the metrics. A file that cannot be written prints a warning only."""
-    from imagefactory.fs import replace_text
-    from imagefactory.report.night_metrics import format_metrics
     from imagefactory.actions.read_catalog import kept_expiry
+    from imagefactory.extras.nightly.view import format_metrics
+    from imagefactory.fs import replace_text
 
     try:
         replace_text(path, format_metrics(report, kept_expiry(call.settings)))
@@ -279,8 +285,8 @@ def _mail(command: str, text: str) -> None:
 def _install(
     call: Call, names: tuple[str, ...], folder: Path, options: dict[str, str | None], *, as_json: bool
 ) -> None:
-    from imagefactory.fs import replace_all
     from imagefactory.extras.nightly.units import enabling, format_units
+    from imagefactory.fs import replace_all
 
     root = str(call.settings.root_path.absolute())
     options |= {"--webhook": _named(options["--webhook"])}
@@ -298,7 +304,7 @@ def _install(
 
 def _named(webhook: str | None) -> str:
     """Return the webhook for a unit, a file by its absolute path. Raises UsageError if it is invalid."""
-    from imagefactory.stages.webhook import read_address
+    from imagefactory.extras.nightly.nights import read_address
 
     if not webhook:
         return ""
@@ -307,11 +313,11 @@ def _named(webhook: str | None) -> str:
 
 
 def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
+    from imagefactory.actions.sweep import format_id
     from imagefactory.extras.nightly.changes import NightTold, dormant
-    from imagefactory.extras.nightly.view import format_issue, format_night
     from imagefactory.extras.nightly.night import last_commit, night_since
     from imagefactory.extras.nightly.nights import NIGHT, new_night, read_kept_plan, write_night
-    from imagefactory.actions.sweep import format_id
+    from imagefactory.extras.nightly.view import format_issue, format_night
 
     factory, now = call.factory, datetime.now(UTC)
     before, commit = read_kept_plan(plan), last_commit(factory.settings.root_path)

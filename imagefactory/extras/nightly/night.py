@@ -11,15 +11,19 @@ again: images that are there are not built, sweeps that are underway are waited 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from imagefactory.access import open_answering, registry_place
-from imagefactory.catalogue.model import SOON
+from imagefactory.actions.plan import Asking, inventory_devices, read_stages
+from imagefactory.actions.read_catalog import kept_expiry
+from imagefactory.actions.sweep import SweepStatus, find_sweeps, read_status
+from imagefactory.actions.sweep_images import ImagePlace, choose_kind, read_pool_stages
 from imagefactory.errors import (
     EXIT_CHECK,
     EXIT_NOTHING_SELECTED,
@@ -28,15 +32,38 @@ from imagefactory.errors import (
     FactoryError,
     NoGpuError,
     RegistryError,
+    ToolError,
     UsageError,
 )
-from imagefactory.project import Factory
+from imagefactory.extras.nightly.changes import (
+    KeptPlan,
+    NightReport,
+    NightRow,
+    NightTold,
+    compare,
+    keep_plan,
+    oldest_drivers,
+    one_line,
+    starts_by_kit,
+    unbuilt,
+)
+from imagefactory.extras.nightly.nights import (
+    BEFORE,
+    NIGHT,
+    SWEPT,
+    NightBench,
+    Steps,
+    has_reserve,
+    killed_before,
+    nights_folder,
+    release_reserve,
+    write_kept_plan,
+    write_night,
+)
 from imagefactory.fs import no_space
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import row_of
 from imagefactory.lock.git import ask_git
-from imagefactory.extras.nightly.changes import KeptPlan, NightReport, NightRow, NightTold, compare, keep_plan, one_line, unbuilt
-from imagefactory.matrix.night import oldest_drivers, starts_by_kit
 from imagefactory.matrix.plan import (
     CellState,
     Plan,
@@ -46,20 +73,127 @@ from imagefactory.matrix.plan import (
     TargetStatus,
     make_plan,
 )
-from imagefactory.model import Target
+from imagefactory.model import Outcome, Target
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.recipes.expand import select
+from imagefactory.schedulers.cells import BUDGET, CLAIMED
 from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.schedulers.pool import ImageKind
-from imagefactory.progress import Progress
-from imagefactory.recipes.expand import select
+from imagefactory.schedulers.sweep_file import read_sweep
+from imagefactory.schedulers.underway import state_of
+from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import parse_machines
-from imagefactory.stages.night_steps import NightBench, Steps
-from imagefactory.stages.night_sweeps import collect_sweeps
-from imagefactory.extras.nightly.nights import BEFORE, NIGHT, SWEPT, has_reserve, killed_before, nights_folder, release_reserve, write_kept_plan, write_night
-from imagefactory.actions.plan import Asking, inventory_devices, read_stages
-from imagefactory.actions.read_catalog import kept_expiry
-from imagefactory.actions.sweep_images import ImagePlace, choose_kind, read_pool_stages
-from imagefactory.schedulers.cells import BUDGET, CLAIMED
+from imagefactory.trust.catalog import SOON
 from imagefactory.trust.claims import ProofAges
+from imagefactory.verify.nonces import LIFETIME
+
+# --- What a night does about the sweeps of its store: waits for them, and collects what comes while it
+# comes
+
+
+POLL = 30.0
+"""Seconds between two looks at the sweeps that are waited for."""
+BETWEEN = 20
+"""Looks between two collections of what has come so far: ten minutes."""
+_OF_ONE = re.compile(r"\bslot[0-9_]+@|(?<=\bdir)_[0-9]+\b")
+"""What of a reason differs from job to job, though its cause is one."""
+PATIENCE = 40
+"""How many looks in a row the pool may not answer: an access point takes minutes to start again."""
+
+
+def collect_sweeps(settings: Settings, wait: timedelta, steps: Steps) -> None:
+    """Collects the sweeps of a store, those of earlier nights too, until nothing on the pool works on them.
+
+    After `wait` the next night goes on with them.
+    """
+    bench = steps.bench
+    folders = [folder for folder in find_sweeps(settings) if _is_open(folder, steps)]
+    until, looks, failed = bench.clock() + wait, 0, 0
+    with steps.progress.stage(f"waiting for the pool, until {until:%H:%M} UTC at the latest"):
+        while True:
+            try:
+                jobs, failed = sum(_at_work(read_status(one, bench.pools)) for one in folders), 0
+            except ToolError as error:
+                jobs, failed = 0, failed + 1
+                if failed > PATIENCE:
+                    steps.fail("pool", error)
+                    break
+            if not failed and (not jobs or bench.clock() >= until):
+                break
+            looks += 1
+            if looks % BETWEEN == 0:
+                _take(folders, steps)
+            bench.pause(max(0.0, min(POLL, (until - bench.clock()).total_seconds())))
+    _take(folders, steps)
+    if jobs:
+        are = "job is" if jobs == 1 else "jobs are"
+        steps.notes.append(f"{jobs} {are} still on the pool: the next nightly run collects their results")
+
+
+def _is_open(folder: Path, steps: Steps) -> bool:
+    """Whether what comes of it can still be signed. One that cannot be read is told, and left alone."""
+    try:
+        made = read_sweep(folder).made
+        read_status(folder, steps.bench.pools, queue=False)
+    except FactoryError as error:
+        steps.fail(f"sweep {folder.name}", error)
+        return False
+    return made + LIFETIME > steps.bench.clock()
+
+
+def _at_work(status: SweepStatus) -> int:
+    """The jobs of a sweep that are not done."""
+    return len(status.results) - status.ended if status.driven and not status.settled else 0
+
+
+def _take(folders: Sequence[Path], steps: Steps) -> None:
+    """Collects the sweeps that have news, and tells what of them is not verified."""
+    for folder in folders:
+        with steps.telling(f"sweep {folder.name}"):
+            status = read_status(folder, steps.bench.pools, queue=False)
+            if not has_news(status):
+                continue
+            known = {one.result.node for one in status.collected if one.result.outcome}
+            fresh = {(node.target, node.capability) for node in status.sweep.nodes if node.name not in known}
+            words = ("collect", "--promote", str(folder))
+            # Of the folder itself it only counts what is told here one by one.
+            _, told = steps.do(f"sweep {folder.name}", *words, expected=EXIT_CHECK, of=str(folder))
+            steps.tell(*(row for row in _unproven(told) if (row.what, row.on) in fresh))
+
+
+def has_news(status: SweepStatus) -> bool:
+    """Whether `collect` has anything to do for a sweep. Pure."""
+    known = {one.result.node: one for one in status.collected}
+    for result in status.results:
+        one = known.get(result.node)
+        if result.outcome is None or (one and one.attached):
+            continue
+        if one is None or one.result.outcome is None or state_of(result.outcome, one):
+            return True
+    return False
+
+
+def _unproven(told: Mapping[str, Any]) -> Iterator[NightRow]:
+    """What of a sweep has ended and is not verified, of the JSON of `collect`."""
+    for row in told.get("results", ()):
+        if row.get("outcome") not in (None, Outcome.VERIFIED):
+            machine = str(row.get("machine") or "")
+            reason = _OF_ONE.sub("", str(row["reason"]))
+            why = one_line(
+                f"{row['outcome']}: {reason.replace(machine, 'its machine') if machine else reason}"
+            )
+            yield NightRow(
+                what=row["target"],
+                on=row["capability"],
+                why=why,
+                hint=f"its logs: {row['kit']}",
+                code=EXIT_CHECK,
+                machines=(machine,) if machine else (),
+            )
+
+
+# ---
 
 EXPIRY = "catalog expiry"
 NIGHTS = "nights"

@@ -13,18 +13,35 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-from imagefactory.serialize import format_value, parse_value
-from imagefactory.errors import FactoryError, UsageError, os_problem
+from imagefactory.access import Access, package_index
+from imagefactory.errors import EXIT_BUILD, EXIT_USAGE, CheckFailedError, FactoryError, UsageError, os_problem
+from imagefactory.extras.nightly.changes import KeptPlan, NightReport, NightRow, one_line
 from imagefactory.fs import entries_of, explain_full_disk, held_alone, remove_inside, replace_text
-from imagefactory.extras.nightly.changes import KeptPlan, NightReport
+from imagefactory.http import (
+    LOOPBACK,
+    Login,
+    Patience,
+    RefusedError,
+    TransientError,
+    Web,
+    check_address,
+    network_of_name,
+)
 from imagefactory.oci.layout import Layout
-from imagefactory.settings.load import Settings
+from imagefactory.progress import Progress
+from imagefactory.schedulers.pool import Pools
 from imagefactory.schedulers.sweep_file import SWEEP
+from imagefactory.serialize import format_value, parse_value
+from imagefactory.settings.load import Settings
+from imagefactory.verify.report import Evidence
 
 KEPT = 60
 """Nights that are kept; older ones are dropped, and their sweeps with them."""
@@ -171,3 +188,163 @@ def _read(path: Path, form: str, kind: Any, maker: str) -> object:
     if not isinstance(row, dict) or row.pop("format", "") != form:
         raise UsageError("night-file-invalid", f"{path} is not an {form} file", hint=hint)
     return parse_value(row, kind, str(path))
+
+
+# --- The steps of a night: this program's own commands, each in a process of its own, and what went wrong
+
+
+class Command(Protocol):
+    """Runs this program with `words`, tells the log, and gives its exit code and what it printed."""
+
+    def __call__(self, words: Sequence[str]) -> tuple[int, str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightBench:
+    """What a night takes from this process."""
+
+    clock: Callable[[], datetime]
+    pause: Callable[[float], None]
+    pools: Pools
+    evidence: Evidence
+    run: Command
+
+
+@dataclass(kw_only=True)
+class Steps:
+    """Runs steps and remembers their `failures`, each once, and `notes`. `faults` are those of recipes."""
+
+    bench: NightBench
+    progress: Progress
+    faults: tuple[str, ...]
+    failures: list[NightRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
+        """Runs a command of this program, and tells its errors but for those of the code that is `expected`
+        (with `of`, of that name alone). Gives its exit code and its JSON."""
+        with self.progress.stage(f"{words[0]} {what}" if what != words[0] else what):
+            try:
+                code, said = self.bench.run((*words, "--json"))
+            except (FactoryError, OSError) as error:
+                self.fail(what, error)
+                return EXIT_BUILD, {}
+        told = _document(said)
+        errors = [row for row in told.get("errors", ()) if isinstance(row, dict)]
+        for row in errors:
+            name, own = str(row.get("target") or what), int(row.get("exit_code", 1))
+            told_already = own == EXIT_USAGE and row.get("message") == "\n".join(self.faults)
+            if not told_already and (own != expected or of not in ("", name)):
+                why, hint = one_line(str(row.get("message", ""))), one_line(str(row.get("hint", "")))
+                self.tell(NightRow(what=one_line(name), why=why, hint=hint, code=own))
+        if code != 0 and not errors:
+            why = f"`imagefactory {words[0]}` ended with exit code {code}"
+            self.tell(NightRow(what=what, why=why, hint="see the log", code=max(code, 1)))
+        return code, told
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """What goes wrong here is told, and ends nothing else."""
+        try:
+            yield
+        except (FactoryError, OSError) as error:
+            self.fail(what, error)
+
+    def fail(self, what: str, error: FactoryError | OSError) -> None:
+        if isinstance(error, FactoryError):
+            why, hint, code = error.message, error.hint, error.exit_code
+        else:
+            why, hint, code = str(error), "check the disk and its permissions", EXIT_BUILD
+        self.tell(NightRow(what=what, why=one_line(why), hint=one_line(hint), code=code))
+
+    def tell(self, *rows: NightRow) -> None:
+        """Each once: a sweep is collected several times."""
+        self.failures += [row for row in rows if row not in self.failures]
+
+
+def _document(said: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(said)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- One JSON document to an address that the user names, as a chat or a monitor takes it
+
+
+LARGEST = 4096
+_WEBHOOK = "pass https://..., or the path of a file that holds the address"
+
+
+def read_address(given: str) -> str:
+    """Return the address, or the first line of the file that holds it: it may be a secret.
+
+    Raises UsageError for what is no https:// address, or http:// of this machine. No message repeats it.
+    """
+    text = given
+    if "://" not in given:
+        try:
+            with Path(given).expanduser().open(encoding="utf-8") as file:
+                text = file.read(LARGEST).strip()
+        except OSError as error:
+            raise UsageError(*os_problem("read", given, error), hint=_WEBHOOK) from error
+        except UnicodeDecodeError as error:
+            raise UsageError("webhook-not-utf8", f"{given} is not UTF-8", hint=_WEBHOOK) from error
+    try:
+        parts = urlsplit(text)
+        check_address(text)
+        local = parts.scheme == "http" and network_of_name(parts.hostname or "") == LOOPBACK
+    except (ValueError, RefusedError):
+        parts, local = urlsplit(""), False
+    if not (parts.hostname and (parts.scheme == "https" or local)) or not text.isprintable() or " " in text:
+        raise UsageError(
+            "webhook-invalid",
+            "the --webhook address must start with https://",
+            hint="http:// is allowed only for a service on this machine",
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hook:
+    """How the address is reached: by the environment's proxy, and with the user's netrc."""
+
+    certificates: str
+    proxy: str = ""
+
+    def login(self, url: str) -> Login:  # noqa: ARG002
+        return None
+
+
+def post_json(
+    access: Access, url: str, value: Mapping[str, object], patience: Patience | None = None
+) -> None:
+    """Send the document, trying again what may pass. Raises CheckFailedError where nobody took it."""
+    hook = _Hook(certificates=package_index(access).certificates)
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    web = Web(hook, patience=patience or Patience(attempts=3))
+    headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+    def send() -> None:
+        with web.open(url, method="POST", headers=headers, data=data):
+            pass
+
+    try:
+        web.patience.retry(send)
+    except (TransientError, RefusedError) as error:
+        raise CheckFailedError(
+            "webhook-failed",
+            f"{host} did not accept the report of the nightly run: {_without(url, str(error))}",
+            hint="check the address of --webhook",
+        ) from None
+    finally:
+        web.close()
+
+
+def _without(url: str, text: str) -> str:
+    """A reason without the path and query of the address, which may be a secret."""
+    parts = urlsplit(url)
+    for secret in (url, parts.path.strip("/"), parts.query):
+        text = text.replace(secret, "...") if secret else text
+    return text

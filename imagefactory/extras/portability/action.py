@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from imagefactory.access import Access
-from imagefactory.errors import NoGpuError, UsageError
-from imagefactory.project import Factory
-from imagefactory.fs import explain_full_disk, locked_folder, replace_bytes
-from imagefactory.gpu.builds import rocm_of
-from imagefactory.oci.artifacts import put_files
-from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
-from imagefactory.oci.graph import artifact_of, read_manifest
-from imagefactory.oci.model import Descriptor, Image
-from imagefactory.progress import Progress
-from imagefactory.runtime.emulator import refuse_emulated
 from imagefactory.actions.resolve import Chosen, choose_image
 from imagefactory.actions.run import view_folder
 from imagefactory.actions.runner import make_runner, scratch_folder
-from imagefactory.stages.sign import signing_key
-from imagefactory.stages.statements import Attaching, attach_all, places_of
-from imagefactory.actions.verdicts import called
+from imagefactory.actions.verdicts import (
+    ANY,
+    Attaching,
+    attach_all,
+    called,
+    local_place,
+    place_of,
+    places_of,
+    signing_key,
+)
 from imagefactory.actions.verify import VerifyBench, runner_name
+from imagefactory.errors import NoGpuError, NothingSelectedError, UsageError
+from imagefactory.extras.portability.report import (
+    JudgedPortable,
+    PortableModel,
+    PortableReport,
+    PortableRow,
+    Served,
+    SignedPortable,
+    judge_portable,
+    sign_portable,
+)
+from imagefactory.extras.portability.run import (
+    DATA,
+    ONNX,
+    Exported,
+    Shop,
+    export_models,
+    not_run,
+    parse_runtime,
+    refuse_lacking,
+    try_models,
+)
+from imagefactory.fs import explain_full_disk, locked_folder, replace_bytes, replacing
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.oci.artifacts import put_files
+from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
+from imagefactory.oci.graph import Place, artifact_of, read_manifest
+from imagefactory.oci.manifests import MALFORMED, Descriptor, Image, parse_descriptor
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.runtime.emulator import refuse_emulated
 from imagefactory.suite.portability.runtimes import RUNTIMES
-from imagefactory.verdicts.portable import SignedPortable, sign_portable
+from imagefactory.trust.attached import read_statements, read_subject
 from imagefactory.trust.policy import read_trust
+from imagefactory.trust.verdict import Standing
 from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, seen_gpus, visible_gpus
-from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
-from imagefactory.extras.portability.run import DATA, ONNX, Exported, Shop, export_models, not_run, parse_runtime, refuse_lacking, try_models
-from imagefactory.extras.portability.report import PortableModel, PortableReport, PortableRow, Served
+from imagefactory.verify.report import Hardware
 from imagefactory.verify.suite_files import suite_digest
 
 ONNX_TYPE = "application/vnd.imagefactory.model.v1+onnx"
@@ -294,3 +323,91 @@ def model_file(model: PortableModel) -> Descriptor:
         size=model.size,
         annotations=((TITLE, f"{model.name}{ONNX}"),),
     )
+
+
+# --- What was signed of an image's portability, in the store here or a registry, and the models' files
+# again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPortable:
+    """The statements beside an image, the newest last, and where they are."""
+
+    place: Place
+    manifest: str
+    judged: tuple[JudgedPortable, ...]
+
+    @property
+    def newest(self) -> JudgedPortable | None:
+        """The last that can be relied on."""
+        good = [one for one in self.judged if one.standing is Standing.GOOD]
+        return good[-1] if good else None
+
+
+def read_portable(
+    factory: Factory, name: str, registry: str, now: datetime, progress: Progress
+) -> FoundPortable:
+    """What is said of the image that `name` means; in its registry where it, or `registry`, names one."""
+    chosen = choose_image(factory, name, registry, progress, gpu=False)
+    place, subject = local_place(factory, ANY), chosen.subject
+    if chosen.where is not None:
+        place = place_of(factory, chosen.where)
+        subject = read_subject(place, chosen.where.wanted)
+    trust = read_trust(factory.settings.files)
+    judged = [
+        judge_portable(one.envelope, one.digest, subject, trust, now)
+        for one in read_statements(place, subject.manifest, PORTABLE_TYPE)
+    ]
+    judged.sort(key=lambda one: one.statement.issued.timestamp() if one.statement else 0.0)
+    return FoundPortable(place=place, manifest=subject.manifest, judged=tuple(judged))
+
+
+def write_models(found: FoundPortable, folder: Path) -> tuple[Path, ...]:
+    """Writes the files of the newest statement that can be relied on, as their digests say.
+
+    Raises NothingSelectedError where there is no such statement, or its files are gone.
+    """
+    if found.newest is None or found.newest.statement is None:
+        last = next((f": {one.standing}, {one.why}" for one in reversed(found.judged)), "")
+        raise NothingSelectedError(
+            "portability-not-verified",
+            f"no valid statement says that models of {found.manifest} are portable{last}",
+            hint="imagefactory keys trust NAME" if last else "add --models FILE and --to RUNTIME",
+        )
+    kept = _kept(found)
+    written = []
+    for model in found.newest.statement.report.models:
+        path = folder / f"{model.name}{ONNX}"
+        with explain_full_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                for chunk in found.place.store.read(found.place.repository, _blob(model, kept)):
+                    file.write(chunk)
+        written.append(path)
+    return tuple(written)
+
+
+def _blob(model: PortableModel, kept: dict[str, Descriptor]) -> Descriptor:
+    if model.digest not in kept:
+        raise NothingSelectedError(
+            "model-file-missing",
+            f"the registry no longer has the file of '{model.name}'",
+            hint="export it again",
+        )
+    return kept[model.digest]
+
+
+def _kept(found: FoundPortable) -> dict[str, Descriptor]:
+    """The models' files beside the image, by their digests."""
+    store, repository = found.place.store, found.place.repository
+    kept: dict[str, Descriptor] = {}
+    for referrer in store.referrers(repository, found.manifest, MODELS_TYPE):
+        there = store.manifest(repository, referrer.digest)
+        if there is None:
+            continue
+        try:
+            layers = [parse_descriptor(layer) for layer in json.loads(there[1])["layers"]]
+        except MALFORMED:
+            continue
+        kept |= {layer.digest: layer for layer in layers}
+    return kept

@@ -107,11 +107,11 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
     import json
 
     from imagefactory.cli.verify import bench
-    from imagefactory.fs import replace_text
     from imagefactory.extras.portability import view as report
-    from imagefactory.report.html.portability import format_page
     from imagefactory.extras.portability.action import port_models
     from imagefactory.extras.portability.report import format_portable
+    from imagefactory.extras.portability.view import format_page
+    from imagefactory.fs import replace_text
 
     run = port_models(call.factory, name, options, bench(), call.progress)
     value = format_portable(run.report)
@@ -136,9 +136,9 @@ def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) 
 
 
 def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
-    from imagefactory.extras.portability.view import format_statements
-    from imagefactory.stages.read_portable import read_portable, write_models
+    from imagefactory.extras.portability.action import read_portable, write_models
     from imagefactory.extras.portability.report import format_portable
+    from imagefactory.extras.portability.view import format_statements
 
     result = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
     written = write_models(result, output) if output else ()

@@ -16,16 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagefactory.serialize import Fields, parse_json, shown
 from imagefactory.errors import CheckFailedError, LimitError, StatementError, UsageError
+from imagefactory.extras.portability.report import PortableModel, PortableRow
 from imagefactory.model import CheckState, Definition, Mount, RunSpec
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import Image, Sif
 from imagefactory.runtime.protocol import Runner
+from imagefactory.serialize import Fields, parse_json, shown
 from imagefactory.suite.portability import exporting, trying
 from imagefactory.suite.portability.rows import FORMAT
 from imagefactory.suite.portability.runtimes import RUNTIMES
 from imagefactory.trees import open_file, read_chunks
-from imagefactory.extras.portability.report import PortableModel, PortableRow
+from imagefactory.verify.outcome import ReportFault, clean, how_it_ended, read_report
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
     REPORT_MOUNT,
@@ -33,7 +34,6 @@ from imagefactory.verify.suite_files import (
     read_suite,
     write_suite,
 )
-from imagefactory.verify.suite_report import ReportFault, clean, how_it_ended, read_report
 
 ENTRY, ASKED = "portable.py", "asked.json"
 MODELS_MOUNT, EXPORTED_MOUNT = "/imagefactory/models", "/imagefactory/exported"

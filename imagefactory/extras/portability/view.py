@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from imagefactory.serialize import format_time
+from imagefactory.extras.portability.report import JudgedPortable, Latency, PortableReport, PortableRow
+from imagefactory.extras.site.charts import Chart, Measure, fill, policy, row_chart
+from imagefactory.extras.site.matrix import STYLED
 from imagefactory.model import CheckState
 from imagefactory.progress import format_bytes
+from imagefactory.serialize import format_time
 from imagefactory.views.text import format_fields, format_table
-from imagefactory.verdicts.portable import JudgedPortable
-from imagefactory.extras.portability.report import Latency, PortableReport, PortableRow
 
 WORDS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
 REFERENCE = "reference"
@@ -104,3 +105,46 @@ def format_statements(judged: Sequence[JudgedPortable], manifest: str, width: in
 
 def fields_of(pairs: Iterable[tuple[str, str]]) -> str:
     return format_fields(list(pairs), indent="")
+
+
+# --- The page of a portability report, one file that needs no other. Pure
+
+
+PAGE = "portability.html"
+
+
+def format_page(report: PortableReport) -> str:
+    return fill(
+        PAGE,
+        **STYLED,
+        policy=policy(),
+        report=report,
+        word=word_of(report),
+        where=where(report),
+        rows=[(row, says(report, row)) for row in report.rows_by_model],
+        tolerances={model.name: model.tolerance for model in report.models},
+        batches=batches_of(report),
+        latency_of=latency_of,
+        charts=charts_of(report),
+    )
+
+
+def charts_of(report: PortableReport) -> tuple[Chart, ...]:
+    """For each model and size of batch how long a pass takes, by whom; thin: the 95th percentile."""
+    charts = []
+    for model in report.models:
+        for batch in batches_of(report):
+            measures = [
+                Measure(
+                    label=row.by,
+                    value=one.p50,
+                    unit="ms",
+                    upper=one.p95,
+                    bad=row.state is CheckState.FAILED,
+                )
+                for row in report.rows
+                if row.model == model.name and (one := latency_of(row, batch))
+            ]
+            if measures:
+                charts.append(row_chart(f"{model.name}, batch {batch}: milliseconds of one pass", measures))
+    return tuple(charts)

@@ -7,27 +7,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, package_index
+from imagefactory.actions.inspect import ImageAt, find_place, image_at
+from imagefactory.actions.locked import read_target_lock, require_lock
 from imagefactory.errors import LockError, NothingSelectedError, UsageError
-from imagefactory.project import Factory
-from imagefactory.extras.sbom.look import Known, Layers, package_carried, package_licences
-from imagefactory.lock.bill.make import lock_bill, told_by, untold, with_hashes
 from imagefactory.extras.sbom.bill import Bill, Component, Kind
+from imagefactory.extras.sbom.look import (
+    Known,
+    Layers,
+    lock_bill,
+    package_carried,
+    package_licences,
+    told_by,
+    untold,
+    with_hashes,
+)
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Lock, Target
 from imagefactory.oci.graph import Place
 from imagefactory.oci.inflate import DamagedError, plain_layer
-from imagefactory.oci.layout import reference
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.model import Layer
+from imagefactory.oci.layout import LayoutStore, reference
+from imagefactory.oci.manifests import Layer
 from imagefactory.oci.store import DIGEST
 from imagefactory.oci.tar_stream import layer_error
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.recipes.expand import select_one
 from imagefactory.scan.layers import bounded
-from imagefactory.actions.locked import read_target_lock, require_lock
-from imagefactory.stages.scan import ImageAt, find_place, image_at
 
 LOCK, TARGET = "imagefactory.lock", "imagefactory.target"
 """An image's labels: the digest of the lock that it was made from, and of which target."""

@@ -17,6 +17,86 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.errors import EXIT_BILL, UsageError
+from imagefactory.extras.sbom.bill import Bill, Licence, LicenceCheck
+from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
+from imagefactory.views.text import format_table
+
+# --- What a bill of materials holds and what checks say of it, for people and as JSON. Pure
+
+
+def format_bill(bill: Bill, path: str) -> str:
+    count = len(bill.components)
+    unknown = sum(not one.licences for one in bill.components)
+    return f"wrote {path}: {count} packages, the licence of {unknown} not known"
+
+
+def format_licences(check: LicenceCheck, width: int | None) -> str:
+    """The licences there are, then each package that is not allowed or says none."""
+    counted = [("yes" if fits else "no", str(count), one.text) for one, count, fits in check.counted]
+    blocks = [format_table(("ALLOWED", "PACKAGES", "LICENCE"), counted, width)] if counted else []
+    rows = [(one.name, one.version, f"not allowed: {_joined(wrong)}") for one, wrong in check.refused]
+    rows += [(one.name, one.version, f"unknown: {one.why}") for one in check.unknown]
+    if rows:
+        blocks.append(format_table(("PACKAGE", "VERSION", "LICENCE"), rows, width))
+    refused, unknown = len(check.refused), len(check.unknown)
+    blocks.append(
+        f"packages: {refused} not allowed, {unknown} unknown" if rows else "licences: all are allowed"
+    )
+    return "\n\n".join(blocks)
+
+
+def format_vulnerabilities(check: VulnerabilityCheck, width: int | None) -> str:
+    rows = [(one.package, one.version, one.id, _fixed(one), " ".join(one.aliases)) for one in check.found]
+    header = ("PACKAGE", "VERSION", "VULNERABILITY", "FIXED IN", "ALIASES")
+    blocks = [format_table(header, rows, width, drop=("ALIASES",))] if rows else []
+    lines = [f"checked: {count} packages of {ecosystem}" for ecosystem, count in check.checked]
+    lines += [f"not checked: {count} {why}" for why, count in check.unchecked]
+    lines.append(f"vulnerabilities: {len(check.found) or 'none'} found")
+    return "\n\n".join([*blocks, "\n".join(lines)])
+
+
+def bill_json(bill: Bill) -> dict[str, object]:
+    return {
+        "name": bill.name,
+        "digest": bill.digest,
+        "packages": len(bill.components),
+        "without_licence": [one.purl.to_string() for one in bill.components if not one.licences],
+    }
+
+
+def licences_json(check: LicenceCheck) -> dict[str, object]:
+    return {
+        "holds": check.holds,
+        "licences": [
+            {"licence": one.text, "spdx": one.spdx, "packages": count, "allowed": fits}
+            for one, count, fits in check.counted
+        ],
+        "refused": [
+            {"package": one.purl.to_string(), "licences": [licence.text for licence in wrong]}
+            for one, wrong in check.refused
+        ],
+        "unknown": [{"package": one.purl.to_string(), "reason": one.why} for one in check.unknown],
+    }
+
+
+def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
+    return {
+        "holds": not check.found,
+        "found": check.found,
+        "checked": dict(check.checked),
+        "not_checked": dict(check.unchecked),
+    }
+
+
+def _joined(licences: tuple[Licence, ...]) -> str:
+    return ", ".join(one.text for one in licences)
+
+
+def _fixed(one: Vulnerability) -> str:
+    return one.fixed or "-" if one.decided else "undecided"
+
+
+# ---
 
 LICENCES, VULNERABILITIES = "licences", "vulnerabilities"
 
@@ -78,36 +158,34 @@ def sbom(
     """
     from itertools import chain
 
-    from imagefactory.fs import replace_text
-    from imagefactory.lock.bill.allowed import check_licences
-    from imagefactory.lock.bill.cyclonedx import format_cyclonedx
-    from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
-    from imagefactory.extras.sbom.formats import format_spdx
-    from imagefactory.report import sbom as report
     from imagefactory.extras.sbom.action import bill_of
+    from imagefactory.extras.sbom.bill import check_licences
+    from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
+    from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
+    from imagefactory.fs import replace_text
 
     access = call.access
     allowed = allow or access.settings.allowed_licences
     _refuse_useless(checks, (allow, osv, allowed), as_json=as_json and not output)
     bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
-    blocks, value, holds = [], report.bill_json(bill), True
+    blocks, value, holds = [], bill_json(bill), True
     if output or not checks:
         text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
         if output is None:
             return say_document(text.rstrip("\n"))
         replace_text(output, text)
-        blocks.append(report.format_bill(bill, str(output)))
+        blocks.append(format_bill(bill, str(output)))
         value |= {"path": str(output), "kind": kind}
     width = terminal_width()
     if LICENCES in checks:
         licences = check_licences(bill, allowed)
-        blocks.append(report.format_licences(licences, width))
-        value[LICENCES] = report.licences_json(licences)
+        blocks.append(format_licences(licences, width))
+        value[LICENCES] = licences_json(licences)
         holds = licences.holds
     if VULNERABILITIES in checks:
         vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
-        blocks.append(report.format_vulnerabilities(vulnerabilities, width))
-        value[VULNERABILITIES] = report.vulnerabilities_json(vulnerabilities)
+        blocks.append(format_vulnerabilities(vulnerabilities, width))
+        value[VULNERABILITIES] = vulnerabilities_json(vulnerabilities)
         holds = holds and not vulnerabilities.found
     if as_json:
         say_json("sbom", value)

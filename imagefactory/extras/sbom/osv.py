@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import UsageError
 from imagefactory.extras.sbom.bill import Bill, Component, Kind
-from imagefactory.lock.debian.order import debian_key
+from imagefactory.lock.debian.lock import debian_key
 
 LARGEST = 64 << 20  # bytes of one record
 

@@ -15,25 +15,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.project import Factory
-from imagefactory.fs import replace_text
-from imagefactory.gpu.capability import Capability
-from imagefactory.lock.history import former_locks
-from imagefactory.extras.nightly.changes import NightReport
-from imagefactory.matrix.combos import Combo
-from imagefactory.model import Target
-from imagefactory.schedulers.pool import ImageKind
-from imagefactory.schedulers.sites import site_of
-from imagefactory.progress import Progress
-from imagefactory.settings.load import Settings
 from imagefactory.actions.centers import only_center
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.extras.nightly.changes import NightReport
 from imagefactory.extras.nightly.nights import last_night
 from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.extras.site.tables import Tables, TablesAsked, survey, survey_catalogue
-from imagefactory.submit.forms import forms_of
-from imagefactory.jobs.make import SubmitAsk, submit_offer
+from imagefactory.fs import replace_text
+from imagefactory.gpu.capability import Capability
 from imagefactory.jobs.htcondor import SubmitRun
+from imagefactory.jobs.make import SubmitAsk, submit_offer
+from imagefactory.jobs.offer import forms_of
+from imagefactory.lock.files import former_locks
+from imagefactory.matrix.combos import Combo
+from imagefactory.model import Target
+from imagefactory.progress import Progress
+from imagefactory.project import Factory
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import site_of
+from imagefactory.settings.load import Settings
 from imagefactory.trust.audit import PUBLISH, read_audit
 from imagefactory.trust.policy import Trust, read_trust
 

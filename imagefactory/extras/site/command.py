@@ -4,18 +4,178 @@ from __future__ import annotations
 
 import gc
 import os
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument
-from imagefactory.cli.tables import refuse_registry, tables_request, what_options
+from imagefactory.cli.output import (
+    Call,
+    capability_of,
+    json_option,
+    reject_conflict,
+    say,
+    say_json,
+    targets_argument,
+    terminal_width,
+)
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from imagefactory.extras.site.action import Reported
+    from imagefactory.extras.site.tables import Tables, TablesAsked
+
+
+# --- The tables command, which writes the verified and failed combinations as files
+
+
+P = ParamSpec("P")
+
+
+def what_options(command: Callable[P, None]) -> Callable[P, None]:
+    """Add the options that select images and GPUs of tables and reports."""
+    for option in (
+        click.option(
+            "--inventory",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Of the capabilities of this pool too, as `imagefactory pool -o FILE` wrote them.",
+        ),
+        click.option(
+            "--capability",
+            "capabilities",
+            multiple=True,
+            metavar="X.Y",
+            help="Of this capability too, beside those that recipes require, verdicts name or sweeps tried.",
+        ),
+        click.option(
+            "--sweep",
+            "sweeps",
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            multiple=True,
+            metavar="DIR",
+            help="A collected sweep that does not lie beside the store (repeatable).",
+        ),
+        click.option(
+            "--registry",
+            default="",
+            metavar="HOST[/PATH]",
+            help="Of the images there alone.  [default: the store, and the setting `registry`]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@targets_argument(required=False)
+@what_options
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Where the files go.  [default: the current folder]",
+)
+@click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
+@json_option
+@click.pass_obj
+def tables(
+    call: Call,
+    /,
+    *,
+    names: tuple[str, ...],
+    inventory: Path | None,
+    capabilities: tuple[str, ...],
+    sweeps: tuple[Path, ...],
+    registry: str,
+    output: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write tables of what is proven on which GPU, and what failed.
+
+    \b
+      valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version
+      invalid_combos.csv   the same, and Failure Cause
+      version_ranges.csv   ranges of versions by framework and capability
+      combos.md            all of it as a page, with reasons and drivers
+      combos.json          all of it for programs, also what was not tested
+
+    valid: a verdict that can be relied on says so, for that capability and no other. failed: the suite ran
+    there and said no. undecided: it was tried, and what came of it says nothing of the image. ruled-out:
+    nobody ran it, and what is known speaks against it. A failure cause is the word of a verdict or of a
+    collected sweep, or a rule of `plan`, with (predicted) or (documented) behind it. What was not tested
+    stands in neither of the first two files.
+
+    Outside of a factory the verdicts are those of the signed catalogue. Files of an earlier call are
+    replaced; with --json nothing is written. The same as pages to look at: `imagefactory report --html DIR`.
+    """
+    from imagefactory.extras.site.tables import format_files, format_summary, tables_json, write_tables
+
+    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    result = _read_tables(call, names, request)
+    if as_json:
+        return say_json("tables", tables_json(result))
+    say(format_summary(result, terminal_width()))
+    for path in write_tables(output, format_files(result), force=force):
+        say(f"  {path}")
+    say("the same as pages, with each image and GPU: imagefactory report --html DIR")
+    return None
+
+
+def tables_request(
+    call: Call,
+    registry: str,
+    *,
+    capabilities: Sequence[str],
+    inventory: Path | None,
+    sweeps: tuple[Path, ...],
+) -> TablesAsked:
+    """Return the values of `what_options`. Raises UsageError for an invalid capability."""
+    from imagefactory.actions.sweep import find_sweeps
     from imagefactory.extras.site.tables import TablesAsked
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.schedulers.inventory import read_inventory
+
+    named = [capability_of(text) for text in capabilities]
+    there = read_inventory(inventory).known if inventory else ()
+    return TablesAsked(
+        now=datetime.now(UTC),
+        registry=registry,
+        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in there)),
+        sweeps=sweeps,
+        stored=find_sweeps(call.settings),
+    )
+
+
+def _read_tables(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
+    from imagefactory.extras.site.tables import read_catalogued, read_tables
+    from imagefactory.project import is_factory
+    from imagefactory.recipes.expand import select
+
+    settings = call.settings
+    if is_factory(settings):
+        factory = call.factory
+        return read_tables(factory, select(factory.targets, names), request, call.progress)
+    refuse_registry(request.registry)
+    return read_catalogued(settings, os.environ, names, request)
+
+
+def refuse_registry(registry: str) -> None:
+    """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
+    reject_conflict(
+        registry,
+        "--registry requires a project: elsewhere the images are those of the signed catalog",
+        "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
+    )
+
+
+# ---
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -68,12 +228,10 @@ def report(
     Outside of a factory it is made of the signed catalogue. Whose verdicts count, your trust says, as for
     `imagefactory tables`.
     """
-    from imagefactory.fs import replace_text
-    from imagefactory.report.html.badge import format_badge
-    from imagefactory.extras.site.matrix import matrix_rows, shown_gpus
-    from imagefactory.report.html.picture import format_picture
-    from imagefactory.extras.site.pages import make_site
     from imagefactory.extras.site.action import write_report
+    from imagefactory.extras.site.matrix import matrix_rows, shown_gpus
+    from imagefactory.extras.site.pages import format_badge, format_picture, make_site
+    from imagefactory.fs import replace_text
 
     if not (folder or picture or badge):
         raise UsageError(
@@ -111,9 +269,9 @@ def report(
 
 
 def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Reported:
+    from imagefactory.extras.site.action import read_catalogued_report, read_report
     from imagefactory.project import is_factory
     from imagefactory.recipes.expand import select
-    from imagefactory.extras.site.action import read_catalogued_report, read_report
 
     settings = call.settings
     if is_factory(settings):

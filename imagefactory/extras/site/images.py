@@ -11,27 +11,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from imagefactory.catalogue.model import CataloguedImage, CataloguedSif, Offer, OfferedSif
-from imagefactory.project import Factory
+from imagefactory.actions.catalog import (
+    CatalogueRoot,
+    describe_image,
+    predicted_claims,
+    reference_of,
+    stored_as,
+)
+from imagefactory.actions.plan import recall_contents
+from imagefactory.actions.resolve import LOCK_LABEL
+from imagefactory.extras.site.tables import Surveyed
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.values import Claim
-from imagefactory.lock.files import lock_digest
-from imagefactory.lock.history import FormerLock
-from imagefactory.lock.moves import Move, lock_moves
+from imagefactory.lock.files import FormerLock, Move, lock_digest, lock_moves
 from imagefactory.matrix.combos import Combo, family_word
 from imagefactory.model import NO_CUDA, Lock, LockedConda
 from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPES, MALFORMED, MANIFEST_LIMIT, TITLE
 from imagefactory.oci.sif import is_sif_manifest
-from imagefactory.actions.catalog import CatalogueRoot, describe_image, reference_of, stored_as
-from imagefactory.stages.catalogue_measures import predicted_claims
-from imagefactory.actions.resolve import LOCK_LABEL
-from imagefactory.actions.plan import recall_contents
-from imagefactory.extras.site.tables import Surveyed
-from imagefactory.verdicts.found import Found
+from imagefactory.project import Factory
+from imagefactory.trust.catalog import CataloguedImage, CataloguedSif, Offer, OfferedSif
+from imagefactory.trust.judgement import Found
 from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verify.model import Subject
+from imagefactory.verify.report import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,22 +19,12 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.trust.offers import ages_of
-from imagefactory.gpu.values import Claim
-from imagefactory.matrix.combos import REPORTED, VERIFIED, Combo
-from imagefactory.model import Outcome
-from imagefactory.report.html.badge import format_badge
-from imagefactory.report.html.checks import (
-    check_names,
-    effects_on,
-    latency_chart,
-    timing_chart,
-)
-from imagefactory.extras.site.matrix import MatrixRow, ShownGpu, matrix_rows, shown_gpus
-from imagefactory.report.html.night import PAGE, format_page
-from imagefactory.report.html.picture import format_picture
-from imagefactory.report.html.templating import fill, policy
-from imagefactory.report.html.words import (
+from imagefactory.extras.nightly.changes import NightReport
+from imagefactory.extras.nightly.view import KINDS, format_took, headline, rows_of, title_of
+from imagefactory.extras.site.action import Reported
+from imagefactory.extras.site.charts import fill, policy
+from imagefactory.extras.site.images import ReportImage
+from imagefactory.extras.site.matrix import (
     BAD,
     GOOD,
     HOPE,
@@ -43,14 +33,159 @@ from imagefactory.report.html.words import (
     OPEN,
     STYLED,
     WORDS,
+    MatrixRow,
+    ShownGpu,
     Word,
+    check_names,
     count_words,
+    effects_on,
     foretold,
+    latency_chart,
+    matrix_rows,
+    shown_gpus,
+    timing_chart,
 )
-from imagefactory.views.verdicts import format_ages, passed
-from imagefactory.extras.site.action import Reported
+from imagefactory.gpu.values import Claim
+from imagefactory.matrix.combos import REPORTED, VERIFIED, Combo, ComboState
+from imagefactory.model import Outcome
+from imagefactory.trust.offers import ages_of
 from imagefactory.trust.verdict import Verdict
 from imagefactory.versions import natural
+from imagefactory.views.verdicts import format_ages, passed
+
+# --- The page of the last night in a report's site. Pure
+
+
+PAGE = "night.html"
+
+
+def format_page(night: NightReport, given: Mapping[str, Any]) -> str:
+    """`given` is what every page of the site has."""
+    return fill(
+        PAGE,
+        **given,
+        up="",
+        policy=policy(),
+        report=night,
+        headline=headline(night),
+        ages=format_ages(night.ages),
+        took=format_took(night.started, night.ended),
+        parts=[
+            (kind, title, [(title_of(row), row) for row in rows_of(night, kind)]) for kind, title in KINDS
+        ],
+    )
+
+
+# --- A badge of one image: on which capabilities it is verified, as a small SVG. Pure
+
+
+GREEN, RED, GREY = "#0b6e4f", "#b42318", "#5d6770"
+_CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average
+
+
+def format_badge(image: ReportImage) -> str:
+    """`verified on sm_80, sm_90`; else that it failed where it was tried, was not tested, or is for CPUs."""
+    right, colour = _said(image)
+    left = image.target
+    at = round(len(left) * _CHARACTER + 14)
+    width = at + round(len(right) * _CHARACTER + 14)
+    return fill("badge.svg", left=left, right=right, colour=colour, at=at, width=width)
+
+
+def _said(image: ReportImage) -> tuple[str, str]:
+    proven = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
+    if proven:
+        return f"verified on {', '.join(proven)}", GREEN
+    failed = [combo for combo in image.combos if combo.state is ComboState.FAILED]
+    if failed:
+        cause = str(failed[0].cause)
+        where = ", ".join(combo.capability.sm for combo in failed if combo.cause == failed[0].cause)
+        return f"{cause} on {where}", RED
+    return "not tested" if image.gpu else "for CPUs", GREY
+
+
+# --- The matrix as one picture: an SVG without script, light and dark by the reader's preference. Pure
+# It names no time, so that the same images make the same bytes.
+
+
+NAME, COLUMN, CELL = 245, 66, 56
+TOP, ROW, GROUP = 54, 24, 30
+MARK = 165
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnCell:
+    word: Word
+    x: int
+    width: int = CELL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnLine:
+    text: str
+    x: int
+    y: int
+    cells: tuple[DrawnCell, ...] = ()
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnMark:
+    """A word of the legend."""
+
+    word: Word
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnHead:
+    gpu: ShownGpu
+    x: int
+
+
+def format_picture(rows: Sequence[MatrixRow], gpus: Sequence[ShownGpu]) -> str:
+    """The picture's text, without the images for CPUs alone; about 100 bytes a cell."""
+    rows = [row for row in rows if row.image.gpu]
+    width = max(NAME + COLUMN * len(gpus) + 12, 520)
+    lines, y = _lines(rows)
+    words = [word for row in rows for word in row.words]
+    used = [word for word, count in count_words(words) if count]
+    verified = sum(word.kind == GOOD for word in words)
+    per_line = max((width - 16) // MARK, 1)
+    marks = [
+        DrawnMark(word=word, x=16 + number % per_line * MARK, y=y + 16 + number // per_line * 26)
+        for number, word in enumerate(used)
+    ]
+    height = (marks[-1].y if marks else y) + 54
+    return fill(
+        "picture.svg",
+        width=width,
+        height=height,
+        heads=[DrawnHead(gpu=gpu, x=NAME + COLUMN * i + CELL // 2) for i, gpu in enumerate(gpus)],
+        lines=lines,
+        marks=marks,
+        says=f"{len(rows)} images on {len(gpus)} compute capabilities: "
+        + ", ".join(f"{count} {word.word}" for word, count in count_words(words) if count),
+        foot=f"imagefactory report: {verified} of {len(words)} verified. Filled: ran. Outlined: foretold.",
+    )
+
+
+def _lines(rows: Sequence[MatrixRow]) -> tuple[list[DrawnLine], int]:
+    """The lines from the top down, and where they end."""
+    lines, y, family = [], TOP, ""
+    for row in rows:
+        if row.image.family != family:
+            family = row.image.family
+            lines.append(DrawnLine(text=family, x=16, y=y + 6, bold=True))
+            y += GROUP
+        cells = tuple(DrawnCell(word=word, x=NAME + COLUMN * i) for i, word in enumerate(row.words))
+        lines.append(DrawnLine(text=row.image.target, x=24, y=y, cells=cells))
+        y += ROW
+    return lines, y
+
+
+# ---
 
 if TYPE_CHECKING:
     pass

@@ -24,33 +24,33 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory import __version__
 from imagefactory.access import Access, package_index, uv_locker
-from imagefactory.serialize import parse_json
-from imagefactory.extras.wheels.builder import ISOLATED
+from imagefactory.actions.images import stored_image
+from imagefactory.actions.locked import require_lock
+from imagefactory.actions.runner import make_runner
 from imagefactory.build.wheel_layer import check_wheel, unpack_wheel
 from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError, os_problem
-from imagefactory.project import Factory
+from imagefactory.extras.wheels.builder import ISOLATED
 from imagefactory.fs import explain_full_disk, locked_folder, replace_text, replacing
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.source_builds import source_build
+from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.lock.download import PackageCache
-from imagefactory.lock.pypi.git_version import NoGitVersionError, git_version
+from imagefactory.lock.git import NoGitVersionError, git_version
 from imagefactory.lock.pypi.local import wheel_says
+from imagefactory.lock.pypi.offers import choose_sdist, fetch_sdist
 from imagefactory.lock.pypi.question import WheelQuestion
 from imagefactory.lock.pypi.requirements import misfit
-from imagefactory.lock.pypi.sdist import choose_sdist, fetch_sdist
 from imagefactory.lock.pypi.sources import MOST_REQUIRES, Project, copy_source, read_project
 from imagefactory.lock.pypi.unbuilt import has_nvcc
 from imagefactory.model import Completed, Lock, LockedWheel, Mount, RunSpec, Target
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
+from imagefactory.project import Factory
 from imagefactory.runtime.limits import decide_limits, read_room
 from imagefactory.runtime.protocol import Runner
-from imagefactory.actions.locked import require_lock
-from imagefactory.actions.runner import make_runner
-from imagefactory.stages.stored import stored_image
+from imagefactory.serialize import parse_json
 from imagefactory.trees import list_names, open_file, printable, read_chunks, read_file, remove_tree
 
-BUILDER = Path(__file__).parents[1] / "engines" / "wheel_builder.py"
+BUILDER = Path(__file__).with_name("builder.py")
 OF_PROJECTS = ("recipes", "lockfiles", "definitions", "wheels", "imagefactory.toml")
 """What imagefactory has in a project's root, which is no part of a package there."""
 FOLDERS = ("/build/out", "/build/tools", "/build/cuda")

@@ -62,10 +62,10 @@ def compile_(
     Links of a folder stay links; one that leads out of it stops the command.
     """
     from imagefactory.errors import UsageError
+    from imagefactory.extras.wheels.build import TIMEOUT, CompileAsk, compile_wheel
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.recipes.expand import select_one
     from imagefactory.runtime.limits import parse_limits
-    from imagefactory.extras.wheels.build import TIMEOUT, CompileAsk, compile_wheel
 
     try:
         chosen = tuple(str(parse_capability(text)) for text in capabilities)

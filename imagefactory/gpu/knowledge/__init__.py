@@ -19,18 +19,46 @@ image works. What a table does not hold is not known, which is not the same as f
 
 from __future__ import annotations
 
-from imagefactory.gpu.knowledge.amd_gpus import amd_gpus, known_processors, newest_rocm, processors
-from imagefactory.gpu.knowledge.data_sheets import DataSheet, data_sheets, find_data_sheet
-from imagefactory.gpu.knowledge.documents import (
-    Documented,
-    Release,
-    all_documented,
-    documented,
-    releases,
+from imagefactory.gpu.knowledge.gpus import (
+    DataSheet,
+    Gpu,
+    amd_gpus,
+    capabilities,
+    data_sheets,
+    find_data_sheet,
+    find_gpu,
+    gpus,
+    known_processors,
+    newest_rocm,
+    processors,
 )
-from imagefactory.gpu.knowledge.gpus import Gpu, capabilities, find_gpu, gpus
-from imagefactory.gpu.knowledge.indexes import ElsewhereRow, elsewhere, known_index
-from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_for_amd64, scanned_wheels
+from imagefactory.gpu.knowledge.packages import (
+    Bound,
+    Companion,
+    CudaWheel,
+    Documented,
+    ElsewhereRow,
+    Release,
+    ScannedWheel,
+    all_documented,
+    bounds,
+    companion_names,
+    companions,
+    companions_for,
+    cuda_wheels,
+    documented,
+    elsewhere,
+    families,
+    known_index,
+    last_with,
+    newest_cuda,
+    offered,
+    pypi_names,
+    releases,
+    scanned,
+    scanned_for_amd64,
+    scanned_wheels,
+)
 from imagefactory.gpu.knowledge.toolkits import (
     cuda_drivers,
     cuda_targets,
@@ -40,7 +68,6 @@ from imagefactory.gpu.knowledge.toolkits import (
     ptx_cuda,
     targets_of,
 )
-from imagefactory.gpu.knowledge.packages import Bound, Companion, CudaWheel, bounds, companion_names, companions, companions_for, cuda_wheels, families, last_with, newest_cuda, offered, pypi_names
 
 __all__ = [
     "Bound",

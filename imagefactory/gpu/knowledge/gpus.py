@@ -9,15 +9,73 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.knowledge.amd_gpus import find_amd
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.values import PROFILE
+
+# --- GPUs of AMD's: their processors, the names they are sold by, and which ROCm is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoldGpu:
+    """A GPU as AMD sells it."""
+
+    name: str
+    processor: Capability
+    source: str
+
+
+@cache
+def amd_gpus() -> tuple[SoldGpu, ...]:
+    """All known GPUs of AMD's, in the order of amd.toml: the newest first."""
+    return tuple(
+        SoldGpu(name=name, processor=parse_capability(row["processor"]), source=row["source"])
+        for row in read_table("amd")["sold"]
+        for name in row["names"]
+    )
+
+
+@cache
+def processors() -> tuple[Capability, ...]:
+    """The processors of GPUs that AMD sells, in the order of their numbers."""
+    return tuple(sorted({gpu.processor for gpu in amd_gpus()}))
+
+
+@cache
+def known_processors() -> frozenset[str]:
+    """The names of all processors that a table here knows, sold by a name or not."""
+    return frozenset({*map(str, processors())}.union(*generic_processors().values()))
+
+
+@cache
+def generic_processors() -> dict[str, frozenset[str]]:
+    """The processors that run the code of each generic one: `gfx11-generic` -> gfx1100, gfx1101, ..."""
+    return {row["name"]: frozenset(row["processors"]) for row in read_table("amd")["generic"]}
+
+
+def find_amd(words: Sequence[str]) -> SoldGpu | None:
+    """The GPU all of whose name is among `words` (`("amd", "mi250x")`); of several the longest name's."""
+    asked = set(words)
+    fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= asked]
+    return max(fitting, key=lambda gpu: len(_amd_words(gpu.name)), default=None)
+
+
+@cache
+def _amd_words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def newest_rocm() -> int:
+    """The newest major version of ROCm that is known."""
+    return int(read_table("amd")["rocm"]["newest_major"])
+
+
+# ---
 
 _SHOWN = 6
 # Words that say how a board is built, sold or shared: "with Max-Q Design", "Server Edition", "480GB".
@@ -143,3 +201,77 @@ def _nearest(words: tuple[str, ...], known: Mapping[tuple[str, ...], Gpu]) -> li
     names |= {" ".join(key[1:]): gpu.name for key, gpu in known.items() if len(key) > 1}
     close = difflib.get_close_matches(" ".join(words), names, n=6, cutoff=0.75)
     return list(dict.fromkeys(names[one] for one in close))[:3]
+
+
+# --- What data sheets say of GPUs (`data_sheets.toml`): how fast each could be, and how much memory is seen
+
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSheet:
+    """One GPU as it is sold. `memory` are bytes that a program sees, `flops` operations a second by type of
+    number (fp64, fp32, tf32, fp16, bf16); bytes a second of its memory (`bandwidth`), from the host (`link`)
+    and to another GPU of the machine (`peer`).
+    """
+
+    name: str
+    device: str
+    gpu: str
+    capability: Capability
+    processors: int
+    memory: int
+    flops: Mapping[str, float]
+    bandwidth: float
+    link: float
+    peer: float
+    source: str
+
+
+@cache
+def data_sheets() -> tuple[DataSheet, ...]:
+    """All rows of data_sheets.toml, in its order."""
+    known = {gpu.name: gpu.capability for gpu in gpus()}
+    return tuple(
+        DataSheet(
+            name=row["name"],
+            device=row["device"],
+            gpu=row["gpu"],
+            capability=known[row["gpu"]],
+            processors=row["processors"],
+            memory=int(row["seen"] * GIB),
+            flops={kind: rate * 1e12 for kind, rate in row["tflops"].items()},
+            bandwidth=row["bandwidth"] * 1e9,
+            link=row["link"] * 1e9,
+            peer=row.get("peer", row["link"]) * 1e9,
+            source=row["source"],
+        )
+        for row in read_table("data_sheets")["sheet"]
+    )
+
+
+def find_data_sheet(name: str) -> tuple[DataSheet, tuple[DataSheet, ...]]:
+    """The one that a name means, and others that it could mean too: `A100`, `a100-80gb`, `Tesla T4`.
+
+    Of several the first in the table whose name has all of the asked words. Raises UsageError for an unknown
+    one."""
+    words = set(re.findall(r"[a-z0-9]+", name[:100].lower())) - {"nvidia", "tesla", "geforce"}
+    sheets = data_sheets()
+    whole = [sheet for sheet in sheets if name.lower() in (sheet.name.lower(), sheet.device.lower())]
+    found = whole or [sheet for sheet in sheets if words and words <= _sheet_words(sheet)]
+    known = "known are " + ", ".join(sheet.name for sheet in sheets)
+    if not found:
+        try:
+            gpu = find_gpu(name)
+        except UsageError as error:
+            error.hint = known
+            raise
+        found = [sheet for sheet in sheets if sheet.gpu == gpu.name]
+    if not found:
+        raise UsageError("data-sheet-unknown", f"no data sheet for {name[:60]!a}", hint=known)
+    return found[0], tuple(found[1:])
+
+
+def _sheet_words(sheet: DataSheet) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", f"{sheet.name} {sheet.gpu} {sheet.device}".lower()))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
+from imagefactory.gpu.knowledge.toolkits import targets_of
+from imagefactory.gpu.values import Contents, Library, Modules, Package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +178,343 @@ def families() -> dict[str, str]:
 def pypi_names() -> dict[str, tuple[str, ...]]:
     """What conda's packages are called on PyPI where the names differ (`pytorch` -> `("torch",)`)."""
     return {row["conda"]: tuple(row["pypi"]) for row in read_table("conda_pypi")["name"]}
+
+
+# --- What projects document: the GPU code that a build is made of, and which CUDA came with which version
+# `documented.toml` and `releases.toml` hold what a page or a build script of the project says. Whether it is
+# so, a scan says (scans.py), and in the end a run on such a GPU.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documented:
+    """For which code a framework's build for one CUDA is documented to be made.
+
+    `version` is a prefix by whole components. `codes` are machine code and PTX as the project names them,
+    sorted; PTX without the version of its instruction set, which no project documents. `minimum` is the
+    lowest capability that the project names in words, None where it names none. `cudnn` is a version as far
+    as it is named, often empty. `made_there` says that the code is made where it runs, by that CUDA, whose
+    targets `codes` are then.
+    """
+
+    framework: str
+    version: str
+    cuda: str
+    codes: tuple[Code, ...]
+    minimum: Capability | None
+    cudnn: str
+    made_there: bool
+    source: str
+
+    @property
+    def capabilities(self) -> tuple[Capability, ...]:
+        """The capabilities with machine code of their own, plain or `a`, and those of PTX, sorted."""
+        return tuple(sorted({code.architecture for code in self.codes if code.architecture}))
+
+    @property
+    def ptx(self) -> bool:
+        """Whether PTX is documented, so that newer GPUs than those listed may be reached."""
+        return any(code.kind is CodeKind.PTX for code in self.codes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One CUDA for which a framework version was released.
+
+    `version` is a prefix by whole components. `pythons` are the minor versions (`3.11`), empty where no
+    source says. `experimental` is the project's own word for builds beside the stable ones. `any_minor` says
+    that it takes CUDA's libraries from the machine, so that other minor versions of that major may do.
+    """
+
+    framework: str
+    version: str
+    cuda: str
+    cudnn: str
+    pythons: tuple[str, ...]
+    experimental: bool
+    any_minor: bool
+    source: str
+
+
+@cache
+def all_documented() -> tuple[Documented, ...]:
+    """All rows of documented.toml, one for each version and CUDA."""
+    return tuple(
+        Documented(
+            framework=row["framework"],
+            version=version,
+            cuda=cuda,
+            codes=tuple(sorted(map(_code, row["codes"].split()))) if "codes" in row else targets_of(cuda),
+            minimum=parse_capability(row["minimum"]) if "minimum" in row else None,
+            cudnn=row.get("cudnn", ""),
+            made_there="codes" not in row,
+            source=row["source"],
+        )
+        for row in read_table("documented")["build"]
+        for version in row["versions"]
+        for cuda in row["cuda"]
+    )
+
+
+def documented(framework: str, version: str, cuda: str) -> Documented | None:
+    """What is documented of a framework's build, None where no row says.
+
+    `framework` is the distribution (`torch`), `version` `2.3` or `2.3.1`, `cuda` `12.1`, or `12` where the
+    framework binds only the major. The longest version that covers `version` speaks.
+    """
+    rows = [
+        row
+        for row in all_documented()
+        if row.framework == framework
+        and covers(row.version, version)
+        and (covers(row.cuda, cuda) or covers(cuda, row.cuda))
+    ]
+    return max(
+        rows, key=lambda row: (row.version.count("."), row.cuda.count("."), numbers(row.cuda)), default=None
+    )
+
+
+@cache
+def releases(framework: str) -> tuple[Release, ...]:
+    """All releases of a framework, the newest version and CUDA first; empty for an unknown one."""
+    rows = [
+        Release(
+            framework=framework,
+            version=row["version"],
+            cuda=cuda,
+            cudnn=row.get("cudnn", {}).get(cuda, ""),
+            pythons=_pythons(row.get("python", "")),
+            experimental=cuda in row.get("experimental", ()),
+            any_minor=row.get("any-minor", False),
+            source=row["source"],
+        )
+        for row in read_table("releases")["release"]
+        if row["framework"] == framework
+        for cuda in [*row["cuda"], *row.get("experimental", ())]
+    ]
+    return tuple(sorted(rows, key=lambda row: (numbers(row.version), numbers(row.cuda)), reverse=True))
+
+
+def _code(word: str) -> Code:
+    """`80` -> sm_80, `90a` -> sm_90a, `120+PTX` stands as `120 compute_120`."""
+    return parse_code(word if word.startswith("compute_") else f"sm_{word}")
+
+
+def _pythons(text: str) -> tuple[str, ...]:
+    """`3.8-3.11` -> every minor version between."""
+    if not text:
+        return ()
+    (major, first), (_, last) = (numbers(end) for end in text.split("-"))
+    return tuple(f"{major}.{minor}" for minor in range(first, last + 1))
+
+
+# --- Where packages lie that PyPI does not have, or has in other releases alone
+
+
+_NEWEST = "9999"
+"""Stands for a release that is yet to come: of a range without an end it is the one that is meant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElsewhereRow:
+    """Where releases of a package lie that PyPI has no wheels of.
+
+    `index` is what its index may be called in the settings, empty for a page of links to wheels. `versions`
+    are those releases, empty for all. `tagged` says that it is so only of builds with a tag (`cu118`), which
+    stands for `{tag}` in `index` and `url`.
+    """
+
+    package: str
+    index: str
+    url: str
+    versions: str
+    tagged: bool
+    source: str
+
+    def with_tag(self, tag: str) -> tuple[str, str]:
+        """The name and the address of the index for a build tag."""
+        return self.index.replace("{tag}", tag), self.url.replace("{tag}", tag)
+
+
+@cache
+def _rows() -> dict[str, ElsewhereRow]:
+    table = read_table("indexes")
+    urls = {row["name"]: row["url"] for row in table["index"]}
+    rows = [(row, row["index"], urls[row["index"]]) for row in table["package"]]
+    rows += [(row, "", row["url"]) for row in table["page"]]
+    return {
+        name: ElsewhereRow(
+            package=name,
+            index=index,
+            url=url,
+            versions=row["versions"],
+            tagged=row.get("tagged", False),
+            source=row["source"],
+        )
+        for row, index, url in rows
+        for name in row["names"]
+    }
+
+
+def elsewhere(package: str, bounds: str, tag: str = "") -> ElsewhereRow | None:
+    """Where a package lies whose releases within `bounds` (PEP 440) have no wheels on PyPI.
+
+    None where PyPI may have one. `tag` is the build tag that is asked for.
+    """
+    row = _rows().get(package)
+    if row is None or (row.tagged and not tag) or not _covers(row.versions, bounds):
+        return None
+    return None if "{tag}" in row.url and not tag else row
+
+
+def known_index(address: str) -> bool:
+    """Whether an address is that of an index of the table."""
+    patterns = (
+        re.escape(row["url"].rstrip("/")).replace(r"\{tag\}", "[a-z0-9]+")
+        for row in read_table("indexes")["index"]
+    )
+    return any(re.fullmatch(rf"{one}(/simple)?/?", address) for one in patterns)
+
+
+def _covers(versions: str, bounds: str) -> bool:
+    """Whether of the releases within `bounds` those that one would get are all among `versions`."""
+    try:
+        there, wanted = SpecifierSet(versions, prereleases=True), SpecifierSet(bounds, prereleases=True)
+    except InvalidSpecifier:
+        return False
+    if wanted.contains(_NEWEST):
+        return there.contains(_NEWEST)
+    named = {re.sub(r"\.\*$", "", one.version) for one in (*there, *wanted)}
+    allowed = [one for one in (*named, "0") if wanted.contains(Version(one))]
+    some = [one for one in allowed if one != "0"] or allowed
+    return bool(some) and all(there.contains(one) for one in some)
+
+
+# --- What scans of framework wheels found (`scanned.toml`), by the wheel's sha256
+# The rows are made by `python -m imagefactory.actions.scan_wheels`, never by hand. So what a wheel
+# holds can be said without fetching it: its bytes are fixed by the hash that a lock names.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedWheel:
+    """A wheel that was scanned: `contents.source` is its file name, `source` says when and how."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+    contents: Contents
+    source: str
+
+
+@cache
+def scanned_wheels() -> tuple[ScannedWheel, ...]:
+    """All rows of scanned.toml, in its order."""
+    return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
+
+
+def scanned_for_amd64() -> tuple[ScannedWheel, ...]:
+    """Those of which projects' pages speak."""
+    return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
+
+
+def parse_scanned(text: str) -> tuple[ScannedWheel, ...]:
+    """The rows of such a text, in its order."""
+    return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))
+
+
+def scanned(sha256: str) -> Contents | None:
+    """What the wheel with this hash (64 hex digits) holds, None if it was never scanned.
+
+    Libraries that a framework neither must load nor loads on demand may be left out.
+    """
+    return _by_hash().get(sha256)
+
+
+@cache
+def _by_hash() -> dict[str, Contents]:
+    return {wheel.sha256: wheel.contents for wheel in scanned_wheels()}
+
+
+def _wheel(row: dict[str, Any]) -> ScannedWheel:
+    contents = Contents(
+        source=row["file"],
+        libraries=tuple(_library(one) for one in row.get("library", ())),
+        packages=(Package(name=row["package"], version=row["version"]),),
+        facts=tuple((one[0], one[1], one[2]) for one in row.get("facts", ())),
+    )
+    return ScannedWheel(
+        package=row["package"],
+        version=row["version"],
+        file=row["file"],
+        sha256=row["sha256"],
+        contents=contents,
+        source=row["source"],
+    )
+
+
+def _library(row: dict[str, Any]) -> Library:
+    return Library(
+        path=row["path"],
+        size=row["size"],
+        modules=tuple(_modules(text) for text in row["modules"]),
+        compressions=tuple(row.get("compressions", ())),
+        unread=row.get("unread", ""),
+    )
+
+
+def _modules(text: str) -> Modules:
+    """`332 sm_50 compute_80/8.1`: how many modules hold code for exactly these targets."""
+    count, *codes = text.split()
+    return Modules(count=int(count), codes=tuple(sorted(parse_code(code) for code in codes)))
+
+
+# --- What packages need to be built from source, where their own files do not say it: a table with sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceBuild:
+    """One row of source_builds.toml."""
+
+    name: str
+    code: frozenset[str]
+    debian: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    architectures: tuple[tuple[str, tuple[str, ...]], ...]
+    source: str
+
+    def variables(self, capabilities: Iterable[str]) -> Mapping[str, str]:
+        """Return what its build reads from the environment, for these compute capabilities ("8.6")."""
+        variables = dict(self.environment)
+        for name, values in self.architectures:
+            found = {_architecture(capability, values) for capability in capabilities} - {""}
+            if found:
+                variables[name] = ";".join(sorted(found, key=int))
+        return variables
+
+
+def _architecture(capability: str, values: Iterable[str]) -> str:
+    """The newest value whose code a capability runs: of the same major version, and no newer."""
+    major, _, minor = capability.partition(".")
+    number = int(major + minor[:1])
+    fits = [value for value in values if value[:-1] == major and int(value) <= number]
+    return max(fits, key=int, default="")
+
+
+def source_build(name: str) -> SourceBuild | None:
+    """The row of a package by its normalized name, None for one that the table does not know."""
+    return _build_rows().get(name)
+
+
+@cache
+def _build_rows() -> dict[str, SourceBuild]:
+    return {
+        row["name"]: SourceBuild(
+            name=row["name"],
+            code=frozenset(row["code"]),
+            debian=tuple(row.get("debian", ())),
+            environment=tuple(row.get("environment", {}).items()),
+            architectures=tuple((key, tuple(v)) for key, v in row.get("architectures", {}).items()),
+            source=row["source"],
+        )
+        for row in read_table("source_builds")["package"]
+    }

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
-from imagefactory.recipes.match_spec import channel_address
 from imagefactory.http import Login, Patience, Web, on_loopback, redact, sends_openly, without_login
+from imagefactory.recipes.values import channel_address
 
 if TYPE_CHECKING:  # only solving needs it
     from rattler import Gateway

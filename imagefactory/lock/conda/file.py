@@ -15,7 +15,7 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 from imagefactory.errors import LockError
-from imagefactory.gpu.platforms import MACHINES, SUBDIRS
+from imagefactory.gpu.capability import MACHINES, SUBDIRS
 from imagefactory.model import Lock, LockedConda
 
 FORMAT = 1

@@ -23,7 +23,8 @@ from typing import Any
 import yaml
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint
-from imagefactory.gpu.platforms import SUBDIRS
+from imagefactory.gpu.capability import SUBDIRS
+from imagefactory.http import redact
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
@@ -31,7 +32,6 @@ from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import CondaQuestion, Solver, first_question, run
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import LockedConda, Target
-from imagefactory.http import redact
 
 _NO_SOLUTION = re.compile(
     r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound|Could not solve|Cannot solve"

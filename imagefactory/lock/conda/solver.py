@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory.errors import LockError
-from imagefactory.gpu.platforms import SUBDIRS
+from imagefactory.gpu.capability import SUBDIRS
+from imagefactory.http import redact
 from imagefactory.lock import asked_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.model import LockedConda, Target
-from imagefactory.recipes.match_spec import channel_address
-from imagefactory.http import redact
+from imagefactory.recipes.values import channel_address
 
 if TYPE_CHECKING:
     from rattler import Gateway, MatchSpec, RepoDataRecord

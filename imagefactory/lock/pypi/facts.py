@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.platforms import AMD64
+from imagefactory.gpu.capability import AMD64
 from imagefactory.model import NO_CUDA, Lock, LockedWheel, Target
 
 

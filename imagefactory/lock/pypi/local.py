@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError, os_problem
-from imagefactory.lock.pypi.origins import from_files
-from imagefactory.lock.pypi.requirements import misfit
+from imagefactory.lock.pypi.requirements import from_files, misfit
 from imagefactory.model import Lock, LockedWheel, OwnFile
 
 _MOST = 1 << 24  # bytes of METADATA

@@ -9,8 +9,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion
 
 from imagefactory.errors import LockError
-from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.tags import fitting_set
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.model import Lock
 from imagefactory.versions import natural
 

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion
+from packaging.requirements import Requirement
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import LockError
-from imagefactory.lock.pypi.origins import from_indexes
-from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.tags import fitting_tags
+from imagefactory.errors import DownloadError, LockError
+from imagefactory.fs import replacing
+from imagefactory.http import (
+    RefusedError,
+    TransientError,
+    Web,
+    WebAccess,
+    arriving,
+    local_path,
+    read_some,
+    redact,
+)
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.local import digest
 from imagefactory.lock.pypi.no_wheel import what_works
+from imagefactory.lock.pypi.requirements import fitting_tags, from_indexes
 from imagefactory.model import Lock, LockedWheel
 
 
@@ -135,3 +158,137 @@ def address_of(wheel: LockedWheel, offers: Iterable[WheelOffer], lock: Lock) -> 
                 )
             return offer.url  # an index that tells no hashes: the download is checked against the lock
     return ""
+
+
+# --- Source distributions: which one of an index a requirement means, and its file
+
+
+LARGEST = 4 << 30  # bytes of a source distribution
+
+
+def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[IndexFile, Version]:
+    """The newest source distribution that fits. Raises LockError where the index has none."""
+    found: dict[Version, IndexFile] = {}
+    for file in files:
+        try:
+            _, version = parse_sdist_filename(file.filename)
+        except InvalidSdistFilename:
+            continue
+        if not file.yanked and file.sha256:
+            found.setdefault(version, file)
+    if not (fitting := list(requirement.specifier.filter(found))):
+        raise LockError(
+            "sdist-not-found",
+            f"the index has no source distribution of {requirement}",
+            hint="write another version, a directory, or git+https://HOST/REPOSITORY@COMMIT",
+        )
+    version = max(fitting)
+    return found[version], version
+
+
+def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
+    """The file in `folder`, fetched if it is not there with its hash. Raises DownloadError."""
+    path = folder / file.sha256[:2] / file.sha256 / file.filename
+    if path.is_file() and digest(path) == file.sha256:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    web = Web(source)
+    try:
+        with web.open(file.url) as response, replacing(path) as out:
+            content, left = hashlib.sha256(), LARGEST
+            for data in arriving(response.raw):
+                left -= len(data)
+                if left < 0:
+                    raise DownloadError(
+                        "sdist-too-large",
+                        f"{file.filename} has more than {LARGEST:,} bytes",
+                        hint="download it yourself, and pass the file",
+                    )
+                content.update(data)
+                out.write(data)
+            if content.hexdigest() != file.sha256:
+                raise DownloadError(
+                    "hash-mismatch",
+                    f"{file.filename} has the wrong hash: "
+                    f"expected sha256 {file.sha256}, found {content.hexdigest()}",
+                    hint="try again",
+                )
+    except (RefusedError, TransientError) as error:
+        raise DownloadError(
+            "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
+        ) from error
+    finally:
+        web.close()
+    return path
+
+
+# --- METADATA of a wheel on an index: beside it (PEP 658), else out of it, of which little is fetched
+
+
+_WHOLE = 100_000_000  # bytes of a wheel that is fetched whole where its server knows no ranges
+_WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end
+
+
+def read_metadata(web: Web, url: str) -> str:
+    """METADATA of the wheel at `url`. Raises RefusedError, TransientError, OSError, BadZipFile, KeyError."""
+    if path := local_path(url):
+        return _inside(io.BytesIO(path.read_bytes()))
+    try:
+        return web.patience.retry(lambda: _fetch(web, f"{url}.metadata", {})).decode("utf-8")
+    except RefusedError:
+        size = web.size(url)
+    try:
+        return _inside(io.BufferedReader(_Remote(web, url, size), _WINDOW))
+    except _NoRangesError:
+        if size > _WHOLE:
+            raise
+        return _inside(io.BytesIO(web.patience.retry(lambda: _fetch(web, url, {}))))
+
+
+def _inside(wheel: Any) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(
+            (n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)), "METADATA"
+        )
+        return archive.read(name).decode("utf-8")
+
+
+class _NoRangesError(RefusedError):
+    """A server that sends all of a file or nothing."""
+
+
+def _fetch(web: Web, url: str, headers: dict[str, str]) -> bytes:
+    with web.open(url, headers=headers) as response:
+        if headers and response.status_code != 206:
+            raise _NoRangesError(f"{redact(url)}: the server sends no part of a file")
+        return read_some(response.raw, _WHOLE)
+
+
+class _Remote(io.RawIOBase):
+    """A file on a server, read where it is asked for."""
+
+    def __init__(self, web: Web, url: str, size: int) -> None:
+        self._web, self._url, self._size, self._at = web, url, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        end = min(self._at + len(into), self._size)
+        if end <= self._at:
+            return 0
+        asked = {"Range": f"bytes={self._at}-{end - 1}"}
+        came = self._web.patience.retry(lambda: _fetch(self._web, self._url, asked))
+        into[: len(came)] = came
+        self._at += len(came)
+        return len(came)

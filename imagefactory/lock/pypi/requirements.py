@@ -12,14 +12,51 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from packaging import tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError, os_problem
-from imagefactory.gpu.platforms import MACHINES
-from imagefactory.lock.pypi.tags import fitting_set
+from imagefactory.gpu.capability import MACHINES
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.recipes.values import RULES
+
+# --- Which wheels fit a Python on a platform
+
+
+@lru_cache(maxsize=32)
+def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:
+    """The wheel tags that CPython `python` takes on `platform`, best first.
+
+    `platform` is `manylinux_2_36_x86_64`: a wheel for this glibc or an older one fits. Sources: PEP 425,
+    PEP 600 with its aliases for the older names, and packaging's order.
+    """
+    match = re.fullmatch(r"manylinux_2_([0-9]+)_(\w+)", platform)
+    if not match:
+        raise ValueError(f"not a manylinux platform: {platform}")
+    machine, oldest = match[2], 5 if match[2] == "x86_64" else 17
+    older_names = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    platforms = []
+    for minor in range(int(match[1]), oldest - 1, -1):
+        platforms.append(f"manylinux_2_{minor}_{machine}")
+        if minor in older_names:
+            platforms.append(f"{older_names[minor]}_{machine}")
+    platforms.append(f"linux_{machine}")
+    major, _, minor_text = python.partition(".")
+    version, interpreter = (int(major), int(minor_text)), f"cp{major}{minor_text}"
+    return (
+        *tags.cpython_tags(version, abis=[interpreter], platforms=platforms),
+        *tags.compatible_tags(version, interpreter=interpreter, platforms=platforms),
+    )
+
+
+@lru_cache(maxsize=32)
+def fitting_set(python: str, platform: str) -> frozenset[tags.Tag]:
+    """`fitting_tags` to look in: a wheel has a tag or few, and there are hundreds that fit."""
+    return frozenset(fitting_tags(python, platform))
+
+
+# ---
 
 FORMAT = 1
 
@@ -190,3 +227,19 @@ def misfit(wheel: LockedWheel, python: str, platform: str) -> str:
     if offered.isdisjoint(fitting_set(python, platform)):
         return f"'{wheel.filename}' does not fit Python {python} on {platform}"
     return ""
+
+
+# --- Where wheels come from that are not of the machine's own package index
+
+
+Origins = tuple[tuple[str, str], ...]
+
+
+def from_indexes(origins: Origins) -> dict[str, str]:
+    """Of a target's or lock's origins those that are names of indexes, by package."""
+    return {name: origin for name, origin in origins if not origin.startswith("./")}
+
+
+def from_files(origins: Origins) -> dict[str, str]:
+    """Those that are paths of wheels, by package."""
+    return {name: origin for name, origin in origins if origin.startswith("./")}

@@ -12,9 +12,9 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.lock.pypi.newest import Release, releases
-from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.tags import fitting_set
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.outdated import Release, releases
+from imagefactory.lock.pypi.requirements import fitting_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

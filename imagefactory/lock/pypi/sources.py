@@ -29,8 +29,8 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.lock.pypi.git_version import VARIABLES
-from imagefactory.oci.tar_header import CappedInfo
+from imagefactory.lock.git import VARIABLES
+from imagefactory.oci.tar_stream import CappedInfo
 from imagefactory.scan.zip import check_list
 from imagefactory.trees import TreeLimits, open_file, printable, read_chunks, read_file, walk_tree
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 from weakref import WeakSet
 
 import requests
@@ -16,20 +21,331 @@ import tenacity
 import urllib3
 
 from imagefactory.errors import RegistryError, UsageError
-from imagefactory.oci.manifests import MANIFEST_LIMIT
-from imagefactory.oci.registry.exchange import (
-    Ask,
-    RegistryOptions,
-    host_of,
-    may_be_plain,
-    origin_of,
-    parse_error,
+from imagefactory.http import (
+    CHUNK,
+    PUBLIC,
+    Patience,
+    RefusedError,
+    TransientError,
+    arriving,
+    check_address,
+    may_pass,
+    open_session,
+    reachable_from,
+    reached_by,
+    reaching,
+    read_some,
+    reason_of,
+    retry_after,
 )
-from imagefactory.oci.registry.lists import ListReading, NoListError
-from imagefactory.oci.registry.tokens import Tokens, parse_challenge
+from imagefactory.oci.credentials import Credential, Credentials, anonymous
+from imagefactory.oci.manifests import MALFORMED, MANIFEST_LIMIT, Descriptor
 from imagefactory.oci.store import HOST, check_repository
-from imagefactory.progress import format_seconds
-from imagefactory.http import CHUNK, PUBLIC, RefusedError, TransientError, arriving, check_address, may_pass, open_session, reachable_from, reached_by, reaching, read_some, reason_of, retry_after
+from imagefactory.progress import QUIET, format_bytes, format_seconds
+
+# --- One exchange with a registry: what is asked, how long faults are borne, and what faults an answer
+# tells
+
+
+_PATIENCE = Patience(first_wait=0.5, longest_wait=30.0, read=60.0)
+SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryOptions:
+    """How a registry is reached.
+
+    `certificates` is a file or folder of CA certificates (None: those of the libraries). `plain_hosts`
+    (`host` or `host:port`) are asked by http, and so are this machine's own addresses unless
+    `loopback_plain` is off; all others by https. `piece` is how many bytes of a blob one request
+    carries, 0 for all that are left: docker's way, which all registries take. `tell` says one line to
+    whoever watches.
+    """
+
+    credentials: Credentials = anonymous
+    certificates: Path | None = None
+    plain_hosts: Collection[str] = ()
+    loopback_plain: bool = True
+    patience: Patience = _PATIENCE
+    piece: int = 0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    tell: Callable[[str], object] = QUIET.note
+    random: Random = field(default_factory=Random)
+
+
+def may_be_plain(host: str, options: RegistryOptions) -> bool:
+    """Return whether `host` (with its port, if any) may be asked by http, credentials and all."""
+    bare = re.sub(r":\d+$", "", host)
+    here = bare.lower() in ("127.0.0.1", "localhost", "[::1]") and options.loopback_plain
+    return here or bool({host, bare} & set(options.plain_hosts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request. `scope` is what a token must allow; `body` is made anew each time it is sent."""
+
+    method: str
+    url: str
+    scope: tuple[str, ...]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Callable[[], Iterable[bytes]] | bytes = b""
+    patient: bool = False
+
+
+def parse_error(data: bytes) -> tuple[str, str]:
+    """Code and words of a registry's error; of another server's, what can be read as one line."""
+    try:
+        first = json.loads(data)["errors"][0]
+        detail = first.get("detail")
+        if isinstance(detail, dict):  # docker-registry's storage: {"Enclosed": {"Op": "write", "Err": 28}}
+            number = (detail.get("Enclosed") or {}).get("Err")
+            detail = os.strerror(number) if isinstance(number, int) else detail.get("message")
+        words = [str(first.get("message") or ""), detail if isinstance(detail, str) else ""]
+        return str(first.get("code") or ""), ": ".join(word for word in words if word)
+    except MALFORMED:
+        return "", re.sub(r"(?s)<(script|style).*?</\1>|<[^>]*>", " ", data.decode("utf-8", "replace"))
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+
+
+def host_of(url: str) -> str:
+    return urlsplit(url).hostname or "nowhere"
+
+
+def short_of(descriptor: Descriptor) -> str:
+    return f"{descriptor.digest[7:19]} ({format_bytes(descriptor.size)})"
+
+
+# --- Who asks a registry: credentials, and the tokens that it wants for them
+# Sources: RFC 6750; docker/distribution's token specification, OAuth2 where an identity token is kept.
+
+
+_GIVERS = {  # whose tokens another host gives, as each of them documents; `docker login` sends there too
+    "docker.io": "auth.docker.io",
+    "index.docker.io": "auth.docker.io",
+    "registry-1.docker.io": "auth.docker.io",
+    "registry.gitlab.com": "gitlab.com",
+}
+
+
+_LONGEST = 8192  # of a challenge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Token:
+    value: str = field(repr=False)
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge:
+    """What a Bearer challenge asks for."""
+
+    realm: str
+    service: str
+    scope: tuple[str, ...]
+    error: str
+
+
+def parse_challenge(header: str) -> Challenge | None:
+    """The Bearer challenge of a WWW-Authenticate header (RFC 6750; docker's token specification)."""
+    found = len(header) <= _LONGEST and re.search(
+        r'(?i)\bBearer\s+((?:[a-z_]+\s*=\s*(?:"[^"]*"|[^\s,"]+)\s*(?:,\s*|$))+)', header
+    )
+    if not found:
+        return None
+    words = {
+        name.lower(): quoted or plain
+        for name, quoted, plain in re.findall(r'([A-Za-z_]+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))', found[1])
+    }
+    realm = words.get("realm", "")
+    if urlsplit(realm).scheme not in ("http", "https"):
+        return None
+    return Challenge(
+        realm=realm,
+        service=words.get("service", ""),
+        scope=tuple(words.get("scope", "").split()),
+        error=words.get("error", ""),
+    )
+
+
+class Tokens:
+    """What one registry takes as proof of who asks: a password, or tokens that it gives for one.
+
+    `fetch` asks, with an Authorization, and gives the body of a 200. Safe to use from several threads.
+    """
+
+    def __init__(
+        self, host: str, options: RegistryOptions, *, plain: bool, fetch: Callable[[Ask, str], bytes]
+    ) -> None:
+        self._host, self._plain, self._fetch, self._options = host, plain, fetch, options
+        self._credentials, self._clock, self._tell = options.credentials, options.clock, options.tell
+        self._lock = threading.RLock()
+        self.credential: Credential | None = None
+        self.secrets: set[str] = set()
+        self._looked_up = False
+        self._basic = False
+        self._challenge: Challenge | None = None
+        self._tokens: dict[tuple[str, ...], _Token] = {}
+        self._told: set[str] = set()
+
+    def authorization(self, scope: tuple[str, ...]) -> str:
+        """The Authorization for `scope`, as far as the registry has said what it wants; else empty."""
+        with self._lock:
+            if self._basic:
+                return self._login().basic
+            if self._challenge is None:
+                return ""
+            token = self._tokens.get(scope)
+            if token is None or self._clock() >= token.until:
+                token = self._tokens[scope] = self._fetch_token(self._challenge, scope)
+            return f"Bearer {token.value}"
+
+    def renew(self, scope: tuple[str, ...], header: str, refused: str) -> str:
+        """The Authorization to try after a 401 whose WWW-Authenticate is `header`, empty where there is none.
+
+        `refused` is what was tried. Raises RefusedError where a user is wanted, or a token is not given.
+        """
+        challenge = parse_challenge(header)
+        with self._lock:
+            if challenge is None:
+                if refused.startswith("Basic") or (header and not re.search(r"(?i)\bbasic\b", header)):
+                    return ""
+                if self._find() is None:
+                    return ""
+                self._basic = True
+                return self._login().basic
+            if challenge.error == "insufficient_scope" and refused and not challenge.scope:
+                return ""
+            self._challenge, self._basic = challenge, False
+            held = self._tokens.get(scope)
+            if held is None or f"Bearer {held.value}" == refused or challenge.scope:
+                # Another thread may have brought a new one meanwhile: then that is tried first.
+                if held is not None and f"Bearer {held.value}" != refused:
+                    return f"Bearer {held.value}"
+                wanted = challenge.scope or scope
+                held = self._tokens[scope] = self._fetch_token(challenge, wanted)
+            return f"Bearer {held.value}"
+
+    def _fetch_token(self, challenge: Challenge, scope: tuple[str, ...]) -> _Token:
+        """A token by the docker token specification; by OAuth2 where an identity token is kept."""
+        realm = urlsplit(challenge.realm)
+        own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
+        if realm.scheme != "https" and not (self._plain and own):
+            raise RefusedError(f"it requests a token from {host_of(challenge.realm)} without https")
+        credential = self._find()
+        if credential:
+            self._tell_of(host_of(challenge.realm), credential)
+        fields = [("service", challenge.service), *(("scope", word) for word in scope)]
+        ask = Ask(
+            method="GET",
+            url=f"{challenge.realm}{'&' if '?' in challenge.realm else '?'}{urlencode(fields)}",
+            scope=(),
+        )
+        signed = credential.basic if credential and credential.user else ""
+        if credential and not credential.user:
+            form = {"grant_type": "refresh_token", "client_id": "imagefactory", "service": challenge.service}
+            form |= {"scope": " ".join(scope), "refresh_token": credential.secret}
+            ask = Ask(
+                method="POST",
+                url=challenge.realm,
+                scope=(),
+                headers={"Content-Type": "application/x-www-form-urlencoded"},
+                body=urlencode(form).encode(),
+            )
+        where = f"no token from {host_of(challenge.realm)}"
+        try:
+            data = self._fetch(ask, signed)
+        except TransientError as error:
+            if not error.status:
+                raise
+            raise TransientError(f"{where}: {error}", after=error.after, status=error.status) from None
+        except RefusedError as error:
+            if not error.status:
+                raise
+            raise RefusedError(f"{where}: {error}", status=401 if error.status == 401 else 403) from None
+        try:
+            value = json.loads(data)
+            token = str(value.get("token") or value["access_token"])
+            seconds = float(value.get("expires_in") or 60)  # what the specification says where it is silent
+        except MALFORMED:
+            raise TransientError(f"the response of {host_of(challenge.realm)} has no token") from None
+        self.secrets.add(token)
+        # Early enough that a request does not run out on its way.
+        return _Token(value=token, until=self._clock() + seconds - min(10.0, seconds / 4))
+
+    def _tell_of(self, giver: str, credential: Credential) -> None:
+        """Says that a password goes to another host than the one it was left for, before it goes."""
+        own = re.sub(r":\d+$", "", self._host).strip("[]").lower()
+        if giver not in (own, _GIVERS.get(own)) and giver not in self._told:
+            self._told.add(giver)
+            self._tell(
+                f"{self._host} has its tokens given by {giver}: "
+                f"the credentials from {credential.origin or 'the settings'} go there"
+            )
+
+    def _find(self) -> Credential | None:
+        if not self._looked_up:
+            self.credential, self._looked_up = self._credentials(self._host), True
+            if self.credential:
+                self.secrets |= {self.credential.secret, self.credential.basic.partition(" ")[2]}
+        return self.credential
+
+    def _login(self) -> Credential:
+        found = self._find()
+        if found is None or not found.user:
+            raise RefusedError("it requires a user and a password", status=401)
+        return found
+
+
+# --- What a list of a registry may cost: anyone who may push can make one long, and a registry without end
+
+
+class NoListError(Exception):
+    """An answer that is not a list, such as a page for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLimits:
+    """Of one list: its pages, rows (with annotations of those kept), bytes in all, and its seconds."""
+
+    pages: int
+    rows: int
+    size: int
+    seconds: float
+
+
+# A page of tags has 1,000 rows, one of referrers up to 4 MiB. The largest repositories of CI have some
+# 100,000 tags, and an image has some statements per GPU.
+LIMITS = ListLimits(pages=1000, rows=250_000, size=64 << 20, seconds=600.0)
+MOST_IN_TAG = 2000
+"""The rows of a list in a tag `sha256-<hex>` that are looked for, one request each."""
+
+
+class ListReading:
+    """One list as it is read: counts, and raises RefusedError that names the limit it is beyond."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began = clock, clock()
+        self._pages = self._rows = self._size = 0
+
+    def count(self, *, pages: int = 0, rows: int = 0, size: int = 0) -> None:
+        self._pages, self._rows, self._size = self._pages + pages, self._rows + rows, self._size + size
+        if self._pages > LIMITS.pages:
+            raise RefusedError(f"its list has more than {LIMITS.pages:,} pages")
+        if self._rows > LIMITS.rows:
+            raise RefusedError(f"its list has more than {LIMITS.rows:,} rows")
+        if self._size > LIMITS.size:
+            raise RefusedError(f"its list has more than {LIMITS.size:,} bytes")
+        if self._clock() - self._began > LIMITS.seconds:
+            raise RefusedError(f"its list took more than {LIMITS.seconds:.0f} seconds")
+
+
+# ---
 
 T = TypeVar("T")
 Response = requests.Response

@@ -25,7 +25,7 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
 from imagefactory.gpu.values import slice_of
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
-from imagefactory.verify.suite_report import clean
+from imagefactory.verify.outcome import clean
 
 Ad = Mapping[str, Any]
 

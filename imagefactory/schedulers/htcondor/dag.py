@@ -25,15 +25,27 @@ from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.pools.folder import NODES, checked_name, node_folder, write_nodes
+from imagefactory.schedulers.faults import NODES, checked_name, node_folder, write_nodes
 from imagefactory.schedulers.htcondor.ads import WHOLE_GPUS
-from imagefactory.schedulers.htcondor.node.post import FAULTS, JOB, LARGEST_LOG, MACHINES, MOST_SHADOWS, MOST_STARTS, Places, bad_machines, format_job, parse_faults, read
+from imagefactory.schedulers.htcondor.node.post import (
+    FAULTS,
+    JOB,
+    LARGEST_LOG,
+    MACHINES,
+    MOST_SHADOWS,
+    MOST_STARTS,
+    Places,
+    bad_machines,
+    format_job,
+    parse_faults,
+    read,
+)
 from imagefactory.schedulers.pool import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
 from imagefactory.schedulers.sites import find_site
 from imagefactory.settings.own_commands import machine_expressions
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
-from imagefactory.verify.kit_make import CARRIED
-from imagefactory.verify.kit_make import HERE as KIT_FOLDER
+from imagefactory.verify.kits import CARRIED
+from imagefactory.verify.kits import HERE as KIT_FOLDER
 from imagefactory.verify.suite_files import read_suite
 
 DAG, COMMON, SUITE, INSIDE, POST = "sweep.dag", "sweep.sub", "suite.tar", "inside.py", "post.py"

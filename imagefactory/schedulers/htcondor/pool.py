@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.pools.folder import judged
+from imagefactory.schedulers.faults import judged
 from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
-from imagefactory.schedulers.htcondor.results import read_node
 from imagefactory.schedulers.htcondor.dag import DAG, check_folder, write_sweep
-from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
+from imagefactory.schedulers.htcondor.results import JobAnswer, job_report, parse_job_run, read_node
 from imagefactory.schedulers.pool import Inventory, JobLimits, NodeFound, NodeResult, Pool, Sweep, SweepNode
 from imagefactory.verify.kit.program import RUN
-from imagefactory.verify.model import GpuReport
-from imagefactory.verify.suite_report import clean
+from imagefactory.verify.outcome import clean
+from imagefactory.verify.report import GpuReport
 
 GPU_SLOTS = "TotalGPUs > 0 && DynamicSlot =!= true"
 SCHEDULER_UNIVERSE = 7

@@ -17,19 +17,51 @@ from typing import Any
 
 from imagefactory.errors import ToolError, UsageError, os_problem
 from imagefactory.model import Outcome
-from imagefactory.pools.folder import judged
+from imagefactory.schedulers.faults import judged
 from imagefactory.schedulers.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
-from imagefactory.schedulers.pool import TRIED_AGAIN, Inventory, JobLimits, NodeFound, NodeResult, Pool, Sweep, SweepNode
-from imagefactory.schedulers.slurm.batch import JOBS, NAME, QUEUE, Batch, Jobs, Submitted, batches_of, format_batch, next_number, note_tasks, read_jobs, read_options, read_row, run_limit, throttled, waiting, write_folder, write_row
-from imagefactory.schedulers.slurm.results import read_node
-from imagefactory.pools.slurm.commands import run
-from imagefactory.pools.slurm.evidence import job_report
-from imagefactory.pools.slurm.log import SQUEUE, Queue, folders_of, parse_queue, remember
-from imagefactory.pools.slurm.nodes import ask_inventory
-from imagefactory.schedulers.slurm.nodes import fill, recall
+from imagefactory.schedulers.pool import (
+    TRIED_AGAIN,
+    Inventory,
+    JobLimits,
+    NodeFound,
+    NodeResult,
+    Pool,
+    Sweep,
+    SweepNode,
+)
+from imagefactory.schedulers.slurm.batch import (
+    JOBS,
+    NAME,
+    QUEUE,
+    Batch,
+    Jobs,
+    Submitted,
+    batches_of,
+    format_batch,
+    next_number,
+    note_tasks,
+    read_jobs,
+    read_options,
+    read_row,
+    run_limit,
+    throttled,
+    waiting,
+    write_folder,
+    write_row,
+)
+from imagefactory.schedulers.slurm.nodes import ask_inventory, fill, recall, run
+from imagefactory.schedulers.slurm.results import (
+    SQUEUE,
+    Queue,
+    folders_of,
+    job_report,
+    parse_queue,
+    read_node,
+    remember,
+)
 from imagefactory.settings.own_commands import time_of
-from imagefactory.verify.model import GpuReport
-from imagefactory.verify.suite_report import clean
+from imagefactory.verify.outcome import clean
+from imagefactory.verify.report import GpuReport
 
 _JOB = re.compile(r"([0-9]{1,10})(?:;\S+)?")
 _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")

@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 
 from imagefactory.access import open_registry
-from imagefactory.project import Factory
+from imagefactory.actions.locked import require_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Target
-from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE, read_tagged
+from imagefactory.oci.candidates import (
+    CYCLONEDX_TYPE,
+    PROVENANCE_TYPE,
+    SPDX_TYPE,
+    plan_prune,
+    read_tagged,
+    remove_candidate,
+)
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.oci.prune import plan_prune, remove_candidate
-from imagefactory.actions.locked import require_lock
+from imagefactory.project import Factory
 from imagefactory.trust.envelope import is_signed_by, parse_envelope
 from imagefactory.trust.keys import keys_folder, make_key
 from tests.made.command import Call, Said

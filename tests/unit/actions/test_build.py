@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.project import Factory
-from imagefactory.model import RunSpec, Target
-from imagefactory.progress import QUIET
-from imagefactory.settings.choices import ENGINES, EngineRow
 from imagefactory.actions.build import BuildOptions, build_target
 from imagefactory.actions.run import find_built, run_made
+from imagefactory.model import RunSpec, Target
+from imagefactory.progress import QUIET
+from imagefactory.project import Factory
+from imagefactory.settings.choices import ENGINES, EngineRow
 from tests.made import engine_of_one_row
 from tests.made.pushed import put_base
 

@@ -14,13 +14,18 @@ import pytest
 import zstandard
 from click.testing import CliRunner, Result
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.catalogue.model import Catalogue, CataloguedImage, CatalogueSource
-from imagefactory.trust.offers import find_offer
-from imagefactory.trust.catalog_package import CURRENT, pack
-from imagefactory.catalogue.publish import make_artifact
-from imagefactory.cli import cli
+from imagefactory.actions.catalog import (
+    CatalogueMaking,
+    ImageFacts,
+    catalogue_of,
+    facts_of,
+    predicted_claims,
+    unpacked_size,
+)
+from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.transfer import PushOptions, explain_no_candidate, push_target
 from imagefactory.build.base.image import write_index
+from imagefactory.cli import cli
 from imagefactory.errors import (
     CheckFailedError,
     NothingSelectedError,
@@ -28,38 +33,36 @@ from imagefactory.errors import (
     StatementError,
     UsageError,
 )
-from imagefactory.project import Factory
 from imagefactory.gpu.knowledge import processors
 from imagefactory.gpu.values import Answer, Basis, Cell
 from imagefactory.lock.debian.lock import format_base_lock, read_base_lock
 from imagefactory.matrix.plan import Ruling
 from imagefactory.model import Target
 from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, plain_tag
-from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Place, artifact_of, read_manifest
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.maintenance import collect
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SIF_TYPE, SifOrigin, keep_sif, sif_reference
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import LEDGER_KEY, load_settings
-from imagefactory.actions.catalog import CatalogueMaking, catalogue_of
-from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, predicted_claims, unpacked_size
-from imagefactory.actions.transfer import PushOptions, explain_no_candidate, push_target
-from imagefactory.actions.read_catalog import read_catalogue
 from imagefactory.trust.approval import Approvable, sign_approval
-from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.attached import Statement, attach, read_subject
+from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CatalogueSource, sign_catalogue
+from imagefactory.trust.catalog_package import CURRENT, pack
+from imagefactory.trust.judgement import Withdrawal, sign_revocation
 from imagefactory.trust.keys import SigningKey, make_key, read_signing_key
-from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.offers import find_offer, make_artifact
 from imagefactory.trust.policy import read_trust
 from tests.made.catalogue import PREDICTED
 from tests.made.factory import NAME
@@ -265,10 +268,11 @@ def test_where_keys_must_approve_what_the_lock_gives_waits(
 
 
 def _put_newer(factory: Factory, target: Target) -> str:
+    from imagefactory.actions import build
+    from imagefactory.actions import definition as define
     from imagefactory.build.assemble import AssembleEngine
     from imagefactory.build.base.image import recall_base
     from imagefactory.oci.layout import reference
-    from imagefactory.actions import build, definition as define
 
     layout, definition = factory.layout, define.define_target(factory, target)
     base = recall_base(layout, build._wanted_base(factory, definition.base, locked=False))
@@ -302,7 +306,7 @@ def test_verdicts_of_the_store_count_and_expired_ones_do_not(
     registry: RegistryMadeHere,
     pushed: str,
 ) -> None:
-    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.layout import LayoutStore
 
     verdict_on(factory, Place(store=LayoutStore(factory.layout), repository=""), pushed)
     assert len(the_image(made_of(factory, target, registry.host)).envelopes) == 1

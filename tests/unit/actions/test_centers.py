@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.trust.invitation import Invitation, format_invitation
+from imagefactory.actions.centers import center_name, centers_of
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import center_settings, load_settings
-from imagefactory.actions.centers import center_name, centers_of
+from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import Grant, read_trust
-from imagefactory.verify.model import Subject
+from imagefactory.verify.report import Subject
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, envelope, join_site, person_at

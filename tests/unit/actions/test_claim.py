@@ -13,25 +13,33 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.catalogue.publish import make_artifact
+from imagefactory.actions import claim
+from imagefactory.actions.claim import SETTLE, Claiming, FoundClaims, claim_cells, read_claims, release_claim
+from imagefactory.actions.sweep import Prepared, claim_again, make_sweep
+from imagefactory.actions.verdicts import signing_key
 from imagefactory.errors import NothingSelectedError, RegistryError, StatementError
-from imagefactory.project import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
-from imagefactory.schedulers.pool import JobLimits
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
+from imagefactory.schedulers.cells import SweepAsk
+from imagefactory.schedulers.claims import (
+    CLAIMS,
+    ClaimedCell,
+    StoreClaims,
+    SweepClaim,
+    claim_of,
+    open_claims,
+    sign_claims,
+)
+from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.actions import claim
-from imagefactory.actions.claim import SETTLE, Claiming, FoundClaims, claim_cells, read_claims, release_claim
-from imagefactory.stages.sign import signing_key
-from imagefactory.actions.sweep import Prepared, claim_again, make_sweep
-from imagefactory.schedulers.cells import SweepAsk
-from imagefactory.schedulers.claims import CLAIMS, ClaimedCell, StoreClaims, SweepClaim, claim_of, open_claims, sign_claims
 from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.offers import make_artifact
 from imagefactory.trust.policy import Trust, read_trust
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.command import run

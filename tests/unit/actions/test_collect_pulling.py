@@ -8,22 +8,21 @@ from datetime import UTC, datetime
 
 import pytest
 
+from imagefactory.actions.collect import PullAsker
 from imagefactory.errors import RegistryError
-from imagefactory.project import Factory
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
-from imagefactory.schedulers.htcondor.results import CUT, NodeFiles, Posted, classify
-from imagefactory.pools.htcondor.events import parse_attempts
+from imagefactory.project import Factory
+from imagefactory.schedulers.htcondor.results import CUT, NodeFiles, Posted, classify, parse_attempts
 from imagefactory.schedulers.pool import ImageKind, JobLimits, SweepNode
-from imagefactory.stages.pulling import PullAsker
 from imagefactory.trust.attached import MOST_REFUSED
 from tests.made.pool import aborted, executing, failed_start, held, node, submitted, terminated
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from imagefactory.actions.definition import define_target, hold_to_layer_lock, layers_state, promised_image
+from imagefactory.actions.locked import orphans
+from imagefactory.actions.transfer import PushOptions, made_from, push_target
 from imagefactory.errors import EXIT_LOCK, EXIT_OK, EXIT_STALE, BuildError, LockError
-from imagefactory.project import Factory, read_factory
 from imagefactory.lock.layers import layers_path, write_layer_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import MADE_FROM, read_records
 from imagefactory.oci.graph import Place
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.oci.registry.client import Registry
 from imagefactory.progress import QUIET
-from imagefactory.actions.definition import define_target
-from imagefactory.stages.layers import hold_to_layer_lock, layers_state, promised_image
-from imagefactory.actions.locked import orphans
-from imagefactory.actions.transfer import PushOptions, made_from, push_target
+from imagefactory.project import Factory, read_factory
 from tests.made.command import run, say
 from tests.made.layer_locks import BYTES, LAYERS, MADE_WITH, TITLES, put_layer_lock
 from tests.made.registry import RegistryMadeHere

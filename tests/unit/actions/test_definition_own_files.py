@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.definition import find_own_files
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.model import FilesWanted, Where
-from imagefactory.stages.own_files import find_own_files
 
 
 @pytest.fixture

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.trust.invitation import Invitation, format_invitation
-from imagefactory.catalogue.publish import publish_catalogue, publish_invitation, write_catalogue
-from imagefactory.doctor.facts import Diagnosis
-from imagefactory.doctor.use import works
-from imagefactory.project import Factory
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
-from imagefactory.settings.load import load_settings
 from imagefactory.actions import doctor_site
 from imagefactory.actions.doctor import examine_for
 from imagefactory.actions.doctor_site import examine_site
-from imagefactory.extras.nightly.units import NAME, format_units
+from imagefactory.doctor.facts import Diagnosis
+from imagefactory.doctor.use import works
 from imagefactory.extras.nightly.nights import keep_reserve, nights_folder, write_night
-from imagefactory.trust.audit import AuditEntry, append_audit
-from imagefactory.trust.keys import PublicKey, SigningKey, keys_folder, make_key, read_signing_key
-from imagefactory.trust.policy import Grant, format_row
+from imagefactory.extras.nightly.units import NAME, format_units
 from imagefactory.http import Patience
+from imagefactory.oci.graph import Place
+from imagefactory.oci.registry.client import Registry
+from imagefactory.project import Factory
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
+from imagefactory.settings.load import load_settings
+from imagefactory.trust.audit import AuditEntry, append_audit
+from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.trust.invitation import Invitation, format_invitation
+from imagefactory.trust.keys import PublicKey, SigningKey, keys_folder, make_key, read_signing_key
+from imagefactory.trust.offers import publish_catalogue, publish_invitation, write_catalogue
+from imagefactory.trust.policy import Grant, format_row
 from tests.made.catalogue import make_catalogue
 from tests.made.command import json_of, say
 from tests.made.night import night_report

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from imagefactory import errors
+from imagefactory.actions import inspect
+from imagefactory.actions.inspect import wheel_platform
 from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
 from imagefactory.gpu.capability import Capability, Code, CodeKind
-from imagefactory.gpu.values import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
+from imagefactory.gpu.values import Answer, Contents, Library, Modules, Package
 from imagefactory.model import LockedWheel
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
+from imagefactory.scan.layers import LayerScan, format_scan
 from imagefactory.views.inspect import Inspection, format_inspection, library_versions
-from imagefactory.scan.records import LayerScan, format_scan
-from imagefactory.actions import inspect
-from imagefactory.stages.scan import wheel_platform
 from tests.made.command import Call
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
@@ -312,9 +312,9 @@ def test_an_image_of_a_registry_is_read_through_and_remembered(
 
 def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from imagefactory.oci.graph import Place, read_graph
-    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.layout import LayoutStore
     from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.registry.exchange import RegistryOptions
+    from imagefactory.oci.registry.session import RegistryOptions
     from imagefactory.oci.transfer import Sending, send
 
     place = Place(store=LayoutStore(layout), repository="pytorch")

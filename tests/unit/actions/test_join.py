@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.trust.invitation import fingerprint
-from imagefactory.catalogue.publish import publish_catalogue
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
+from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.trust.invitation import fingerprint
 from imagefactory.trust.keys import PublicKey
+from imagefactory.trust.offers import publish_catalogue
 from imagefactory.trust.policy import Grant, format_row
 from tests.made.catalogue import make_catalogue
 from tests.made.command import Said, json_of, say

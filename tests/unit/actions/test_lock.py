@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from imagefactory.actions import lock as stages_lock
+from imagefactory.actions.lock import Relock, has_wheels, solve_target
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
-from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import Pins
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, Quiet
-from imagefactory.report.locks import format_relock
-from imagefactory.actions import lock as stages_lock
-from imagefactory.actions.lock import Relock, has_wheels, solve_target
+from imagefactory.views.images import format_relock
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda

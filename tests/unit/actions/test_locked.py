@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import StaleError
-from imagefactory.project import Factory, read_factory
-from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.files import write_lock
-from imagefactory.model import Lock, Target
-from imagefactory.progress import QUIET
-from imagefactory.settings.load import load_settings
 from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.definition import write_definition
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import TO_BUILD, lock_state, require_lock
-from imagefactory.stages.watch import _copied
+from imagefactory.errors import StaleError
+from imagefactory.extras.nightly.outdated import _copied
+from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.files import write_lock
+from imagefactory.model import Lock, Target
+from imagefactory.progress import QUIET
+from imagefactory.project import Factory, read_factory
+from imagefactory.settings.load import load_settings
 from tests.made.wheels import locked, make_wheel
 
 PLACE = "./wheels/mylib-1.0-py3-none-any.whl"

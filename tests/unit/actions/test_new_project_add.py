@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock
 from imagefactory.progress import Progress
-from imagefactory.actions import lock as stages_lock
 from tests.made.command import say
 
 ROOT = Path(__file__).parents[3]

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from imagefactory import __version__, errors
+from imagefactory.actions import new_project
+from imagefactory.actions.new_project import SOURCE, Source, find_source
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import SHIPPED
-from imagefactory.stages import init_nights
-from imagefactory.stages.init_nights import SOURCE, Source, find_source
 from tests.made.command import Call
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ GITLAB = [".gitlab-ci.yml", ".gitlab/README.md"]
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, and an imagefactory whose commit is known."""
-    monkeypatch.setattr(init_nights, "find_source", lambda package: Source(url=URL, commit=COMMIT))
+    monkeypatch.setattr(new_project, "find_source", lambda package: Source(url=URL, commit=COMMIT))
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -226,7 +226,7 @@ def test_pip_records_what_it_installed_from_a_repository(
             assert name == "direct_url.json"
             return json.dumps(told) if told else None
 
-    monkeypatch.setattr(init_nights, "distribution", lambda name: Installed())
+    monkeypatch.setattr(new_project, "distribution", lambda name: Installed())
     if commit:
         assert find_source(package_of(tmp_path)) == Source(url=URL, commit=commit)
     else:
@@ -237,20 +237,20 @@ def test_pip_records_what_it_installed_from_a_repository(
 def test_without_a_commit_nothing_is_written(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init_nights, "find_source", lambda package: find_source(package_of(tmp_path)))
-    monkeypatch.setattr(init_nights, "distribution", no_distribution)
+    monkeypatch.setattr(new_project, "find_source", lambda package: find_source(package_of(tmp_path)))
+    monkeypatch.setattr(new_project, "distribution", no_distribution)
     lab = tmp_path / "lab"
     assert call("init", str(lab), "--github", root=None).code == errors.EXIT_USAGE
     assert not lab.exists()
 
 
 def no_distribution(name: str) -> None:
-    raise init_nights.PackageNotFoundError(name)
+    raise new_project.PackageNotFoundError(name)
 
 
 def test_github_cannot_call_what_gitlab_has(call: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = Source(url="https://gitlab.example.org/a/b/tool", commit=COMMIT)
-    monkeypatch.setattr(init_nights, "find_source", lambda package: mirror)
+    monkeypatch.setattr(new_project, "find_source", lambda package: mirror)
     assert call("init", "--github", root=None).code == errors.EXIT_USAGE
     assert list(here.iterdir()) == []
     assert call("init", "--gitlab", root=None).code == 0
@@ -446,7 +446,7 @@ def test_gitlab_sets_up_the_commit_that_is_pinned(
     script = f"git init -q && git add . && {GIT} commit -q -m one && git rev-parse HEAD"
     done = subprocess.run(["bash", "-ec", script], cwd=origin, capture_output=True, text=True, check=True)
     monkeypatch.setattr(
-        init_nights, "find_source", lambda package: Source(url=str(origin), commit=done.stdout.strip())
+        new_project, "find_source", lambda package: Source(url=str(origin), commit=done.stdout.strip())
     )
     call("init", "--gitlab", root=None)
     (origin / "setup.sh").write_text("exit 1\n")
@@ -466,5 +466,5 @@ GIT = "git -c user.name=a -c user.email=a@example.org"
 
 
 def test_what_ships_is_what_is_written() -> None:
-    wanted = {name for row in init_nights.NIGHTS.values() for name in row.values()}
+    wanted = {name for row in new_project.NIGHTS.values() for name in row.values()}
     assert {path.name for path in (SHIPPED / "nights").iterdir()} == wanted

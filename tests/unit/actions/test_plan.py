@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.plan import Asking, read_stages
+from imagefactory.actions.transfer import PushOptions, explain_no_candidate, push_target
 from imagefactory.build.base import image as base_image
-from imagefactory.project import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import Package
 from imagefactory.lock.debian.lock import read_base_lock
@@ -28,20 +29,17 @@ from imagefactory.oci.candidates import (
     read_records,
 )
 from imagefactory.oci.graph import Place, make_artifact, read_manifest
-from imagefactory.oci.layout import Layout, reference
-from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore, reference
 from imagefactory.oci.registry.client import Registry
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
 from imagefactory.scan.findings import FileFinding
-from imagefactory.scan.records import RECORDS, LayerScan, format_scan
+from imagefactory.scan.layers import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.actions.plan import Asking, read_stages
-from imagefactory.actions.transfer import PushOptions, explain_no_candidate, push_target
-from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.attached import Statement, attach, read_subject
+from imagefactory.trust.judgement import Withdrawal, sign_revocation
 from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
-from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.kit_make import program_sum
+from imagefactory.verify.kits import program_sum
 from tests.made.command import Call
 from tests.made.factory import NAME
 from tests.made.layout import add_image

@@ -8,30 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import sign_catalogue
-from imagefactory.catalogue.model import Catalogue
-from imagefactory.trust.catalog_package import CURRENT
-from imagefactory.catalogue.publish import publish_catalogue
-from imagefactory.serialize import format_value
+from imagefactory.actions.catalog import CatalogueMaking
+from imagefactory.actions.publish import (
+    PREVIOUS,
+    CatalogueChange,
+    EarlierCatalogue,
+    Publishing,
+    RolledBack,
+    current_place,
+    find_earlier,
+    make_catalogue,
+    publish,
+    publishing_key,
+    read_current,
+    roll_back,
+)
+from imagefactory.actions.read_catalog import KeptCatalogue
 from imagefactory.errors import CheckFailedError, NothingSelectedError, StatementError, UsageError
 from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
-from imagefactory.actions.catalog import CatalogueMaking
-from imagefactory.stages.kept_catalogue import KeptCatalogue
-from imagefactory.actions.publish import Publishing, current_place, make_catalogue, publish, publishing_key, read_current
-from imagefactory.stages.rollback import (
-    PREVIOUS,
-    CatalogueChange,
-    EarlierCatalogue,
-    RolledBack,
-    find_earlier,
-    roll_back,
-)
+from imagefactory.serialize import format_value
 from imagefactory.trust.approval import Approvable, sign_approval
-from imagefactory.trust.attached import Statement, attach
+from imagefactory.trust.attached import Statement, attach, read_subject
 from imagefactory.trust.audit import read_audit
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.catalog import Catalogue, sign_catalogue
+from imagefactory.trust.catalog_package import CURRENT
+from imagefactory.trust.offers import publish_catalogue
 from imagefactory.trust.policy import Trust, read_trust
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench

@@ -10,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.catalogue.model import Catalogue, CatalogueSource
-from imagefactory.trust.catalog_package import pack
-from imagefactory.catalogue.publish import publish_catalogue
-from imagefactory.serialize import format_time
+from imagefactory.actions.read_catalog import MOST, KeptCatalogue, place_name, read_catalogue
 from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError
+from imagefactory.http import HURRIED
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
+from imagefactory.serialize import format_time
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.kept_catalogue import MOST, KeptCatalogue
-from imagefactory.actions.read_catalog import place_name, read_catalogue
+from imagefactory.trust.catalog import LIFE, Catalogue, CatalogueSource, sign_catalogue
+from imagefactory.trust.catalog_package import pack
 from imagefactory.trust.keys import SigningKey
-from imagefactory.http import HURRIED
+from imagefactory.trust.offers import publish_catalogue
 from tests.made.catalogue import make_catalogue
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings

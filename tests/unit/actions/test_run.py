@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from imagefactory.access import Access
+from imagefactory.actions.run import fetch_offered, own_start, run_made
 from imagefactory.errors import NothingSelectedError
 from imagefactory.model import RunSpec, Start
 from imagefactory.oci.graph import Place
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.oci.registry.client import Registry
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.actions.run import fetch_offered, own_start, run_made
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.attached import read_subject
 from tests.made.catalogue import make_image
 from tests.made.engine_of_one_row import remember_runners
 from tests.made.signing import Bench

@@ -14,6 +14,32 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions import verdicts
+from imagefactory.actions.collect import CollectedSweep, collect_sweep
+from imagefactory.actions.store import collect_sweeps
+from imagefactory.actions.sweep import (
+    SweepBench,
+    SweepOptions,
+    find_sweeps,
+    make_sweep,
+    prepare_sweep,
+    read_status,
+    read_submitted,
+    submit_sweep,
+)
+from imagefactory.actions.sweep_images import choose_kind
+from imagefactory.actions.verdicts import (
+    ANY,
+    Attacher,
+    NodeDraft,
+    Sealed,
+    find_in,
+    ledger,
+    local_place,
+    read_court,
+    registry_of,
+)
+from imagefactory.actions.verify import CollectOptions
 from imagefactory.cli import sweeps
 from imagefactory.errors import (
     BuildError,
@@ -23,30 +49,21 @@ from imagefactory.errors import (
     ToolError,
     UsageError,
 )
-from imagefactory.project import Factory
 from imagefactory.model import Outcome
 from imagefactory.oci.graph import Place
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.schedulers.pool import ImageKind, JobLimits, NodeResult, PoolMachine
+from imagefactory.oci.layout import LayoutStore
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
+from imagefactory.schedulers.cells import SweepAsk
+from imagefactory.schedulers.pool import ImageKind, JobLimits, NodeResult, PoolMachine
+from imagefactory.schedulers.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
 from imagefactory.settings.choices import HTCONDOR, Setting
 from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.stages import attach
-from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
-from imagefactory.actions.collect import CollectedSweep, collect_sweep
-from imagefactory.stages.kits import CollectOptions
-from imagefactory.stages.sign import ledger
-from imagefactory.actions.store import collect_sweeps
-from imagefactory.actions.sweep import SweepBench, SweepOptions, find_sweeps, make_sweep, prepare_sweep, read_status, read_submitted, submit_sweep
-from imagefactory.actions.sweep_images import choose_kind
-from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court, registry_of
-from imagefactory.schedulers.cells import SweepAsk
-from imagefactory.schedulers.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
 from imagefactory.trust import attached
 from imagefactory.trust.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.trust.verdict import Standing
-from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import NonceLedger
+from imagefactory.verify.report import Subject
 from tests.made.command import run
 from tests.made.factory import NAME
 from tests.made.sweep import (
@@ -219,7 +236,7 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
         asked.append(own.manifest)
         raise RegistryError("registry-unreachable", "it is down")
 
-    monkeypatch.setattr(attach, "places_of", refuse)
+    monkeypatch.setattr(verdicts, "places_of", refuse)
     found = NodeResult(node=node.name, outcome=None, reason="", attempts=())
     one = CollectedNode(result=found, target=NAME, capability="8.0", nonce=node.nonce)
     sealed = Sealed(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))

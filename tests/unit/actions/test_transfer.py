@@ -6,18 +6,18 @@ import subprocess
 
 import pytest
 
-from imagefactory.project import Factory
-from imagefactory.model import CheckResult, CheckState, Outcome, Report, Target
-from imagefactory.oci.candidates import PUSHED_TYPE
-from imagefactory.oci.layout import reference
-from imagefactory.oci.model import Image
-from imagefactory.progress import QUIET
 from imagefactory.actions import transfer as pushing
 from imagefactory.actions.definition import define_target
 from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.model import CheckResult, CheckState, Outcome, Report, Target
+from imagefactory.oci.candidates import PUSHED_TYPE
+from imagefactory.oci.layout import reference
+from imagefactory.oci.manifests import Image
+from imagefactory.progress import QUIET
+from imagefactory.project import Factory
 from imagefactory.verify import smoke
-from imagefactory.verify.model import Trial
-from imagefactory.verify.smoke_record import write_record
+from imagefactory.verify.report import Trial
+from imagefactory.verify.smoke import write_record
 from imagefactory.verify.suite_files import required_checks, suite_digest
 from tests.made.command import run
 from tests.made.pushed import push, with_ledger_key

@@ -8,19 +8,24 @@ from datetime import timedelta
 
 import pytest
 
-from imagefactory.project import Factory
-from imagefactory.gpu.platforms import architecture
+from imagefactory.actions.images import Promoting
+from imagefactory.actions.promote import promote
+from imagefactory.actions.transfer import (
+    Pushed,
+    PushOptions,
+    on_other_platforms,
+    plain_name,
+    pull_image,
+    push_target,
+)
+from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import reference
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import parse_reference
 from imagefactory.progress import QUIET
-from imagefactory.actions.images import Promoting
-from imagefactory.stages.platforms import on_other_platforms, plain_name
-from imagefactory.actions.promote import promote
-from imagefactory.stages.pull import pull_image
-from imagefactory.actions.transfer import Pushed, PushOptions, push_target
+from imagefactory.project import Factory
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import NOW

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions import resolve, verdicts, verify, workflow
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.actions.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.actions.verify import KitPlace, write_kit
 from imagefactory.cli import verify as verify_command
 from imagefactory.errors import (
     BuildError,
@@ -22,27 +26,20 @@ from imagefactory.errors import (
     StaleError,
     UsageError,
 )
-from imagefactory.project import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, digest_of
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.manifests import CONFIG_TYPE, Image, Sif, canonical_json, digest_of
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
+from imagefactory.project import Factory
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import Settings
-from imagefactory.actions import resolve, verify
-from imagefactory.stages import sign
-from imagefactory.stages.kits import KitPlace, write_kit
-from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import find_in, local_place, read_court, registry_of
 from imagefactory.suite import table as frameworks
 from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.verdict import Standing
 from imagefactory.trust.policy import Grant, add_key
-from imagefactory.verify.model import Hardware
+from imagefactory.trust.verdict import Standing
 from imagefactory.verify.nonces import NonceError
-from imagefactory.actions import workflow
+from imagefactory.verify.report import Hardware
 from tests.made.command import Call, say
 from tests.made.engine_of_one_row import remember_runners
 from tests.made.factory import NAME, put_image
@@ -245,16 +242,16 @@ def test_a_nonce_is_spent_once(factory: Factory, target: Target) -> None:
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
-        sign.sign_report(factory, done.report, sign.signing_key(factory, NOW), NOW)
+        verdicts.sign_report(factory, done.report, verdicts.signing_key(factory, NOW), NOW)
 
 
 def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Factory, target: Target) -> None:
     put_image(factory, target)
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
-    key = sign.signing_key(factory, NOW)
+    key = verdicts.signing_key(factory, NOW)
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
-        sign.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
+        verdicts.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
 
 def test_what_no_gpu_said_is_not_signed(factory: Factory, target: Target) -> None:

@@ -16,24 +16,28 @@ from typing import Any
 import pytest
 
 from imagefactory import cli
+from imagefactory.actions import promote, verdicts, verify
+from imagefactory.actions.transfer import PushOptions, push_target
+from imagefactory.actions.verdicts import find_in, ledger, read_court, registry_of
+from imagefactory.actions.verify import (
+    CollectedKit,
+    CollectOptions,
+    KitPlace,
+    VerifyOptions,
+    collect,
+    write_kit,
+)
 from imagefactory.errors import EXIT_REGISTRY, CheckFailedError, NoGpuError, RegistryError, UsageError
-from imagefactory.project import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Quiet
-from imagefactory.stages import kits, statements
-from imagefactory.actions import promote
-from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, collect, write_kit
-from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.stages.sign import ledger
-from imagefactory.actions.verdicts import find_in, read_court, registry_of
-from imagefactory.actions.verify import VerifyOptions
+from imagefactory.project import Factory
 from imagefactory.trust.keys import PublicKey, keys_folder, make_key
-from imagefactory.trust.verdict import Judged, Standing
 from imagefactory.trust.policy import Grant, add_key
-from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS
+from imagefactory.trust.verdict import Judged, Standing
 from imagefactory.verify.nonces import NonceError, NonceLedger
+from imagefactory.verify.report import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
 from tests.made.registry import RegistryMadeHere, registry_made_here
@@ -293,17 +297,17 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
 ) -> None:
     """The nonce is spent and the registry is down: the next call attaches the very same verdict."""
     site.runs()
-    attach = statements.attach_signed
+    attach = verdicts.attach_signed
 
     def refuse(*_: Any) -> tuple[str, ...]:
         raise RegistryError("registry-down", "it is down")
 
-    monkeypatch.setattr(kits, "attach_signed", refuse)
+    monkeypatch.setattr(verify, "attach_signed", refuse)
     with pytest.raises(RegistryError):
         site.collects()
-    first = kits.unsettled(site.bench.ledger, site.bench.kit)
+    first = verify.unsettled(site.bench.ledger, site.bench.kit)
     assert first is not None
-    monkeypatch.setattr(kits, "attach_signed", attach)
+    monkeypatch.setattr(verify, "attach_signed", attach)
     done = site.collects()
     assert done.again
     assert (done.verdict, [judged.proves for judged in site.judged()]) == (first[0].verdict, [True])
@@ -320,10 +324,10 @@ def test_tags_that_could_not_move_are_moved_by_the_same_call_again(
     def refuse(*_: Any) -> None:
         raise RegistryError("registry-down", "it is down")
 
-    monkeypatch.setattr(kits, "promote", refuse)
+    monkeypatch.setattr(verify, "promote", refuse)
     with pytest.raises(RegistryError):
         site.collects(promote=True)
-    monkeypatch.setattr(kits, "promote", move)
+    monkeypatch.setattr(verify, "promote", move)
     done = site.collects(promote=True)
     assert done.again
     assert done.promotion is not None
@@ -429,7 +433,7 @@ def test_a_tag_that_stays_fails_the_command_but_not_the_verdict(
         fates=(),
         faults=((TAG, RegistryError("tag-kept", f"cannot delete {TAG}")),),
     )
-    monkeypatch.setattr(kits, "promote", lambda *_: stays)
+    monkeypatch.setattr(verify, "promote", lambda *_: stays)
     site.runs()
     capsys.readouterr()
     assert command("collect", str(site.bench.kit), "--promote", "--json") == EXIT_REGISTRY

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base.above import read_facts, write_difference
+from imagefactory.build.base.make import read_facts, write_difference
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import Layer
 from imagefactory.progress import Quiet
 
 PLAIN = "application/vnd.oci.image.layer.v1.tar"

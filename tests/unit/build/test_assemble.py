@@ -24,17 +24,25 @@ from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base.image import BaseImage, ComingBase, _tag, as_coming
 from imagefactory.build.base.look import base_key
 from imagefactory.build.layer_lock import image_of, lock_layers
-from imagefactory.build.layer_plan import BUCKETS, MORE_OWN_LAYERS, MOST_OWN_LAYERS, OWN_LAYER_BYTES, LayerInputs, LayerPlan, wheel_part
+from imagefactory.build.layer_plan import (
+    BUCKETS,
+    MORE_OWN_LAYERS,
+    MOST_OWN_LAYERS,
+    OWN_LAYER_BYTES,
+    LayerInputs,
+    LayerPlan,
+    wheel_part,
+)
+from imagefactory.build.layers import BaseCompiler
 from imagefactory.build.protocol import Supplies
-from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.build.wheel_layer import Prefix
 from imagefactory.errors import BuildError, DownloadError
-from imagefactory.lock.arrivals import Arrivals
+from imagefactory.lock.download import Arrivals
 from imagefactory.lock.layers import format_layer_lock, parse_layer_lock, wrong_entries
 from imagefactory.model import BaseLock, Definition, LockedWheel
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image, Layer
+from imagefactory.oci.manifests import Image, Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines, Quiet, Task
 from tests.made.compiled import compile_here

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.engines.claims import describe_lost, settle_claims
+from imagefactory.build.assemble import describe_lost, settle_claims
+from imagefactory.build.definition import define, rank_wheels
 from imagefactory.errors import BuildError
 from imagefactory.model import LockedWheel
-from imagefactory.build.definition import define, rank_wheels
 from tests.made.values import make_base, make_lock, make_target
 
 A, B, C = "a-1-py3-none-any.whl", "b-1-py3-none-any.whl", "c-1-py3-none-any.whl"

@@ -13,17 +13,17 @@ from typing import IO, Any
 
 import pytest
 
-from imagefactory.build import layer_plan, layers as layer_work, wheel_layer
+from imagefactory.build import layer_plan, wheel_layer
+from imagefactory.build import layers as layer_work
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base.image import BaseImage
-from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.build.layers import BaseCompiler
 from imagefactory.build.wheel_layer import Member
 from imagefactory.model import Definition, LockedWheel
 from imagefactory.oci import layers, unpack
-from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import Codec, Compressor, codec
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image, Layer
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import Image, Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import QUIET
 from tests.made.compiled import compile_here

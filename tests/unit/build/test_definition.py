@@ -7,11 +7,10 @@ import io
 import pytest
 from dockerfile_parse import DockerfileParser
 
+from imagefactory.build.definition import define, pyvenv_cfg, venv_links
+from imagefactory.build.render import instructions, render_apptainer, render_dockerfile
 from imagefactory.errors import RecipeError
 from imagefactory.model import Definition
-from imagefactory.render.apptainer import render_apptainer
-from imagefactory.build.definition import define, pyvenv_cfg, venv_links
-from imagefactory.render.dockerfile import instructions, render_dockerfile
 from tests.made.diagnostics import reports
 from tests.made.values import make_base, make_lock, make_target
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.engines.buildx import (
+from imagefactory.build.docker import (
     LONGEST_LINE,
     TAIL_LINES,
     Build,

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.build import steps
+from imagefactory.build.definition import define, pyvenv_cfg, venv_links
+from imagefactory.build.folders import check_definitions, copied_files, render, write_definitions
+from imagefactory.build.render import _environment, instructions, render_apptainer, render_dockerfile
 from imagefactory.errors import LockError, RecipeError, UsageError
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
@@ -20,12 +24,6 @@ from imagefactory.model import Base, Definition, Lock, OwnFile, Start, Target
 from imagefactory.recipes.expand import expand_sound
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import named_packages
-from imagefactory.render import quoting
-from imagefactory.render.apptainer import render_apptainer
-from imagefactory.build.definition import define, pyvenv_cfg, venv_links
-from imagefactory.render.dockerfile import instructions, render_dockerfile
-from imagefactory.build.folders import check_definitions, copied_files, render, write_definitions
-from imagefactory.build.render import _environment
 from imagefactory.suite import table
 from tests.made.rendered import SECTIONS, body, parsed, sections
 from tests.made.values import make_base, make_lock, make_target
@@ -319,7 +317,7 @@ def test_templates_print_nothing_without_a_filter() -> None:
 
 
 def test_array_is_json() -> None:
-    assert quoting.array(("python", 'a "b" $c')) == '["python", "a \\"b\\" $c"]'
+    assert steps.array(("python", 'a "b" $c')) == '["python", "a \\"b\\" $c"]'
 
 
 # --- folders ---------------------------------------------------------------------------------------

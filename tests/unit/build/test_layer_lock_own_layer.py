@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from imagefactory.engines.own_layer import lay_own_files, own_title
+from imagefactory.build.definition import define
+from imagefactory.build.layer_lock import lay_own_files, own_title
 from imagefactory.errors import BuildError
 from imagefactory.model import Definition, OwnFile
 from imagefactory.oci.layers import Segment, codec
-from imagefactory.build.definition import define
 from tests.made.values import make_base, make_lock, make_target
 
 

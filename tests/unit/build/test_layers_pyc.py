@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.build.layers import BaseCompiler
 from imagefactory.errors import BuildError
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"

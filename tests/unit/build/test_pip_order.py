@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.files import format_lock_files
-from imagefactory.model import Definition, LockedWheel
 from imagefactory.build.definition import define, rank_wheels
 from imagefactory.build.steps import INPUT, PIP, REQUIREMENTS, steps
+from imagefactory.lock.files import format_lock_files
+from imagefactory.model import Definition, LockedWheel
 from tests.made.values import make_base, make_lock, make_target
 
 PROGRAM = """\

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build import secrets
+from imagefactory.build.conda_install import Failure
 from imagefactory.build.secrets import BuildSecrets, find_secrets, linker_failure
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelAccess, ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.build.conda_install import Failure
 
 PLAIN = PackageIndex(url="", origin="uv's default", certificates="", proxy="", environment=())
 

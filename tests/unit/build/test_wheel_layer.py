@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.build.layers import BaseCompiler
 from imagefactory.build.wheel_layer import SHORT_TEXT, TEXT, Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, Segment, codec

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions.images import Promoting
+from imagefactory.actions.promote import promote
 from imagefactory.errors import EXIT_CHECK, EXIT_NOTHING_SELECTED
+from imagefactory.extras.nightly.night import waiting_tags
 from imagefactory.oci.candidates import APPROVAL_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
-from imagefactory.actions.images import Promoting
-from imagefactory.extras.nightly.night import waiting_tags
-from imagefactory.actions.promote import promote
 from imagefactory.trust.approval import Approvable, parse_approval, sign_approval
-from imagefactory.trust.attached import Statement, put_statement, read_statements
+from imagefactory.trust.attached import Statement, put_statement, read_statements, read_subject
 from imagefactory.trust.envelope import parse_envelope
 from imagefactory.trust.keys import keys_folder, read_signing_key
-from imagefactory.verdicts.subject import read_subject
 from tests.made.command import Said, json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from imagefactory import errors
 from imagefactory.cli import cli
-from imagefactory.cli.groups import Group, leaves
+from imagefactory.cli.arguments import Group, leaves
 from tests.made.command import Call
 
 SILENT = {"run": "its output is the command's", "completion": "it prints a script for a shell"}

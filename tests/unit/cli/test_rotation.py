@@ -14,21 +14,19 @@ from typing import Any
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, open_catalogue, sign_catalogue
-from imagefactory.trust.invitation import parse_invitation
-from imagefactory.catalogue.model import Catalogue
-from imagefactory.trust.offers import judge_offer
-from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
-from imagefactory.catalogue.publish import publish_catalogue
+from imagefactory.actions.publish import read_current
+from imagefactory.actions.verdicts import attach_signed
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
-from imagefactory.actions.publish import read_current
-from imagefactory.stages.statements import attach_signed
+from imagefactory.trust.catalog import LIFE, Catalogue, open_catalogue, sign_catalogue
+from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
+from imagefactory.trust.invitation import parse_invitation
 from imagefactory.trust.keys import SigningKey, keys_folder, read_signing_key
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.offers import judge_offer, publish_catalogue
 from imagefactory.trust.policy import Trust, parse_trust
+from imagefactory.trust.verdict import Standing
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
@@ -250,10 +248,10 @@ def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -
 
 
 def test_a_retired_key_takes_back_nothing_of_its_successor(site: Bench) -> None:
+    from imagefactory.actions.verdicts import Attaching, attach_to
     from imagefactory.oci.candidates import REVOCATION_TYPE
-    from imagefactory.stages.statements import Attaching, attach_to
-    from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
-    from imagefactory.verdicts.subject import read_subject
+    from imagefactory.trust.attached import read_subject
+    from imagefactory.trust.judgement import Withdrawal, sign_revocation
 
     lab = key_named(site, "lab")
     rotate(site)

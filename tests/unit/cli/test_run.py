@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions import run
 from imagefactory.model import Completed, Mount, RunSpec, Start
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.runtime.here import HERE
-from imagefactory.actions import run
 from tests.made.command import Call
 from tests.made.emulated import TOLD
 from tests.made.layout import add_image

@@ -13,23 +13,24 @@ from typing import Any
 import pytest
 
 from imagefactory import errors
-from imagefactory.cli.registry import parse_age
+from imagefactory.cli.store import parse_age
 from imagefactory.errors import UsageError
 from imagefactory.oci.candidates import PUSHED_TYPE
 from imagefactory.oci.graph import Graph, Place, read_graph
 from imagefactory.oci.layout import (
     Layout,
+    LayoutStore,
 )
-from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
+    Sif,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
@@ -379,7 +380,7 @@ def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("imagefactory.oci.registry.exchange.Patience.wait", lambda *_: 0.0)
+    monkeypatch.setattr("imagefactory.oci.registry.session.Patience.wait", lambda *_: 0.0)
     push(call, registry, "one-12.1-cu121", path="")
     layer = graph.blobs[1].digest
     registry.shelves.blobs[layer] = b"x" * len(registry.shelves.blobs[layer])

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions import promote
+from imagefactory.actions.verdicts import attach_signed
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
 from imagefactory.oci.artifacts import WITHDRAWN, put_artifact
@@ -27,17 +29,14 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
-from imagefactory.actions import promote
-from imagefactory.stages.statements import attach_signed
-from imagefactory.trust.attached import Statement, put_statement, read_verdicts
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.attached import Statement, put_statement, read_subject, read_verdicts
 from imagefactory.trust.tags import PromotionRule, TagCandidate, TagFate, decide_tags
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench

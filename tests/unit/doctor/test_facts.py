@@ -12,17 +12,17 @@ import pytest
 
 from imagefactory.access import Access
 from imagefactory.doctor import look
-from imagefactory.doctor.ask import _ask_conda
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts, Probe, SandboxAttempt
 from imagefactory.doctor.judge import can_build, decide, explain_refusal
 from imagefactory.doctor.look import (
+    _ask_conda,
     examine,
     find_lost_gpus,
     gather,
     has_subordinate_ids,
 )
 from imagefactory.errors import ToolError
-from imagefactory.runners.amd_devices import AmdGpus
+from imagefactory.runtime.devices import AmdGpus
 from imagefactory.settings.load import load_settings
 from tests.services.gpu_host import Told, make_host
 

@@ -8,8 +8,8 @@ import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence, answer_cell, ask, beside
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Library, Modules, Package, Question
 from imagefactory.gpu.predict import predict
+from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Library, Modules, Package, Question
 from imagefactory.model import LockedWheel
 from tests.made.values import make_conda, make_lock, make_target
 

@@ -14,8 +14,8 @@ from imagefactory.gpu.frameworks import (
     role_of,
 )
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.values import Answer, Contents, Library
 from imagefactory.gpu.predict import predict_all
+from imagefactory.gpu.values import Answer, Contents, Library
 from tests.made.contents import contents, library, tensorflow_2_18, torch_2_3
 
 MAGMA = "linear algebra that MAGMA computes (LU, LDL)"

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions import scan_wheels
 from imagefactory.errors import UsageError
-from imagefactory.gpu import compared, knowledge
+from imagefactory.gpu import contradictions, knowledge
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
-from imagefactory.gpu.knowledge.scans import parse_scanned
+from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned
 from imagefactory.gpu.knowledge.tables import covers, numbers
-from imagefactory.gpu.knowledge.packages import parse_bound
 from imagefactory.gpu.values import Answer, Contents, Library, Modules
 from imagefactory.progress import Quiet
-from imagefactory.actions import scan_wheels
 from imagefactory.versions import natural
 
 ROOT = Path(knowledge.__file__).parents[3]
@@ -218,13 +217,13 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def differences() -> tuple[compared.Difference, ...]:
-    return compared.find_differences()
+def differences() -> tuple[contradictions.Difference, ...]:
+    return contradictions.find_differences()
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.1"])
 def test_turing_lacks_linear_algebra_though_documented(
-    version: str, differences: tuple[compared.Difference, ...]
+    version: str, differences: tuple[contradictions.Difference, ...]
 ) -> None:
     found = [
         one
@@ -238,12 +237,14 @@ def test_turing_lacks_linear_algebra_though_documented(
     assert hole.scanned_source.startswith("measured ")
 
 
-def test_what_is_documented_and_missing_comes_first(differences: tuple[compared.Difference, ...]) -> None:
+def test_what_is_documented_and_missing_comes_first(
+    differences: tuple[contradictions.Difference, ...],
+) -> None:
     more = [one.documented is Answer.NO for one in differences]
     assert more == sorted(more)
 
 
-def test_documented_ptx_that_is_not_there(differences: tuple[compared.Difference, ...]) -> None:
+def test_documented_ptx_that_is_not_there(differences: tuple[contradictions.Difference, ...]) -> None:
     missing = {(one.framework, one.version): one.reason for one in differences if not one.capabilities}
     assert "compute_120 is not in libtorch_cuda.so" in missing["torch", "2.12.1"]
     assert ("torch", "2.9.1") not in missing  # none is documented for CUDA 12.8
@@ -252,7 +253,7 @@ def test_documented_ptx_that_is_not_there(differences: tuple[compared.Difference
 def test_the_parts_of_a_plugin_are_one_build() -> None:
     builds = [
         {wheel.package for wheel in build}
-        for build in compared.builds(knowledge.scanned_wheels())
+        for build in contradictions.builds(knowledge.scanned_wheels())
         if build[0].package.startswith("jax-cuda")
     ]
     assert {"jax-cuda13-pjrt", "jax-cuda13-plugin"} in builds

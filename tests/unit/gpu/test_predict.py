@@ -28,10 +28,18 @@ from imagefactory.gpu.drivers import (
     read_driver,
 )
 from imagefactory.gpu.knowledge import Documented, capabilities
+from imagefactory.gpu.predict import (
+    generic_modules,
+    predict,
+    predict_all,
+    predict_code,
+    reach,
+    runs,
+    usual_codes,
+    with_driver,
+)
 from imagefactory.gpu.values import Answer, Contents, Modules, Prediction, Reach
-from imagefactory.gpu.predict import predict, predict_all, predict_code, with_driver
-from imagefactory.gpu.rules import generic_modules, reach, runs, usual_codes
-from imagefactory.verify.predicted import predict_coverage
+from imagefactory.verify.gpu_run import predict_coverage
 from tests.made.contents import (
     contents,
     library,

@@ -14,17 +14,33 @@ from imagefactory.cli.submit import KINDS
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.jobs.htcondor import (
+    ROWS_MOST,
+    RUN,
+    SubmitRun,
+    SubmittedImage,
+    check_columns,
+    format_arguments,
+    format_gpu_request,
+    format_runs,
+    format_submit,
+)
+from imagefactory.jobs.make import gathering
+from imagefactory.jobs.offer import GpuClass, choose_form, forms_of
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import WHOLE_GPUS
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import SITES, find_site
-from imagefactory.schedulers.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
+from imagefactory.schedulers.sizes import (
+    GB,
+    disk_of,
+    format_size,
+    image_disk,
+    memory_of,
+    parse_size,
+    parse_time,
+)
 from imagefactory.settings.choices import SITES as SETTING_SITES
-from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.submit.gather import gathering
-from imagefactory.submit.gpu_request import format_gpu_request
-from imagefactory.jobs.offer import GpuClass
-from imagefactory.jobs.htcondor import ROWS_MOST, RUN, SubmitRun, SubmittedImage, check_columns, format_arguments, format_runs, format_submit
 from tests.made.offers import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
 from tests.services.tier import many
 

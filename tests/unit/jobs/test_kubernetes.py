@@ -17,14 +17,12 @@ import yaml
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.jobs.kubernetes import FILES_MOST, format_manifest, node_terms
+from imagefactory.jobs.make import first_trial, read_files
+from imagefactory.jobs.offer import GpuClass, choose_form, forms_of
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB
-from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.jobs.kubernetes import FILES_MOST, format_manifest, node_terms
-from imagefactory.jobs.offer import GpuClass
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
-from imagefactory.submit.trial import first_trial
-from imagefactory.submit.write import read_files
 from tests.made.offers import IMAGE, NOW, REFERENCE, gpu_class, offer
 
 SCHEMA = jsonschema.Draft202012Validator(

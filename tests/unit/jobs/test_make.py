@@ -11,22 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import ASK_CENTER, LIFE, sign_catalogue
-from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.jobs.htcondor import SubmitRun
+from imagefactory.jobs.make import SubmitAsk, SubmitMade, check_files, make_submit, summary, write_made
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import digest_of
+from imagefactory.progress import Quiet
 from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sites import find_site
-from imagefactory.progress import Quiet
-from imagefactory.jobs.make import SubmitAsk, SubmitMade, make_submit, summary
-from imagefactory.jobs.htcondor import SubmitRun
-from imagefactory.submit.write import check_files, write_made
+from imagefactory.trust.catalog import ASK_CENTER, LIFE, Catalogue, sign_catalogue
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.verdicts.statement import sign
 from imagefactory.trust.policy import Policy, Trust
-from imagefactory.verify.model import Hardware
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import Hardware
 from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.made.command import Call, Said, say
 from tests.made.verdicts import (

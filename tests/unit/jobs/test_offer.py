@@ -8,8 +8,14 @@ import pytest
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import Answer, Basis
+from imagefactory.jobs.offer import (
+    Grounds,
+    cuda_of_driver,
+    known_capabilities,
+    proven_grounds,
+    with_predictions,
+)
 from imagefactory.model import Outcome
-from imagefactory.jobs.offer import Grounds, cuda_of_driver, known_capabilities, proven_grounds, with_predictions
 from imagefactory.trust.verdict import Standing
 from tests.made.offers import expired, failed, prediction, verdict
 

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagefactory.extras.lint.image import read_image
+from imagefactory.extras.lint.reach import find_reach, read_asked
+from imagefactory.extras.lint.reader import parse_submit_file
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.jobs.make import SubmitMade, wish_of
+from imagefactory.jobs.offer import Wish, by_class, find_places, format_places, forms_of, look
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB, MB
-from imagefactory.submit.check.asked import read_asked
-from imagefactory.extras.lint.image import read_image
-from imagefactory.extras.lint.reach import find_reach
-from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.submit.forms import forms_of
-from imagefactory.jobs.make import SubmitMade, wish_of
-from imagefactory.submit.places import Wish, by_class, find_places, format_places, look
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
 from tests.made.offers import NOW, gpu_class, offer, verdict
 
 HAS = {"Arch": "X86_64", "HasDockerURL": True, "HasSIF": True, "Memory": 515000, "Cpus": 64, "Disk": 1 << 30}

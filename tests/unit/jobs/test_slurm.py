@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.jobs.offer import choose_form, forms_of
+from imagefactory.jobs.slurm import NO_GPU, SlurmRequest, format_reach, format_sbatch, request_gpus
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB
-from imagefactory.pools.slurm.nodes import parse_nodes
-from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.jobs.slurm import NO_GPU, SlurmRequest, format_reach, format_sbatch, request_gpus
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.schedulers.slurm.nodes import parse_nodes
 from tests.made.offers import IMAGE, NOW, gpu_class, offer
 
 RUNS = SubmitRun(name="train", executable="train.sh")

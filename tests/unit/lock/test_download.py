@@ -24,11 +24,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import DownloadError
+from imagefactory.http import Patience, Web
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedConda, LockedWheel
 from imagefactory.progress import Quiet, Task
-from imagefactory.http import Patience, Web
 from tests.services.children import LIMIT, child, wait_for
 
 Wanted = tuple[LockedWheel, ...]

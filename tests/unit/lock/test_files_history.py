@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.files import write_lock
-from imagefactory.lock.history import former_locks
-from imagefactory.lock.moves import lock_moves
-from imagefactory.model import LockedWheel
 from imagefactory.extras.nightly.night import last_commit
+from imagefactory.lock.files import former_locks, lock_moves, write_lock
+from imagefactory.model import LockedWheel
 from tests.made.values import make_lock, make_target
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from imagefactory.lock.moves import base_moves, lock_moves
+from imagefactory.lock.files import base_moves, lock_moves
 from imagefactory.model import BaseLock, DebianPackage, LockedWheel
 from tests.made.values import make_lock
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.pypi.git_version import NoGitVersionError, git_version
+from imagefactory.lock.git import NoGitVersionError, git_version
 from tests.made.git_tree import GitTree
 
 

@@ -10,15 +10,10 @@ from datetime import timedelta
 
 import pytest
 
-from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.matrix.combos import Combo, ComboEntry, ComboState, Told, columns, make_combos, unite
-from imagefactory.matrix.plan import Ruling
-from imagefactory.matrix.ranges import make_ranges, neighbours
-from imagefactory.model import Outcome
-from imagefactory.report.tables import (
+from imagefactory.extras.site.tables import (
     HEADER,
     INVALID_HEADER,
+    Tables,
     format_invalid,
     format_markdown,
     format_ranges,
@@ -26,7 +21,21 @@ from imagefactory.report.tables import (
     format_valid,
     tables_json,
 )
-from imagefactory.extras.site.tables import Tables
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.matrix.combos import (
+    Combo,
+    ComboEntry,
+    ComboState,
+    Told,
+    columns,
+    make_combos,
+    make_ranges,
+    neighbours,
+    unite,
+)
+from imagefactory.matrix.plan import Ruling
+from imagefactory.model import Outcome
 from imagefactory.trust.claims import REFUSALS
 from imagefactory.trust.verdict import Standing
 from tests.made.claims import NOW, judged

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from imagefactory import __version__, errors
 from imagefactory.gpu.capability import parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.compared import Difference
+from imagefactory.gpu.contradictions import Difference
 from imagefactory.gpu.values import Answer, Basis, Contents, Library, Modules, Package, Question
 from imagefactory.matrix.compat import (
     ANY,
@@ -37,10 +37,18 @@ from imagefactory.matrix.compat import (
     with_releases,
 )
 from imagefactory.oci.layout import Layout
-from imagefactory.views.compat import LEGEND, LETTERS, format_covers, format_differences, format_gpu, format_rows, letters
-from imagefactory.views.text import Sources
 from imagefactory.scan.findings import FileFinding
-from imagefactory.scan.records import LayerScan, format_scan
+from imagefactory.scan.layers import LayerScan, format_scan
+from imagefactory.views.compat import (
+    LEGEND,
+    LETTERS,
+    format_covers,
+    format_differences,
+    format_gpu,
+    format_rows,
+    letters,
+)
+from imagefactory.views.text import Sources
 from tests.made.command import Call
 from tests.made.layout import add_image
 

@@ -9,19 +9,17 @@ import pytest
 
 from imagefactory.errors import FactoryError
 from imagefactory.fs import no_space
+from imagefactory.http import RefusedError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.candidates import check_tag
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import choose_image
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import Descriptor, choose_image
 from imagefactory.oci.registry.session import RegistryOptions, RegistrySession
 from imagefactory.oci.store import parse_reference
 from imagefactory.oci.tar_stream import EntryError, layer_error
-from imagefactory.runners import docker_words
-from imagefactory.runtime import unshare
+from imagefactory.runtime import docker, unshare
 from imagefactory.runtime.limits import parse_limits
-from imagefactory.runners.spec import check_spec, planned_mounts
-from imagefactory.http import RefusedError
+from imagefactory.runtime.protocol import check_spec, planned_mounts
 
 DIGEST = "sha256:" + "a" * 64
 REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
@@ -95,7 +93,7 @@ def returned(error: FactoryError) -> None:
             "choose another workdir",
         ),
         (
-            lambda: returned(docker_words.explain("bind source path does not exist: /x")),
+            lambda: returned(docker.explain("bind source path does not exist: /x")),
             "mount-failed",
             "cannot mount this inside the image: bind source path does not exist: /x",
             "check the paths of the mount",

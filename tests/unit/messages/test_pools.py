@@ -10,21 +10,20 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import FactoryError
+from imagefactory.extras.lint.reader import parse_submit_file
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.jobs.offer import choose_form, forms_of
+from imagefactory.jobs.slurm import request_gpus
 from imagefactory.matrix.plan import check_rules
 from imagefactory.matrix.rows import parse_rows
+from imagefactory.schedulers.cells import check_allowed, parse_tuple
 from imagefactory.schedulers.htcondor.ads import parse_status
 from imagefactory.schedulers.inventory import parse_inventory
 from imagefactory.schedulers.pool import open_pool
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB, parse_size
-from imagefactory.pools.slurm.commands import run
-from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.jobs.slurm import request_gpus
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
-from imagefactory.schedulers.cells import check_allowed
+from imagefactory.schedulers.slurm.nodes import run
 from imagefactory.schedulers.sweep_file import read_sweep
-from imagefactory.sweeps.tuples import parse_tuple
 from tests.made.offers import NOW, gpu_class, offer
 
 GENERIC = find_site("generic")

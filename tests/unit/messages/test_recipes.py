@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from imagefactory.build.assemble import settle_claims
 from imagefactory.build.base.pulled import check_carried
-from imagefactory.engines.claims import settle_claims
+from imagefactory.build.definition import define
 from imagefactory.errors import FactoryError, RecipeError
 from imagefactory.model import Completed
 from imagefactory.recipes.bases import parse_bases
 from imagefactory.recipes.expand import expand_all, select
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.build.definition import define
 from tests.made.values import make_base, make_lock, make_target
 
 RECIPE = """\

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import FactoryError
-from imagefactory.project import Factory
-from imagefactory.model import Target
-from imagefactory.oci.store import Reference
-from imagefactory.progress import QUIET
-from imagefactory.settings.load import Setting
-from imagefactory.stages.add import plan_addition
 from imagefactory.actions.build import BuildOptions, check_build
 from imagefactory.actions.centers import Center, split_name
-from imagefactory.actions.resolve import choose_image, refuse_cpu
-from imagefactory.extras.wheels.build import refuse_amd
-from imagefactory.stages.copy import Copying, copy_image
 from imagefactory.actions.inspect import inspect_place
 from imagefactory.actions.join import invitation_of
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import require_lock
+from imagefactory.actions.new_project import plan_addition
+from imagefactory.actions.resolve import choose_image, refuse_cpu
+from imagefactory.actions.transfer import Copying, copy_image
+from imagefactory.errors import FactoryError
+from imagefactory.extras.wheels.build import refuse_amd
+from imagefactory.model import Target
+from imagefactory.oci.store import Reference
+from imagefactory.progress import QUIET
+from imagefactory.project import Factory
+from imagefactory.settings.load import Setting
 from imagefactory.trust.policy import read_trust
 from tests.made.factory import NAME
 from tests.made.verdicts import NOW

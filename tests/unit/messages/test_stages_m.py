@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 
 from imagefactory.access import Access, registry_place
-from imagefactory.errors import FactoryError
-from imagefactory.project import recipes_folder, require_own
-from imagefactory.model import FilesWanted, Where
-from imagefactory.schedulers.pool import JobLimits
-from imagefactory.settings.load import load_settings
-from imagefactory.extras.nightly.nights import read_kept_plan
-from imagefactory.stages.own_files import find_own_files
+from imagefactory.actions.definition import find_own_files
 from imagefactory.actions.plan import read_rows
-from imagefactory.extras.site.action import write_report
 from imagefactory.actions.run import find_built, find_stored, offered_reference
 from imagefactory.actions.sweep import check_limits, find_sweep
 from imagefactory.actions.verify import check_output
-from imagefactory.stages.webhook import read_address
+from imagefactory.errors import FactoryError
+from imagefactory.extras.nightly.nights import read_address, read_kept_plan
+from imagefactory.extras.site.action import write_report
+from imagefactory.model import FilesWanted, Where
+from imagefactory.project import recipes_folder, require_own
+from imagefactory.schedulers.pool import JobLimits
+from imagefactory.settings.load import load_settings
 from tests.made.catalogue import make_image
 from tests.made.values import make_target
 

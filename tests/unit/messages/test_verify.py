@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.trust.catalog import open_catalogue, sign_catalogue
-from imagefactory.trust.catalog_package import catalogue_place
 from imagefactory.errors import FactoryError
 from imagefactory.gpu.knowledge import find_gpu
+from imagefactory.trust.catalog import open_catalogue, sign_catalogue
+from imagefactory.trust.catalog_package import catalogue_place
 from imagefactory.trust.keys import find_key, read_signing_key
-from imagefactory.verdicts.statement import sign
 from imagefactory.trust.policy import named_key, parse_trust, read_text
+from imagefactory.trust.verdict import sign
 from imagefactory.verify.kits import read_folder, read_nonce
-from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import LIFETIME, AskedRun, NonceLedger, check_open, check_run
+from imagefactory.verify.report import Subject
 from tests.made.catalogue import make_catalogue
 from tests.made.verdicts import LAB, NOW, TRUST, whole_report
 

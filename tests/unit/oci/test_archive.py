@@ -19,12 +19,17 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.oci.archive import FORMATS, export
-from imagefactory.oci.docker_archive import Taking, stream_docker, take_docker
+from imagefactory.oci.archive import FORMATS, Taking, export, stream_docker, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, canonical_json
-from imagefactory.oci.model import Descriptor, Image
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    Image,
+    canonical_json,
+)
 from imagefactory.progress import Quiet
 
 NAME = "pytorch:2.3-cu121"

@@ -11,12 +11,17 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.blob_writer import BlobWriter
-from imagefactory.oci.collect import collect
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
-from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.layout import BlobWriter, Layout, LayoutStore
+from imagefactory.oci.maintenance import collect
+from imagefactory.oci.manifests import (
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    Layer,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+)
 from imagefactory.progress import Quiet
 from tests.made.layout import LAYER_TYPE, add_image
 from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, artifact, blob, image_manifest, odd_image

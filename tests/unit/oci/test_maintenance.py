@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.maintenance import Checked, check
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import digest_of
-from imagefactory.oci.model import Layer
+from imagefactory.oci.maintenance import Checked, check
+from imagefactory.oci.manifests import Layer, digest_of
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 from tests.made.filled_store import covered, fill

@@ -12,8 +12,8 @@ import pytest
 
 from imagefactory import fs
 from imagefactory.errors import EXIT_BUILD
-from imagefactory.oci.collect import Freed, collect
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.maintenance import Freed, collect
 from imagefactory.progress import Quiet
 from imagefactory.runtime.sandbox.keeper import make_scratch
 from imagefactory.trees import alone_in, remove_tree

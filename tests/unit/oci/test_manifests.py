@@ -7,21 +7,21 @@ import json
 import pytest
 
 from imagefactory.errors import NoPlatformError, RegistryError
+from imagefactory.http import Patience
 from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.manifests import (
     ATTESTATION,
     INDEX_TYPE,
     MANIFEST_TYPE,
+    Descriptor,
     choose_image,
     digest_of,
     media_type_of,
     parse_config,
     read_json,
 )
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
-from imagefactory.http import Patience
+from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.registry import RegistryMadeHere, Repository
 from tests.made.service import service
 

@@ -18,10 +18,9 @@ import pytest
 from imagefactory.build.apptainer import lend_layout
 from imagefactory.errors import BuildError, FactoryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json
-from imagefactory.oci.model import Descriptor, Sif
+from imagefactory.oci.maintenance import collect
+from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, Sif, canonical_json
 from imagefactory.oci.sif import (
     SIF_CONFIG_TYPE,
     SIF_TYPE,
@@ -38,7 +37,16 @@ from imagefactory.oci.sif import (
 )
 from imagefactory.progress import Quiet
 from imagefactory.runtime.apptainer import ApptainerCaller, ApptainerRunner, explain, plan
-from imagefactory.runtime.apptainer_command import CAPABILITIES, ApptainerCommand, ApptainerMachine, SifOrder, clean, explain_missing, lacking_capabilities, mount_option
+from imagefactory.runtime.apptainer_command import (
+    CAPABILITIES,
+    ApptainerCommand,
+    ApptainerMachine,
+    SifOrder,
+    clean,
+    explain_missing,
+    lacking_capabilities,
+    mount_option,
+)
 
 SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0 and the rest"
 TARGET = "pytorch-2.3-cu121"

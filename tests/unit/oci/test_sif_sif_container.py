@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.oci.sif_container import MAGIC, around, for_processor, read_partition
+from imagefactory.oci.sif import MAGIC, around, for_processor, read_partition
 
 PARTITION, LABELS = 0x4004, 0x4006
 FIRST = 4096 + 48 * 585

@@ -13,11 +13,19 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.collect import collect
-from imagefactory.oci.model import Layer
+from imagefactory.oci.maintenance import collect
+from imagefactory.oci.manifests import Layer
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze, format_index, parse_index
-from imagefactory.oci.squash_store import SQUASHED, ChangedError
+from imagefactory.oci.squash_layers import (
+    SQUASHED,
+    ChangedError,
+    LayerIndex,
+    LayerPacker,
+    Packers,
+    Squeeze,
+    format_index,
+    parse_index,
+)
 from imagefactory.oci.squashfs import File, Folder, Link, Owned
 from imagefactory.progress import Quiet
 from tests.made.layer_store import Entry, LayerStore, file, folder, link, make_tar

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.oci.credentials import Credential
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
-from imagefactory.oci.store import Store
 from imagefactory.http import Patience
+from imagefactory.oci.credentials import Credential
+from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.session import RegistryOptions
+from imagefactory.oci.store import Store
 from tests.made.registry import PASSWORD, USER, Ways, registry_made_here
 from tests.made.store_contract import StoreContract
 

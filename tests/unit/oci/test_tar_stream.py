@@ -18,7 +18,7 @@ from imagefactory.errors import StoreError
 from imagefactory.extras.sbom.look import Layers
 from imagefactory.oci import tar_stream
 from imagefactory.oci.inflate import DamagedError, plain_layer
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import Layer
 from imagefactory.oci.tar_stream import EntryError, TarStream, entries
 from tests.made.layer_store import Entry, LayerStore, file, folder, link, make_tar
 from tests.made.layer_trees import (

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from imagefactory.oci.tar_header import HEADER_LIMIT, CappedInfo
+from imagefactory.oci.tar_stream import HEADER_LIMIT, CappedInfo
 
 KINDS = [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
 

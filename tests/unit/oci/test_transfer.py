@@ -15,12 +15,15 @@ from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.candidates import (
     PUSHED_TYPE,
     VERDICT_TYPE,
+    Fate,
     Tagged,
     check_tag,
     kind_of,
+    plan_prune,
     pushed_record,
     read_pushed,
     read_tagged,
+    remove_candidate,
 )
 from imagefactory.oci.graph import (
     EMPTY,
@@ -39,12 +42,11 @@ from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_LIMIT,
     MANIFEST_TYPE,
+    Descriptor,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.model import Descriptor
-from imagefactory.oci.prune import Fate, plan_prune, remove_candidate
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import Brake, Sending, origins_from, remember, send
 from imagefactory.progress import Quiet

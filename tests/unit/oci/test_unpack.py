@@ -17,7 +17,7 @@ import pytest
 from imagefactory.errors import StoreError
 from imagefactory.fs import Removal
 from imagefactory.oci import unpack
-from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.manifests import Descriptor, Layer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet

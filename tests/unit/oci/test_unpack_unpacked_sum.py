@@ -18,9 +18,9 @@ import pytest
 from imagefactory.errors import StoreError
 from imagefactory.fs import Removal, seal
 from imagefactory.oci import unpack
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import Layer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE
-from imagefactory.oci.unpacked_sum import record, what_changed
+from imagefactory.oci.unpack import record, what_changed
 from imagefactory.progress import QUIET, Quiet
 from tests.made.layer_store import LayerStore, file, folder, link, make_tar
 

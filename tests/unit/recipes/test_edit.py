@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.recipes.edit import Addition, add_row
 from imagefactory.recipes.bases import all_bases
+from imagefactory.recipes.edit import Addition, add_row
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe

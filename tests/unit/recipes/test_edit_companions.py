@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from imagefactory.gpu import knowledge
-from imagefactory.recipes.companions import left_out
+from imagefactory.recipes.edit import left_out
 from tests.made.values import make_target
 
 PROMISE = "PyTorch with torchvision and torchaudio where they exist"

@@ -13,12 +13,12 @@ import yaml
 from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target, Where
-from imagefactory.recipes import scaffold, values
+from imagefactory.recipes import edit, values
 from imagefactory.recipes.bases import all_bases, parse_bases
 from imagefactory.recipes.expand import expand, expand_all, expand_sound, select
 from imagefactory.recipes.read import read_bases, read_recipes
-from imagefactory.recipes.reader import MAX_FAULTS
 from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.recipes.values import MAX_FAULTS
 from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_NODES
 from imagefactory.suite.gpu import table as gpu_table
 from tests.made.diagnostics import reports
@@ -637,7 +637,7 @@ def test_offered_goes_by_whole_components() -> None:
 
 @pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime", "cupy", "my-lab"])
 def test_scaffold_parses_and_expands(family: str) -> None:
-    text = scaffold.scaffold(family, bases()).text
+    text = edit.scaffold(family, bases()).text
     recipe = parse_recipe(text, f"recipes/{family}.yaml")
     (target,) = expand(recipe, bases())
     assert target.name.startswith(f"{family}-")
@@ -645,7 +645,7 @@ def test_scaffold_parses_and_expands(family: str) -> None:
 
 
 def test_scaffold_of_a_known_framework_under_another_name() -> None:
-    text = scaffold.scaffold("lab", bases(), framework="Torch").text
+    text = edit.scaffold("lab", bases(), framework="Torch").text
     (target,) = expand(parse_recipe(text, FILE), bases())
     newest = [wheel for wheel in knowledge.cuda_wheels() if wheel.package == "torch"][-1]
     assert (target.framework, target.version, target.cuda) == ("torch", newest.version, newest.cuda)
@@ -655,7 +655,7 @@ def test_scaffold_of_a_known_framework_under_another_name() -> None:
 def test_scaffold_refuses_names(family: str, framework: str) -> None:
     for source in ("pypi", "conda"):
         with pytest.raises(UsageError):
-            scaffold.scaffold(family, bases(), framework=framework, source=source)
+            edit.scaffold(family, bases(), framework=framework, source=source)
 
 
 @pytest.mark.parametrize(
@@ -663,17 +663,17 @@ def test_scaffold_refuses_names(family: str, framework: str) -> None:
     [("pytorch-conda", "pytorch"), ("tensorflow", "tensorflow"), ("jax-conda", "jaxlib"), ("cupy", "cupy")],
 )
 def test_scaffold_of_conda_parses_and_expands(family: str, framework: str) -> None:
-    text = scaffold.scaffold(family, bases(), source="conda").text
+    text = edit.scaffold(family, bases(), source="conda").text
     (target,) = expand(parse_recipe(text, f"recipes/{family}.yaml"), bases())
     assert (target.source, target.framework, target.name) == ("conda", framework, f"{family}-1.0-cu126")
     assert target.channels == ("https://conda.anaconda.org/conda-forge",)
 
 
 def test_scaffold_says_when_a_name_is_condas() -> None:
-    (told,) = scaffold.scaffold("lab", bases(), framework="pytorch").told
+    (told,) = edit.scaffold("lab", bases(), framework="pytorch").told
     assert told == "pytorch is what conda calls it: PyPI's is --framework torch, conda's is --source conda"
-    assert scaffold.scaffold("lab", bases(), framework="tensorflow").told == ()
-    assert scaffold.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()
+    assert edit.scaffold("lab", bases(), framework="tensorflow").told == ()
+    assert edit.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()
 
 
 # --- packages left out ----------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from imagefactory.extras.importers.spec import Wish
 from imagefactory.model import Where
 from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_folder, take_git
-from imagefactory.extras.importers.spec import Wish
 
 HERE = Where(file="requirements.txt", line=1, column=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -18,7 +18,8 @@ from rattler import MatchSpec
 from imagefactory.errors import RecipeError
 from imagefactory.model import Base, Target
 from imagefactory.oci.store import parse_reference
-from imagefactory.recipes import match_spec, scaffold, values
+from imagefactory.recipes import edit, values
+from imagefactory.recipes import values as match_spec
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases
@@ -28,7 +29,7 @@ FOLDER = Path(__file__).parents[3] / "recipes"
 TEXTS = [
     path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
 ]
-TEXTS.append(scaffold.scaffold("lab", read_bases(FOLDER)).text)
+TEXTS.append(edit.scaffold("lab", read_bases(FOLDER)).text)
 BASES = read_bases(FOLDER)
 TEXTS.append(
     TEXTS[0]

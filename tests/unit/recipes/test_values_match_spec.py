@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rattler import MatchSpec
 
-from imagefactory.recipes import match_spec
-from imagefactory.recipes.match_spec import Spec, channel_address, channel_name, normal_spec, parse_spec
+from imagefactory.recipes import values
+from imagefactory.recipes.values import Spec, channel_address, channel_name, normal_spec, parse_spec
 
 SPELLINGS = [
     ("numpy", "numpy"),
@@ -129,7 +129,7 @@ def test_channels() -> None:
     assert channel_name("https://conda.example.org/lab") == "https://conda.example.org/lab"
 
 
-@given(text=st.from_regex(match_spec.SPEC, fullmatch=True))
+@given(text=st.from_regex(values.SPEC, fullmatch=True))
 def test_whatever_the_rule_allows_the_solver_reads(text: str) -> None:
     kept = normal_spec(text)
     assert normal_spec(kept) == kept

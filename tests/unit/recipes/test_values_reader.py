@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from imagefactory.errors import RecipeError
-from imagefactory.recipes import scaffold, values
+from imagefactory.recipes import edit, values
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
@@ -89,7 +89,7 @@ def test_the_trees_files_are_valid_and_name_their_schema(path: Path) -> None:
 
 def test_a_scaffold_is_valid() -> None:
     for source in ("pypi", "conda"):
-        assert schema_accepts(scaffold.scaffold("jax", read_bases(FOLDER), source=source).text)
+        assert schema_accepts(edit.scaffold("jax", read_bases(FOLDER), source=source).text)
 
 
 def test_named_indexes_of_a_family_and_of_a_row_are_accepted_by_both() -> None:

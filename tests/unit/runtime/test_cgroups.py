@@ -9,7 +9,23 @@ from types import SimpleNamespace
 import pytest
 
 from imagefactory.runtime.sandbox import cgroups
-from imagefactory.runtime.sandbox.cgroups import Folder, Group, Parent, Refusal, Watch, find_parent, let_children_run_as_others, look_at, memory_limit, own_groups, remove_stale, run_as_others, scope_helps, sizes, unescape
+from imagefactory.runtime.sandbox.cgroups import (
+    Folder,
+    Group,
+    Parent,
+    Refusal,
+    Watch,
+    find_parent,
+    let_children_run_as_others,
+    look_at,
+    memory_limit,
+    own_groups,
+    remove_stale,
+    run_as_others,
+    scope_helps,
+    sizes,
+    unescape,
+)
 
 # Debian 12, with `systemd.unified_cgroup_hierarchy=0` for the second; options that say nothing are left out.
 V2 = (

@@ -8,9 +8,8 @@ import pytest
 
 from imagefactory.errors import ToolError
 from imagefactory.model import RunSpec
-from imagefactory.runners.amd_devices import find_amd_gpus, processor_of
-from imagefactory.runtime.devices import GpuDevices, find_gpus
-from imagefactory.runners.sandbox_plan import SandboxPaths, plan, read_caller
+from imagefactory.runtime.devices import GpuDevices, find_amd_gpus, find_gpus, processor_of
+from imagefactory.runtime.unshare import SandboxPaths, plan, read_caller
 from tests.made.amd import make_amd_machine
 
 

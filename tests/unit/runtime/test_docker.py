@@ -12,12 +12,10 @@ import pytest
 from imagefactory.build.docker import parse_version
 from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.runners import docker_owner
-from imagefactory.runners.amd_devices import AmdGpus
-from imagefactory.runtime.docker import arguments, plan
+from imagefactory.runtime import docker
+from imagefactory.runtime.devices import AmdGpus
+from imagefactory.runtime.docker import arguments, explain, is_alive, not_started, plan
 from imagefactory.runtime.docker_daemon import DockerDaemon
-from imagefactory.runners.docker_owner import is_alive
-from imagefactory.runners.docker_words import explain, not_started
 
 SPEC = RunSpec(argv=("python", "-c", "print(1)"))
 
@@ -189,8 +187,8 @@ def test_refusals_of_the_daemon_are_errors(
 
 
 def test_owners() -> None:
-    boot = docker_owner.boot_id()
-    mine = docker_owner.this_process()
+    boot = docker.boot_id()
+    mine = docker.this_process()
     assert is_alive(mine, boot)
     gone = re.sub(
         r"\d+$", lambda found: str(int(found[0]) + 1), mine

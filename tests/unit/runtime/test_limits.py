@@ -10,7 +10,16 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
 from imagefactory.runtime import limits
-from imagefactory.runtime.limits import Limits, Room, decide_limits, format_amount, parse_limits, read_room, refuse_limits, say_over
+from imagefactory.runtime.limits import (
+    Limits,
+    Room,
+    decide_limits,
+    format_amount,
+    parse_limits,
+    read_room,
+    refuse_limits,
+    say_over,
+)
 
 ROOM = Room(memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38, files=1 << 26, free_files=1 << 25)
 

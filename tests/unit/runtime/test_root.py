@@ -14,7 +14,14 @@ import pytest
 
 from imagefactory.runtime.sandbox import root as room
 from imagefactory.runtime.sandbox.root import mounts_below, open_target
-from imagefactory.runtime.sandbox.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, SYS_OPENAT2, SetupError, close_all_but, syscall
+from imagefactory.runtime.sandbox.syscalls import (
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    SYS_OPENAT2,
+    SetupError,
+    close_all_but,
+    syscall,
+)
 
 OWN = ("proc", "sys", "dev")
 

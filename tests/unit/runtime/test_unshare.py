@@ -19,13 +19,29 @@ import pytest
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.runtime import unshare
+from imagefactory.runtime.devices import (
+    GpuDevices,
+    count_gpus,
+    find_device_nodes,
+    find_gpus,
+    parse_driver_version,
+    parse_linker_cache,
+)
 from imagefactory.runtime.emulator import Emulator
-from imagefactory.runtime.devices import GpuDevices, count_gpus, find_device_nodes, find_gpus, parse_driver_version, parse_linker_cache
 from imagefactory.runtime.sandbox import keeper, syscalls
-from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
-from imagefactory.runtime.unshare import Sandbox, UnshareRunner, explain, signals_left_to_the_command
+from imagefactory.runtime.unshare import (
+    Caller,
+    Sandbox,
+    SandboxPaths,
+    SandboxPlan,
+    UnshareRunner,
+    explain,
+    identity_map,
+    plan,
+    signals_left_to_the_command,
+)
 from tests.made.deep import MakeDeep
 from tests.made.layer_store import LayerStore, file, make_tar
 

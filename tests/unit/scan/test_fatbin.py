@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 from imagefactory.errors import ToolError, UsageError, extra_hint
 from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.values import Library
-from imagefactory.scan import elf, fatbin, streams, offload, packed
+from imagefactory.scan import fatbin, streams
+from imagefactory.scan import fatbin as elf
+from imagefactory.scan import fatbin as offload
+from imagefactory.scan import streams as packed
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 from tests.services.tier import many
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from imagefactory.scan.elf import skippable
+from imagefactory.scan.fatbin import skippable
 
 WORTH = 1 << 17
 

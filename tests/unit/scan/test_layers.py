@@ -21,18 +21,27 @@ from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.gpu.values import Contents, Package
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci import tar_stream
-from imagefactory.oci.collect import collect
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.model import Layer
-from imagefactory.oci.sif_container import is_sif, read_partition
+from imagefactory.oci.maintenance import collect
+from imagefactory.oci.manifests import Layer
+from imagefactory.oci.sif import is_sif, read_partition
 from imagefactory.progress import Quiet
-from imagefactory.scan import files, layers, records, zip
+from imagefactory.scan import files, layers, zip
+from imagefactory.scan import layers as records
 from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
 from imagefactory.scan.findings import parse_facts, read_name
-from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
-from imagefactory.scan.records import LayerScan, format_scan, parse_scan
-from imagefactory.scan.sif import unpacked_sif
+from imagefactory.scan.layers import (
+    LayerScan,
+    ScanShelf,
+    format_scan,
+    layout_shelf,
+    merge_layers,
+    parse_scan,
+    scan_image,
+    scan_layer,
+    unpacked_sif,
+)
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
 from tests.made.scanned import VERSION, Entry, sif, tar

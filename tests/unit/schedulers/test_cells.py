@@ -13,9 +13,18 @@ from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.values import Answer, Cell, Question
 from imagefactory.matrix.plan import Answerer, TargetStatus
 from imagefactory.model import Outcome
+from imagefactory.schedulers.cells import (
+    SweepAsk,
+    SweepPlan,
+    check_allowed,
+    choose_tuple,
+    driver_of,
+    leave_out_bad,
+    parse_tuple,
+    plan_sweep,
+    within_budget,
+)
 from imagefactory.schedulers.pool import Inventory
-from imagefactory.schedulers.cells import SweepAsk, SweepPlan, check_allowed, driver_of, leave_out_bad, plan_sweep, within_budget
-from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 from imagefactory.trust.verdict import Judged, Standing, Verdict
 from tests.made.claims import TARGET, claim
 from tests.made.sweep import inventory, pool_gpu

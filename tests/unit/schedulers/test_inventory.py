@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.schedulers import inventory
 from imagefactory.schedulers.htcondor.ads import parse_ads
-from imagefactory.schedulers.inventory import format_inventory, parse_inventory, read_inventory, write_inventory
+from imagefactory.schedulers.inventory import (
+    format_inventory,
+    parse_inventory,
+    read_inventory,
+    write_inventory,
+)
 from imagefactory.schedulers.pool import Inventory
 from tests.made.ads import A100, MIG_SLICE, V100, gpu, slot
 

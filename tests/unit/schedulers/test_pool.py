@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.collect import collect_sweep
+from imagefactory.actions.sweep import (
+    SweepBench,
+    SweepOptions,
+    make_sweep,
+    prepare_sweep,
+    read_status,
+    submit_sweep,
+)
+from imagefactory.actions.verify import CollectOptions
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.pool import open_pool
 from imagefactory.progress import Quiet
-from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
-from imagefactory.actions.collect import collect_sweep
-from imagefactory.stages.kits import CollectOptions
-from imagefactory.actions.sweep import SweepBench, SweepOptions, make_sweep, prepare_sweep, read_status, submit_sweep
+from imagefactory.schedulers.pool import open_pool
 from imagefactory.schedulers.sweep_file import SWEEP, read_pool, read_sweep
+from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
 from tests.made import pool_of_one_row
 from tests.made.sweep_site import Site
 

@@ -15,22 +15,37 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions import collect
+from imagefactory.actions.collect import collect_sweep
+from imagefactory.actions.sweep import (
+    Prepared,
+    SweepBench,
+    SweepOptions,
+    find_sweeps,
+    prepare_sweep,
+    read_status,
+)
+from imagefactory.actions.verdicts import ledger
+from imagefactory.actions.verify import CollectOptions
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.events import LIMITS_OVER
-from imagefactory.schedulers.htcondor.pool import HTCondor
-from imagefactory.schedulers.pool import LeftOut, NodeResult
 from imagefactory.progress import Quiet
-from imagefactory.actions import collect
-from imagefactory.actions.collect import collect_sweep
-from imagefactory.stages.kits import CollectOptions
-from imagefactory.stages.sign import ledger
-from imagefactory.actions.sweep import Prepared, SweepBench, SweepOptions, find_sweeps, prepare_sweep, read_status
 from imagefactory.schedulers import underway
 from imagefactory.schedulers.cells import QueuedCell, SweepAsk, SweepPlan, check_allowed
-from imagefactory.schedulers.sweep_file import GONE, NO_KEY, UNSIGNED, CollectedNode, read_collected, read_sweep, write_sweep_file
+from imagefactory.schedulers.htcondor.pool import HTCondor
+from imagefactory.schedulers.htcondor.results import LIMITS_OVER
+from imagefactory.schedulers.pool import LeftOut, NodeResult
+from imagefactory.schedulers.sweep_file import (
+    GONE,
+    NO_KEY,
+    UNSIGNED,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_sweep_file,
+)
 from imagefactory.schedulers.underway import InHand, SweepSeen, leave_out_underway, state_of
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.claims import TARGET

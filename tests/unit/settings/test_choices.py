@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.project import Factory
-from imagefactory.model import RunSpec, Target
-from imagefactory.oci.model import Image
-from imagefactory.progress import Quiet
-from imagefactory.settings.choices import ENGINES, RUNNERS, EngineRow, RunnerRow
-from imagefactory.settings.load import load_settings
 from imagefactory.actions.build import BuildOptions, build_target
 from imagefactory.actions.run import find_built, run_made
+from imagefactory.model import RunSpec, Target
+from imagefactory.oci.manifests import Image
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory
+from imagefactory.settings.choices import ENGINES, RUNNERS, EngineRow, RunnerRow
+from imagefactory.settings.load import load_settings
 from tests.made import engine_of_one_row
 from tests.made.pushed import put_base
 from tests.made.trusted import write_settings

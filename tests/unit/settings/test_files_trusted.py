@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import EXIT_OK, EXIT_TOOL, EXIT_USAGE, UsageError
+from imagefactory.settings.files import UntrustedProjectError, is_trusted, trust_project, untrust_project
 from imagefactory.settings.load import Settings, load_settings
-from imagefactory.settings.trusted import UntrustedProjectError, is_trusted, trust_project, untrust_project
 from imagefactory.trust.keys import make_key
 from imagefactory.trust.policy import read_trust
 from tests.made.command import Said, json_of, say

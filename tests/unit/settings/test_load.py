@@ -25,7 +25,7 @@ from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import SHIPPED, Settings, load_settings
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
-from imagefactory.verify.model import SEEN_HERE
+from imagefactory.verify.report import SEEN_HERE
 from tests.made.trusted import trust, write_settings
 from tests.made.verdicts import LAB, STRANGER
 

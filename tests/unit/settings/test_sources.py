@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.settings.files import JUDGED_ELSEWHERE, TABLES
+from imagefactory.settings.files import JUDGED_ELSEWHERE, TABLES, UntrustedProjectError
 from imagefactory.settings.load import load_settings
-from imagefactory.settings.meanings import MEANINGS
-from imagefactory.settings.sources import REASONS, find_restricted, key_ids, may_be_set
-from imagefactory.settings.trusted import UntrustedProjectError
+from imagefactory.settings.sources import MEANINGS, REASONS, find_restricted, key_ids, may_be_set
 from tests.made.trusted import write_settings
 
 ROOT = Path(__file__).parents[3]

@@ -8,14 +8,23 @@ from datetime import datetime
 
 import pytest
 
-from imagefactory.serialize import format_time
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.oci.manifests import digest_of
-from imagefactory.trust.approval import APPROVAL, LIFE, Approvable, format_approval, judge_approvals, others, parse_approval, sign_approval
+from imagefactory.serialize import format_time
+from imagefactory.trust.approval import (
+    APPROVAL,
+    LIFE,
+    Approvable,
+    format_approval,
+    judge_approvals,
+    others,
+    parse_approval,
+    sign_approval,
+)
 from imagefactory.trust.keys import SigningKey
-from imagefactory.verdicts.statement import SKEW
-from imagefactory.trust.tags import TagFate, approve_tag
 from imagefactory.trust.policy import MOST_SIGNATURES, Trust, TrustedKey, parse_trust
+from imagefactory.trust.tags import TagFate, approve_tag
+from imagefactory.trust.verdict import SKEW
 from tests.made.verdicts import (
     DAY,
     LAB,

@@ -15,23 +15,38 @@ import pytest
 from imagefactory.errors import RegistryError, StatementError, StoreError
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import Place
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, digest_of
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Store
 from imagefactory.progress import Quiet
 from imagefactory.trust import attached
-from imagefactory.trust.attached import MOST_REFUSED, Journal, Rows, Statement, attach, format_row, parse_row, put_all, put_statement, read_revocations, read_verdicts
+from imagefactory.trust.attached import (
+    MOST_REFUSED,
+    Journal,
+    Rows,
+    Statement,
+    attach,
+    format_row,
+    known_statements,
+    parse_row,
+    put_all,
+    put_statement,
+    read_revocations,
+    read_verdicts,
+    reconcile,
+)
 from imagefactory.trust.envelope import LARGEST, format_json
-from imagefactory.trust.judgement import judge_verdicts
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.reconcile import known_statements, reconcile
-from imagefactory.verdicts.revocation import Withdrawal, format_revocation, judge_revocations, sign_revocation
-from imagefactory.verdicts.statement import sign
+from imagefactory.trust.judgement import (
+    Withdrawal,
+    format_revocation,
+    judge_revocations,
+    judge_verdicts,
+    sign_revocation,
+)
 from imagefactory.trust.policy import Trust
-from imagefactory.verify.model import Subject
+from imagefactory.trust.verdict import Standing, sign
+from imagefactory.verify.report import Subject
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.store_contract import image_manifest
 from tests.made.verdicts import (

@@ -16,11 +16,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.trust.catalog import FORM, LIFE, format_catalogue, open_catalogue, parse_catalogue, sign_catalogue
-from imagefactory.catalogue.model import Catalogue
-from imagefactory.trust.offers import find_offer
-from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
-from imagefactory.catalogue.publish import make_artifact
+from imagefactory.actions.read_catalog import read_catalogue
 from imagefactory.errors import (
     NothingSelectedError,
     RegistryError,
@@ -30,12 +26,22 @@ from imagefactory.errors import (
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.trust.catalog import (
+    FORM,
+    LIFE,
+    Catalogue,
+    format_catalogue,
+    open_catalogue,
+    parse_catalogue,
+    sign_catalogue,
+)
+from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.envelope import MOST_VALUES, format_json, parse_envelope, seal
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
+from imagefactory.trust.judgement import Withdrawal, sign_revocation
+from imagefactory.trust.offers import find_offer, make_artifact
 from imagefactory.trust.policy import Trust
+from imagefactory.trust.verdict import Standing
 from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.made.trusted import write_settings
 from tests.made.verdicts import (

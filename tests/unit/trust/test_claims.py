@@ -12,9 +12,9 @@ from imagefactory.gpu.values import Answer, Basis, Question
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, cover, serves
 from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome
-from imagefactory.views.compat import letters
 from imagefactory.trust.claims import REFUSALS, last_proofs, to_renew, verified_claims
 from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.views.compat import letters
 from tests.made.claims import BUILT, NOW, TARGET, judged
 
 AMPERE, ADA = Capability(8, 0), Capability(8, 9)

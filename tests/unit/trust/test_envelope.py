@@ -20,8 +20,7 @@ from jsonschema import Draft202012Validator
 from imagefactory.errors import StatementError
 from imagefactory.trust.envelope import format_json, parse_envelope
 from imagefactory.trust.judgement import judge_verdict
-from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verdicts.statement import format_statement, format_verdict, parse_verdict, sign
+from imagefactory.trust.verdict import Judged, Standing, format_statement, format_verdict, parse_verdict, sign
 from tests.made.verdicts import (
     COURT,
     LAB,

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.trust.invitation import Invitation, fingerprint, format_invitation, invitation_place, invite_with, join, parse_invitation
 from imagefactory.errors import UsageError
+from imagefactory.trust.invitation import (
+    Invitation,
+    fingerprint,
+    format_invitation,
+    invitation_place,
+    invite_with,
+    join,
+    parse_invitation,
+)
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.policy import Grant, format_row, parse_trust
 from tests.made.verdicts import LAB, NOW, STRANGER, TRUST

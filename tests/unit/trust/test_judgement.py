@@ -17,10 +17,9 @@ from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.envelope import format_json
 from imagefactory.trust.judgement import Court, ending, expires, judge_verdict, judge_verdicts
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.verdict import Judged, Revocation, Standing
-from imagefactory.verdicts.statement import format_verdict, sign
 from imagefactory.trust.policy import Grant, Policy, Trust, add_key
-from imagefactory.verify.model import SEEN_BY_KIT, Subject
+from imagefactory.trust.verdict import Judged, Revocation, Standing, format_verdict, sign
+from imagefactory.verify.report import SEEN_BY_KIT, Subject
 from tests.made.verdicts import (
     COURT,
     DAY,
@@ -300,7 +299,7 @@ for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2"
 from datetime import datetime
 from pathlib import Path
 from imagefactory.trust.judgement import Court, judge_verdict
-from imagefactory.verify.model import SEEN_BY_KIT, Subject
+from imagefactory.verify.report import SEEN_BY_KIT, Subject
 from imagefactory.trust.policy import read_trust
 trust = read_trust((Path("imagefactory.toml"),))
 court = Court(trust=trust, suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))

@@ -22,14 +22,34 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
+from imagefactory.actions.promote import next_name, write_record
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_USAGE, FactoryError, StatementError, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.rotate import next_name, write_record
-from imagefactory.trust.keys import PublicKey, find_key, format_public, keys_folder, make_key, own_keys, parse_public, read_public, read_signing_key
-from imagefactory.trust.policy import RECORDS, Grant, Policy, Trust, add_key, format_record, parse_trust, read_trust, retire_key
-from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
+from imagefactory.trust.keys import (
+    PublicKey,
+    find_key,
+    format_public,
+    keys_folder,
+    make_key,
+    own_keys,
+    parse_public,
+    read_public,
+    read_signing_key,
+)
+from imagefactory.trust.policy import (
+    RECORDS,
+    Grant,
+    Policy,
+    Trust,
+    add_key,
+    format_record,
+    parse_trust,
+    read_trust,
+    retire_key,
+)
+from imagefactory.verify.report import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
 from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
 from tests.made.verdicts import DAY, LAB, NOW, STRANGER

@@ -22,15 +22,22 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from imagefactory.errors import EXIT_USAGE, StatementError, ToolError, UsageError
 from imagefactory.actions.publish import current_place, read_current
+from imagefactory.errors import EXIT_USAGE, StatementError, ToolError, UsageError
 from imagefactory.trust.envelope import is_signed_by, parse_envelope, seal
-from imagefactory.trust.keys import PublicKey, find_key, format_public, keys_folder, own_keys, parse_public, read_signing_key, record_program
-from imagefactory.verdicts.signing_program import (
+from imagefactory.trust.keys import (
+    PublicKey,
     SigningProgram,
     find_command,
+    find_key,
     format_command,
+    format_public,
+    keys_folder,
+    own_keys,
     parse_command,
+    parse_public,
+    read_signing_key,
+    record_program,
 )
 from imagefactory.trust.policy import read_trust
 from tests.made.command import json_of

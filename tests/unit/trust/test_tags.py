@@ -10,8 +10,17 @@ import pytest
 
 from imagefactory.model import Outcome
 from imagefactory.trust.claims import last_proofs, verified_claims
+from imagefactory.trust.tags import (
+    PromotionRule,
+    Stand,
+    TagCandidate,
+    TagFate,
+    decide_tags,
+    newest_first,
+    pointer,
+    stand,
+)
 from imagefactory.trust.verdict import Judged, Standing, Verdict
-from imagefactory.trust.tags import PromotionRule, Stand, TagCandidate, TagFate, decide_tags, newest_first, pointer, stand
 from tests.made.verdicts import DAY, HOST, LAB, MADE_UP, NOW, digest, together_report, whole_report
 from tests.services.tier import many
 

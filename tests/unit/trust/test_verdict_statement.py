@@ -17,7 +17,7 @@ from securesystemslib.signer import SSlibKey
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.envelope import LARGEST, PAYLOAD_TYPE, format_json, parse_envelope, parse_json
-from imagefactory.verdicts.statement import (
+from imagefactory.trust.verdict import (
     SIGNABLE,
     TEST_RESULT,
     VERDICT,

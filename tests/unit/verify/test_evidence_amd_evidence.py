@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import NoGpuError
-from imagefactory.verify.amd_evidence import AmdPlaces, read_amd
-from imagefactory.verify.evidence import LocalEvidence
+from imagefactory.verify.evidence import AmdPlaces, LocalEvidence, read_amd
 from imagefactory.verify.gpu_run import choose_gpus, seen_gpus, visible_gpus
 from imagefactory.verify.kit.hardware import Places, lost_gpus
-from imagefactory.verify.model import SEEN_HERE
+from imagefactory.verify.report import SEEN_HERE
 from tests.made.amd import MINOR, UNIQUE, make_amd_machine
 from tests.made.verdicts import HOST
 

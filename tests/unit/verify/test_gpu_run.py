@@ -22,8 +22,7 @@ from imagefactory.errors import NoGpuError, StatementError, ToolError, UsageErro
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.values import Contents, Library, Modules
 from imagefactory.model import Completed, Outcome, RunSpec
-from imagefactory.oci.model import Image
-from imagefactory.report.verify import format_gpu_run, format_latencies, format_number
+from imagefactory.oci.manifests import Image
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted, parse_asked
 from imagefactory.verify.evidence import LocalEvidence, parse_evidence
@@ -32,6 +31,7 @@ from imagefactory.verify.gpu_run import (
     GpuTrial,
     ask_gpu,
     choose_gpus,
+    predict_coverage,
     seen_gpus,
     timeout_of,
     verify_gpu,
@@ -40,10 +40,18 @@ from imagefactory.verify.gpu_run import (
 from imagefactory.verify.kit.program import choose_gpus as choose_by_kit
 from imagefactory.verify.kit.program import seen_gpus as seen_by_kit
 from imagefactory.verify.kit.start import Stop
-from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
-from imagefactory.verify.predicted import predict_coverage
-from imagefactory.verify.report import format_gpu_report, parse_gpu_report
+from imagefactory.verify.report import (
+    SEEN_BY_KIT,
+    SEEN_HERE,
+    GpuIdentity,
+    GpuReport,
+    Hardware,
+    Subject,
+    format_gpu_report,
+    parse_gpu_report,
+)
 from imagefactory.verify.suite_files import suite_digest
+from imagefactory.views.verdicts import format_gpu_run, format_latencies, format_number
 from tests.made.deep import MakeDeep
 from tests.made.gpu_run import make_run, never, well_behaved, whole
 from tests.made.trial import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import (
     KEPT,
     LIFETIME,
@@ -24,6 +23,7 @@ from imagefactory.verify.nonces import (
     ci_run_of,
     format_nonce,
 )
+from imagefactory.verify.report import Subject
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NONCE = format_nonce(bytes(range(16)))

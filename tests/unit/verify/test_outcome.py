@@ -13,8 +13,7 @@ import pytest
 from imagefactory.model import CheckState, Completed, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.verify.outcome import MEASURED, Brought, GpuRun, not_started, outcome_of
-from imagefactory.verify.model import GpuReport
-from imagefactory.verify.report import format_gpu_report, parse_gpu_report
+from imagefactory.verify.report import GpuReport, format_gpu_report, parse_gpu_report
 from tests.made.gpu_run import DEVICE, make_run, whole
 from tests.made.verdicts import HOST, HOST_OF_TWO, MADE_UP, SUITE
 

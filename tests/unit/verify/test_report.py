@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.serialize import format_time, parse_value
 from imagefactory.errors import HIDDEN, StatementError
+from imagefactory.serialize import format_time, parse_value
+from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
-from imagefactory.verify.suite_report import clean
 from tests.made.verdicts import whole_report
 
 

@@ -19,9 +19,10 @@ import pytest
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.fs import seal, unseal
 from imagefactory.model import CheckState, Completed, Outcome, Report, RunSpec
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Quiet
-from imagefactory.verify import model, smoke, smoke_record, suite_files
+from imagefactory.verify import report, smoke, suite_files
+from imagefactory.verify import smoke as smoke_record
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
 FAKE_TORCH = Path(__file__).parents[2] / "data" / "fake_torch.py"
@@ -85,7 +86,7 @@ def scripted(
     return runner
 
 
-def run(trial: model.Trial, runner: Any, records: Path) -> Report:
+def run(trial: report.Trial, runner: Any, records: Path) -> Report:
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
         return smoke.recall_smoke(trial, records) or smoke.smoke(
@@ -432,7 +433,7 @@ def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], code: str, valu
 @pytest.mark.parametrize(
     "other", [make_trial(digest="d"), make_trial(cuda="11.8"), make_trial(checks=("packages",))]
 )
-def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: model.Trial) -> None:
+def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: report.Trial) -> None:
     runner = scripted()
     run(make_trial(), runner, tmp_path)
     assert not run(other, runner, tmp_path).from_record

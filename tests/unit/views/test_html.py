@@ -12,20 +12,26 @@ from xml.etree import ElementTree
 
 import pytest
 
+from imagefactory.extras.site.action import PublicAct, Reported, read_acts
+from imagefactory.extras.site.charts import Measure, column_chart, format_number, row_chart
+from imagefactory.extras.site.images import ReportLayer, ReportPackage
+from imagefactory.extras.site.matrix import (
+    WORDS,
+    check_names,
+    effects_on,
+    file_name,
+    latency_chart,
+    matrix_rows,
+    runs_of,
+    shown_gpus,
+    word_of,
+)
+from imagefactory.extras.site.pages import SHOWN_ACTS, format_badge, format_picture, make_site
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.lock.moves import Move
+from imagefactory.lock.files import Move
 from imagefactory.matrix.combos import REPORTED, Combo, ComboState
 from imagefactory.model import CheckState, Outcome
-from imagefactory.report.html.badge import format_badge
-from imagefactory.extras.site.charts import Measure, column_chart, format_number, row_chart
-from imagefactory.report.html.checks import check_names, effects_on, latency_chart, runs_of
-from imagefactory.extras.site.matrix import file_name, matrix_rows, shown_gpus
-from imagefactory.report.html.picture import format_picture
-from imagefactory.extras.site.pages import SHOWN_ACTS, make_site
-from imagefactory.report.html.words import WORDS, word_of
-from imagefactory.extras.site.action import PublicAct, Reported, read_acts
-from imagefactory.extras.site.images import ReportLayer, ReportPackage
 from imagefactory.trust.audit import AuditEntry, append_audit, read_audit
 from imagefactory.trust.verdict import Standing
 from tests.made.catalogue import make_image

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from imagefactory.model import CheckResult, CheckState, Outcome, Report
-from imagefactory.oci.model import Image
-from imagefactory.views.images import format_built, smoke_line
 from imagefactory.actions.build import Built
+from imagefactory.model import CheckResult, CheckState, Outcome, Report
+from imagefactory.oci.manifests import Image
+from imagefactory.views.images import format_built, smoke_line
 from tests.made.values import make_target
 
 DIGEST, MANIFEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -57,7 +57,7 @@ def lines(**changes: Any) -> dict[str, str]:
 
 
 def test_what_was_emulated_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imagefactory.gpu.platforms.this_platform", lambda: "linux/amd64")
+    monkeypatch.setattr("imagefactory.gpu.capability.this_platform", lambda: "linux/amd64")
     arm = make_target(platform="linux/arm64")
     assert lines(target=arm)["smoke test"].endswith("2 checks on the CPU, emulated")
     assert lines(target=arm, report=None)["smoke test"] == "not run (--no-smoke)"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from imagefactory.actions.transfer import CopiedImage, Pushed
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Sent
-from imagefactory.report.registries import format_copied, format_pushed
-from imagefactory.stages.copy import CopiedImage
-from imagefactory.actions.transfer import Pushed
+from imagefactory.views.images import format_copied, format_pushed
 from tests.made.values import make_target
 
 OURS, THEIRS = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
-from imagefactory.report.pool import format_machines, format_pool, kinds_of, summary
+from imagefactory.views.sweeps import format_machines, format_pool, kinds_of, pool_summary
 from tests.made.pool import MADE
 
 
@@ -77,8 +77,8 @@ def test_numbers_stand_at_the_right() -> None:
 
 def test_one_and_many() -> None:
     when = "2026-11-22 06:00 UTC"
-    assert summary(pool((gpu(),))) == f"1 machine with 1 GPU, 1 free; of cm.example.org, {when}"
-    assert summary(MIXED) == (
+    assert pool_summary(pool((gpu(),))) == f"1 machine with 1 GPU, 1 free; of cm.example.org, {when}"
+    assert pool_summary(MIXED) == (
         f"2 machines with 5 GPUs (1 of them MIG slices), 3 free; of cm.example.org, {when}"
     )
-    assert summary(pool()) == f"0 machines with 0 GPUs, 0 free; of cm.example.org, {when}"
+    assert pool_summary(pool()) == f"0 machines with 0 GPUs, 0 free; of cm.example.org, {when}"

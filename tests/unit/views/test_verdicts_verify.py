@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from imagefactory.model import CheckResult, CheckState, Outcome
-from imagefactory.report.verify import format_gpu_run, format_number
+from imagefactory.views.verdicts import format_gpu_run, format_number
 from tests.made.verdicts import SUBJECT, whole_report
 
 HOLDS = "capability 8.0, driver 550.54.15 and newer"

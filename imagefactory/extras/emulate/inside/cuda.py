@@ -352,18 +352,93 @@ def _uncompiled(model: Any = None, **_: Any) -> Any:
 
 
 LOWER = frozenset(
-    "__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul multi_dot conv1d conv2d conv3d "
-    "conv_transpose1d conv_transpose2d conv_transpose3d linear matmul mm mv einsum prelu "
-    "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell "
-    "rnn_relu_cell".split()
+    [
+        "__matmul__",
+        "__rmatmul__",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "addr",
+        "baddbmm",
+        "bmm",
+        "chain_matmul",
+        "multi_dot",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "linear",
+        "matmul",
+        "mm",
+        "mv",
+        "einsum",
+        "prelu",
+        "scaled_dot_product_attention",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+    ]
 )
 FULL = frozenset(
-    "__pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cdist "
-    "cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss "
-    "kl_div "
-    "l1_loss layer_norm log log10 log_softmax log1p log2 margin_ranking_loss mse_loss multilabel_margin_loss "
-    "multi_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal rsqrt sinh "
-    "smooth_l1_loss soft_margin_loss softmax softmin softplus sum renorm tan triplet_margin_loss".split()
+    [
+        "__pow__",
+        "__rdiv__",
+        "__rpow__",
+        "acos",
+        "asin",
+        "binary_cross_entropy_with_logits",
+        "cosh",
+        "cosine_embedding_loss",
+        "cdist",
+        "cosine_similarity",
+        "cross_entropy",
+        "cumprod",
+        "cumsum",
+        "dist",
+        "erfinv",
+        "exp",
+        "expm1",
+        "group_norm",
+        "hinge_embedding_loss",
+        "kl_div",
+        "l1_loss",
+        "layer_norm",
+        "log",
+        "log10",
+        "log_softmax",
+        "log1p",
+        "log2",
+        "margin_ranking_loss",
+        "mse_loss",
+        "multilabel_margin_loss",
+        "multi_margin_loss",
+        "nll_loss",
+        "norm",
+        "normalize",
+        "pdist",
+        "poisson_nll_loss",
+        "pow",
+        "prod",
+        "reciprocal",
+        "rsqrt",
+        "sinh",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "softmax",
+        "softmin",
+        "softplus",
+        "sum",
+        "renorm",
+        "tan",
+        "triplet_margin_loss",
+    ]
 )
 
 

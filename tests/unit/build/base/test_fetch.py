@@ -14,9 +14,8 @@ import pytest
 
 from imagefactory.build.base import fetch
 from imagefactory.errors import BuildError, DownloadError
-from imagefactory.lock.debian.archive import StaleIndexError
+from imagefactory.lock.debian.archive import DebianMirror, StaleIndexError
 from imagefactory.lock.debian.lock import downloaded_filename, format_package
-from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Quiet
 from tests.made.values import make_base

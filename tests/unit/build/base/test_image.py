@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.base import image
-from imagefactory.build.base.make import BaseTar
 from imagefactory.build.base.fetch import FetchedBase
 from imagefactory.build.base.image import BaseWanted, begin_base, find_base, room_of_base
-from imagefactory.lock.debian.sources import find_mirror
+from imagefactory.build.base.make import BaseTar
+from imagefactory.lock.debian.archive import find_mirror
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet

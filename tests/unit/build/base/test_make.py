@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.build.base.make import _write_repository
 from imagefactory.build.base.fetch import FetchedBase
+from imagefactory.build.base.make import _write_repository
 from imagefactory.errors import BuildError
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.runtime.build_sandbox import INPUT, prepare_folder

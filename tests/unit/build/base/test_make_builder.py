@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.engines.base import builder
+from imagefactory.build.base import make
 from imagefactory.errors import ToolError
 from imagefactory.runtime.build_sandbox import IdMaps
 
 WHOLE = "         0          0 4294967295\n"
-READY = builder.BuilderFacts(
+READY = make.BuilderFacts(
     is_root=False,
     mmdebstrap="1.3.5",
     has_newuidmap=True,
@@ -36,21 +36,21 @@ ROOT = replace(READY, is_root=True, names=("root", "0"))
     ],
 )
 def test_what_is_missing_is_said_with_the_command_that_mends_it(
-    facts: builder.BuilderFacts, changes: dict[str, str], hint: str
+    facts: make.BuilderFacts, changes: dict[str, str], hint: str
 ) -> None:
     with pytest.raises(ToolError) as caught:
-        builder.choose_ids(replace(facts, **changes))  # type: ignore[arg-type]
+        make.choose_ids(replace(facts, **changes))  # type: ignore[arg-type]
     assert hint in caught.value.hint
 
 
 def test_an_ordinary_user_builds_with_subordinate_ids() -> None:
-    assert builder.choose_ids(READY) == IdMaps(
+    assert make.choose_ids(READY) == IdMaps(
         uid_map="0 100000 65536", gid_map="0 200000 65536", delegated=True
     )
 
 
 def test_root_builds_with_ids_of_nobody_and_needs_no_delegation() -> None:
-    assert builder.choose_ids(replace(ROOT, has_newuidmap=False, subuid="", subgid="")) == IdMaps(
+    assert make.choose_ids(replace(ROOT, has_newuidmap=False, subuid="", subgid="")) == IdMaps(
         uid_map="0 1878982656 65536", gid_map="0 1878982656 65536", delegated=False
     )
 
@@ -67,9 +67,9 @@ def test_root_builds_with_ids_of_nobody_and_needs_no_delegation() -> None:
     ],
 )
 def test_roots_own_id_is_never_in_a_build(id_map: str, first: int | None) -> None:
-    assert builder.unused_ids(id_map) == first
+    assert make.unused_ids(id_map) == first
 
 
 @pytest.mark.parametrize("line", ["ada:0:65536", "ada:-1:65536", "ada:100000:65536:9", "ada:100000", ""])
 def test_lines_that_delegate_nothing(line: str) -> None:
-    assert builder.delegated_ids(f"{line}\n", ("ada",)) is None
+    assert make.delegated_ids(f"{line}\n", ("ada",)) is None

@@ -10,19 +10,35 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.base.image import BaseImage
-from imagefactory.build.base.pulled import LAYER_TYPES, NEWEST, OLDEST, PullWanted, check_carried, ensure_pulled_base, parse_created, platform_manifest
-from imagefactory.engines.image_config import format_config, inherited, merge_environment
+from imagefactory.build.base.pulled import (
+    LAYER_TYPES,
+    NEWEST,
+    OLDEST,
+    PullWanted,
+    check_carried,
+    ensure_pulled_base,
+    parse_created,
+    platform_manifest,
+)
+from imagefactory.build.definition import define
+from imagefactory.build.layer_lock import format_config, inherited, merge_environment
 from imagefactory.errors import BuildError, RegistryError
+from imagefactory.http import Patience
 from imagefactory.model import Completed, Where
 from imagefactory.oci.graph import Manifest
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import INDEX_TYPE, LAYER_CODECS, MANIFEST_TYPE, canonical_json, digest_of
-from imagefactory.oci.model import Descriptor, Image
+from imagefactory.oci.manifests import (
+    INDEX_TYPE,
+    LAYER_CODECS,
+    MANIFEST_TYPE,
+    Descriptor,
+    Image,
+    canonical_json,
+    digest_of,
+)
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
+from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.progress import Quiet
-from imagefactory.build.definition import define
-from imagefactory.http import Patience
 from tests.made.values import make_base, make_lock, make_target
 
 DIGEST = "sha256:" + "0a" * 32

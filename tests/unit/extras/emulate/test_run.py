@@ -9,13 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.extras.emulate.inside.roofline import copying, parse_profile, seconds
 from imagefactory.errors import StatementError, UsageError
-from imagefactory.gpu.knowledge import data_sheets, find_data_sheet
-from imagefactory.model import Mount, RunSpec
 from imagefactory.extras.emulate import run
-from imagefactory.extras.emulate.run import INSIDE, TOLD, asked_of, emulating, keep_told, read_told, recorded_profile
+from imagefactory.extras.emulate.inside.roofline import copying, parse_profile, seconds
+from imagefactory.extras.emulate.run import (
+    INSIDE,
+    TOLD,
+    asked_of,
+    emulating,
+    keep_told,
+    read_told,
+    recorded_profile,
+)
 from imagefactory.extras.emulate.summary import LONGEST
+from imagefactory.gpu.knowledge import find_data_sheet, gpus
+from imagefactory.model import Mount, RunSpec
 from imagefactory.trust.verdict import Judged, Standing, Verdict
 from tests.made.emulated import TOLD as ROW
 from tests.made.report import gpu_report
@@ -59,7 +67,7 @@ def test_real_gpus_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None
 
 
 def test_every_data_sheet_is_a_profile_inside() -> None:
-    for sheet in data_sheets():
+    for sheet in gpus():
         profile = parse_profile(json.loads(json.dumps(asked_of(sheet, 1)["profile"])))
         assert (profile.device, profile.memory, profile.basis) == (sheet.device, sheet.memory, "estimated")
         assert profile.capability == (sheet.capability.major, sheet.capability.minor)

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from imagefactory.extras.emulate.run import find_recorded, recorded_curves
 from imagefactory.model import CheckState
 from imagefactory.trust.verdict import Judged, Standing, Verdict
-from imagefactory.verdicts.recorded import curves_of, find_recorded
-from imagefactory.verify.model import FULL
+from imagefactory.verify.report import FULL
 from tests.made.report import gpu_report
 from tests.made.verdicts import DAY, LAB, NOW, SUBJECT, together_report
 
@@ -105,4 +105,4 @@ def test_numbers_that_are_no_times_by_an_amount_are_left_out() -> None:
         "c-1": 0.0,
         "-1": 1.0,
     }
-    assert curves_of(numbers) == {"a": ((1.0, 1.0), (2.0, 2.0))}
+    assert recorded_curves(numbers) == {"a": ((1.0, 1.0), (2.0, 2.0))}

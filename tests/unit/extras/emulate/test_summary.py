@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import StatementError
-from imagefactory.schedulers.sizes import GB
 from imagefactory.extras.emulate import summary
 from imagefactory.extras.emulate.summary import EmulatedRun, advise, main_run, parse_emulated
+from imagefactory.schedulers.sizes import GB
 from tests.made.emulated import TOLD
 
 
@@ -59,9 +59,7 @@ def test_stalls_step_and_epoch() -> None:
 def test_of_one_batch_nothing_is_known() -> None:
     loader = with_loader(interval=None, wait=None, batches=None).loader
     assert loader is not None
-    assert (
-        summary.stall_share(loader) is summary.computing(loader) is summary.epoch_seconds(loader) is None
-    )
+    assert summary.stall_share(loader) is summary.computing(loader) is summary.epoch_seconds(loader) is None
     assert advise(with_loader(interval=None, wait=None)).workers is None
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from imagefactory.report.emulated import format_emulated
-from imagefactory.extras.emulate.summary import parse_emulated
+from imagefactory.extras.emulate.summary import format_emulated, parse_emulated
 from tests.made.emulated import TOLD
 
 

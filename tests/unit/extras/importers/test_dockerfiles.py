@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.recipes.base_images import read_base_image
+from imagefactory.extras.importers.container import read_base_image
 from imagefactory.extras.importers.environments import Reading, parse_wish
 from imagefactory.extras.importers.spec import Wish
 from tests.made.diagnostics import reports

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.importers.draft import DraftAsk, check_draft, draft
+from imagefactory.extras.importers.draft import DraftAsk, check_draft, draft, index_rows
 from imagefactory.extras.importers.environments import Reading, parse_wish
-from imagefactory.recipes.index_rows import index_rows
 from imagefactory.recipes.read import read_bases
 from imagefactory.settings.load import SHIPPED
 

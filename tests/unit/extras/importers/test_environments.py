@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from imagefactory.cli import main
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.gpu import knowledge
-from imagefactory.model import Target
 from imagefactory.extras.importers.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
 from imagefactory.extras.importers.environments import LIMITS, Reading, parse_wish, read_wish
+from imagefactory.extras.importers.locks import build_variant
+from imagefactory.gpu import knowledge
+from imagefactory.model import Target
 from imagefactory.recipes.expand import expand_all, select
-from imagefactory.recipes.foreign_locks import build_variant
 from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.model import FilesWanted, Where
+from imagefactory.actions.definition import find_own_files as find_in_project
 from imagefactory.extras.importers.build_context import open_context
-from imagefactory.recipes.copied_files import find_own_files
 from imagefactory.extras.importers.environments import Reading, read_wish
+from imagefactory.extras.importers.image_parts import find_own_files
 from imagefactory.extras.importers.spec import Wish
-from imagefactory.stages.own_files import find_own_files as find_in_project
+from imagefactory.model import FilesWanted, Where
 
 NAMES = (
     *(

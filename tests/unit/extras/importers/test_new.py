@@ -16,12 +16,12 @@ from imagefactory.errors import (
     UnsolvableError,
     UsageError,
 )
-from imagefactory.project import read_factory
+from imagefactory.extras.importers.draft import Choice
+from imagefactory.extras.importers.new import NewRequest, Plan, plan_recipe
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Quiet
-from imagefactory.extras.importers.draft import Choice
+from imagefactory.project import read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.extras.importers.new import NewRequest, Plan, plan_recipe
 from tests.made.small_index import PYTHONS, Release, SmallIndex
 
 OLD = ("3.9", "3.10", "3.11")

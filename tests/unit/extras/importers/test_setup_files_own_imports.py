@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.extras.importers.setup_files import FITTING, add_needs, find_imports
 from imagefactory.extras.importers.spec import Wish
-from imagefactory.stages.own_imports import FITTING, add_needs, find_imports
 
 
 def wish_of(tmp_path: Path, code: str, pip: tuple[str, ...] = (), python: str = "", **other: object) -> Wish:

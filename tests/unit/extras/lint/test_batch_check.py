@@ -11,22 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.extras.lint.batch_check import check_batch
+from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_asked
+from imagefactory.extras.lint.batch_reader import parse_batch
+from imagefactory.extras.lint.findings import Checked, Severity, Surroundings
+from imagefactory.extras.lint.view import check_json, format_check
 from imagefactory.gpu.values import Answer
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.jobs.offer import choose_form, forms_of, proven_grounds
+from imagefactory.jobs.slurm import NO_GPU, format_sbatch, request_gpus
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import find_site
-from imagefactory.pools.slurm.nodes import parse_nodes
-from imagefactory.extras.lint.view import check_json, format_check
-from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_asked
-from imagefactory.extras.lint.batch_check import check_batch
-from imagefactory.extras.lint.batch_reader import parse_batch
-from imagefactory.extras.lint.findings import Checked, Surroundings
-from imagefactory.submit.check.findings import Severity
-from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.jobs.offer import proven_grounds
-from imagefactory.jobs.slurm import NO_GPU, format_sbatch, request_gpus
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.schedulers.slurm.nodes import parse_nodes
+from imagefactory.trust.catalog import CataloguedImage, Offer
 from tests.made.offers import IMAGE, NOW, REFERENCE, SIF, catalogue_of, failed, offer, prediction, verdict
 
 SLURM = find_site("slurm")

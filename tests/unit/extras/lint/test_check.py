@@ -14,23 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.catalogue.model import CataloguedImage, Offer
-from imagefactory.serialize import plain
 from imagefactory.errors import UsageError
+from imagefactory.extras.lint.check import check_submit_file
+from imagefactory.extras.lint.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
+from imagefactory.extras.lint.findings import Checked, Severity, Surroundings
+from imagefactory.extras.lint.reader import parse_submit_file
+from imagefactory.extras.lint.view import check_json, format_check
 from imagefactory.gpu.values import Answer
+from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.jobs.offer import choose_form, expected_grounds, forms_of
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import SITES, Site, find_site
 from imagefactory.schedulers.sizes import GB
-from imagefactory.extras.lint.view import check_json, format_check
-from imagefactory.extras.lint.check import check_submit_file
-from imagefactory.extras.lint.findings import Checked, Surroundings
-from imagefactory.extras.lint.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
-from imagefactory.submit.check.findings import Severity
-from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.submit.forms import choose_form, expected_grounds, forms_of
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.serialize import plain
+from imagefactory.trust.catalog import CataloguedImage, Offer
 from imagefactory.trust.verdict import RevokedCell
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.made.offers import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.submit.check.secrets import secret_findings
+from imagefactory.extras.lint.check import secret_findings
 
 # Put together here, so that no file of this tree holds what looks like one.
 KEY = "0123456789abcdef" * 2 + "01234567"

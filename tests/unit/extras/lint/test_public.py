@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.schedulers.sites import find_site
-from imagefactory.extras.lint.check import check_submit_file
-from imagefactory.extras.lint.findings import Checked, Surroundings
-from imagefactory.submit.check.findings import Severity
-from imagefactory.submit.check.fix import fix_text, format_diff
+from imagefactory.extras.lint.check import check_submit_file, fix_text, format_diff
+from imagefactory.extras.lint.findings import Checked, Severity, Surroundings
 from imagefactory.extras.lint.reader import parse_submit_file
+from imagefactory.schedulers.sites import find_site
 
 HEAD = "executable = run.sh\nrequest_gpus = 1\n"
 LEFT_OUT = {"missing", "no-image", "tag", "name", "site"}

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
-from imagefactory.submit.check.language import Jobs
-from imagefactory.extras.lint.reader import MAX_BYTES, MAX_LINES, MAX_QUEUES, MAX_SETTINGS, MAX_VALUE, parse_submit_file, read_submit_file
+from imagefactory.extras.lint.reader import (
+    MAX_BYTES,
+    MAX_LINES,
+    MAX_QUEUES,
+    MAX_SETTINGS,
+    MAX_VALUE,
+    Jobs,
+    parse_submit_file,
+    read_submit_file,
+)
 
 
 def jobs_of(text: str) -> Jobs:

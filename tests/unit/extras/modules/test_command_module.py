@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagefactory.access import Access
+from imagefactory.actions.images import stored_image
+from imagefactory.extras.modules.command import Module, _write_wrappers, programs_of
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
-from imagefactory.render.module import Module
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.module import _write_wrappers, programs_of
-from imagefactory.stages.stored import stored_image
 from tests.made.command import Call
 from tests.made.layout import add_image
 from tests.made.scanned import tar

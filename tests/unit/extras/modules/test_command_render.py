@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.render.module import Module, format_modulefile, format_wrapper, is_program
+from imagefactory.extras.modules.command import Module, format_modulefile, format_wrapper, is_program
 from tests.made.values import make_target
 
 SIF = "pytorch-2.3-cu121-0123456789ab.sif"

@@ -5,11 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from imagefactory.serialize import format_value, parse_value
+from imagefactory.extras.nightly.changes import (
+    OFF,
+    QUIET,
+    KeptPlan,
+    NightReport,
+    NightRow,
+    NightTold,
+    compare,
+    dormant,
+    is_news,
+    keep_plan,
+    unbuilt,
+)
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.extras.nightly.changes import OFF, QUIET, KeptPlan, NightReport, NightRow, NightTold, compare, dormant, is_news, keep_plan, unbuilt
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.serialize import format_value, parse_value
 from imagefactory.trust.claims import ProofAges
 from tests.made.night import DAY, NIGHT, kept_cell, kept_plan, kept_target, night_report, proven_cell
 from tests.made.values import make_target

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
+from imagefactory.extras.nightly.changes import oldest_drivers, tonight
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.matrix.night import oldest_drivers, tonight
 from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
 from imagefactory.views.plan import format_kits, format_matrix, summary
 from tests.made.values import make_target

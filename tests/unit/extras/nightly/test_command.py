@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.extras.nightly import command
-from imagefactory.project import Factory
-from imagefactory.model import Target
 from imagefactory.extras.nightly.nights import read_night
+from imagefactory.model import Target
+from imagefactory.project import Factory
 from tests.made.command import Call, json_of
 from tests.made.factory import NAME
 from tests.made.pushed import push, put_base, put_built

@@ -16,23 +16,36 @@ from typing import Any
 
 import pytest
 
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.errors import NoGpuError, RegistryError, ToolError, UsageError
-from imagefactory.project import read_sound
-from imagefactory.gpu.capability import Capability
-from imagefactory.extras.nightly.changes import KeptPlan, NightReport, is_news
-from imagefactory.model import Outcome
-from imagefactory.progress import Quiet
-from imagefactory.settings.choices import Setting
-from imagefactory.stages import night_sweeps
-from imagefactory.extras.nightly.night import EXPIRY, NIGHTS, NightAsk, last_commit, run_night
-from imagefactory.stages.night_steps import NightBench
-from imagefactory.extras.nightly.nights import KEPT, NIGHT, RESERVE, has_reserve, keep_reserve, killed_before, last_night, new_night, nights_folder, one_night, read_kept_plan, write_night
 from imagefactory.actions.read_catalog import keep_published
 from imagefactory.actions.sweep import find_sweeps
+from imagefactory.errors import NoGpuError, RegistryError, ToolError, UsageError
+from imagefactory.extras.nightly import night
+from imagefactory.extras.nightly.changes import KeptPlan, NightReport, is_news
+from imagefactory.extras.nightly.night import EXPIRY, NIGHTS, NightAsk, last_commit, run_night
+from imagefactory.extras.nightly.nights import (
+    KEPT,
+    NIGHT,
+    RESERVE,
+    NightBench,
+    has_reserve,
+    keep_reserve,
+    killed_before,
+    last_night,
+    new_night,
+    nights_folder,
+    one_night,
+    read_kept_plan,
+    write_night,
+)
+from imagefactory.gpu.capability import Capability
+from imagefactory.model import Outcome
+from imagefactory.progress import Quiet
+from imagefactory.project import read_sound
 from imagefactory.schedulers.cells import SweepAsk
 from imagefactory.schedulers.sweep_file import read_sweep
-from imagefactory.verify.model import Hardware
+from imagefactory.settings.choices import Setting
+from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.verify.report import Hardware
 from tests.made.catalogue import make_catalogue
 from tests.made.command import run
 from tests.made.factory import NAME
@@ -296,7 +309,7 @@ def test_a_night_asks_for_the_oldest_driver_that_an_image_takes(nights: Nights, 
 def test_what_has_come_is_promoted_while_a_gpu_is_away(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(night_sweeps, "BETWEEN", 2)
+    monkeypatch.setattr(night, "BETWEEN", 2)
     pool = nights.site.pool
     looks: list[int] = []
 
@@ -488,7 +501,7 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
         raise ToolError("pool-unreachable", "no schedd")
 
     monkeypatch.setattr(nights.site.pool, "running", running)
-    monkeypatch.setattr(night_sweeps, "PATIENCE", 2)
+    monkeypatch.setattr(night, "PATIENCE", 2)
     nights.pause = lambda _: None
     done = nights.run()
     assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from imagefactory.access import Access
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.project import Factory
-from imagefactory.extras.nightly.changes import NightReport, NightRow
-from imagefactory.report.night_metrics import format_metrics
-from imagefactory.settings.load import load_settings
 from imagefactory.actions.read_catalog import keep_published, kept_expiry
-from imagefactory.stages.webhook import post_json, read_address
-from imagefactory.trust.claims import ProofAges
+from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.extras.nightly.changes import NightReport, NightRow
+from imagefactory.extras.nightly.nights import post_json, read_address
+from imagefactory.extras.nightly.view import format_metrics
 from imagefactory.http import Patience
+from imagefactory.project import Factory
+from imagefactory.settings.load import load_settings
+from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.trust.claims import ProofAges
 from tests.made.catalogue import make_catalogue
 from tests.made.command import Call
 from tests.made.trusted import write_settings

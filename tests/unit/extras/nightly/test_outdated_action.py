@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
+from imagefactory.extras.nightly import outdated as stages_watch
 from imagefactory.lock import Behind, LockRequest
-from imagefactory.lock.conda.builds import CudaBuild
+from imagefactory.lock.conda.explain import CudaBuild
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
-from imagefactory.lock.pypi.newest import Release
-from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.outdated import Release
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
-from imagefactory.actions import lock as stages_lock
-from imagefactory.stages import watch as stages_watch
 from tests.made.command import Said, json_of, say
 
 ROOT = Path(__file__).parents[3]

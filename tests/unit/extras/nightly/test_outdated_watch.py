@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 
-from imagefactory.lock.moves import Move
+from imagefactory.extras.nightly.outdated import (
+    Expiring,
+    NewCuda,
+    NewLock,
+    NewPython,
+    News,
+    Unit,
+    commit_message,
+    format_news,
+    github_lines,
+)
+from imagefactory.lock.files import Move
 from imagefactory.model import BaseLock
-from imagefactory.report.watch import commit_message, format_news, github_lines
-from imagefactory.stages.watch import Expiring, NewCuda, NewLock, NewPython, News, Unit
 from tests.made.values import make_base, make_lock, make_target
 
 TARGET = make_target()

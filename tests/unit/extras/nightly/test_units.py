@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.extras.nightly.units import enabling, format_units
+from imagefactory.settings.load import LEDGER_KEY
 
 COMMAND = (
     "/opt/py 3/python",

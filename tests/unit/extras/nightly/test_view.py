@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.extras.nightly.changes import NightRow
-from imagefactory.extras.site.pages import make_site
 from imagefactory.extras.nightly.view import MOST, format_issue, format_night
-from imagefactory.views.verdicts import format_ages
+from imagefactory.extras.site.pages import make_site
 from imagefactory.trust.claims import ProofAges
+from imagefactory.views.verdicts import format_ages
 from tests.made.night import NIGHT, night_report
 from tests.made.report import catalogue_report, many_images
 

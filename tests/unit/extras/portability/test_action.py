@@ -14,22 +14,29 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import BuildError, NoGpuError, NothingSelectedError, UsageError
-from imagefactory.project import Factory
-from imagefactory.model import Completed, RunSpec, Target
-from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
-from imagefactory.oci.model import Image
-from imagefactory.progress import Quiet
-from imagefactory.extras.portability import action
-from imagefactory.extras.portability.action import PortabilityOptions, Ported, port_models, shown_models
 from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.stages.read_portable import FoundPortable, read_portable, write_models
 from imagefactory.actions.verdicts import local_place
 from imagefactory.actions.verify import VerifyBench
+from imagefactory.errors import BuildError, NoGpuError, NothingSelectedError, UsageError
+from imagefactory.extras.portability import action
+from imagefactory.extras.portability.action import (
+    FoundPortable,
+    PortabilityOptions,
+    Ported,
+    port_models,
+    read_portable,
+    shown_models,
+    write_models,
+)
+from imagefactory.model import Completed, RunSpec, Target
+from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
+from imagefactory.oci.manifests import Image
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory
 from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.verdict import Standing
 from imagefactory.trust.policy import Grant, add_key
-from imagefactory.verify.model import Hardware
+from imagefactory.trust.verdict import Standing
+from imagefactory.verify.report import Hardware
 from tests.made.factory import NAME, put_image
 from tests.made.portable import EXPORT, MODEL, ROW, TRIED
 from tests.made.registry import registry_made_here

@@ -9,12 +9,11 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.errors import StatementError
+from imagefactory.extras.portability.report import PORTABLE, judge_portable, parse_statement, sign_portable
 from imagefactory.model import CheckState
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.portable import PORTABLE, judge_portable, parse_statement, sign_portable
-from imagefactory.verdicts.statement import VERDICT, parse_verdict, sign
-from imagefactory.verify.model import Subject
+from imagefactory.trust.verdict import VERDICT, Standing, parse_verdict, sign
+from imagefactory.verify.report import Subject
 from tests.made.portable import make_portable, make_row
 from tests.made.verdicts import (
     DAY,

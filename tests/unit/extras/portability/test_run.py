@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import CheckFailedError, LimitError, UsageError
+from imagefactory.extras.portability.run import (
+    Exported,
+    Shop,
+    export_models,
+    parse_runtime,
+    refuse_lacking,
+    try_models,
+)
 from imagefactory.model import CheckState, Completed, LockedWheel
-from imagefactory.extras.portability.run import Exported, Shop, export_models, parse_runtime, refuse_lacking, try_models
 from imagefactory.verify.suite_files import REPORT_MOUNT
 from tests.made.portable import EXPORT, MODEL, NONCE, ROW, TRIED, Inside, model_files
 from tests.made.trial import make_definition, make_trial

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
+from imagefactory.extras.portability.report import JudgedPortable, sign_portable
+from imagefactory.extras.portability.view import format_page, format_portability, format_statements, word_of
 from imagefactory.model import CheckState
-from imagefactory.report.html.portability import format_page
-from imagefactory.extras.portability.view import format_portability, format_statements, word_of
 from imagefactory.trust.verdict import Standing
-from imagefactory.verdicts.portable import JudgedPortable, sign_portable
 from tests.made.portable import make_portable, make_row
 from tests.made.verdicts import LAB, MADE_UP, NOW, SUBJECT, digest
 

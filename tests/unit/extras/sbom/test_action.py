@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from imagefactory import errors
-from imagefactory.project import read_factory
+from imagefactory.actions.locked import read_target_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
+from imagefactory.project import read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.actions.locked import read_target_lock
 from tests.made.command import Call
 from tests.made.layout import add_image
 from tests.made.registry import Ways, registry_made_here

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.lock.bill.allowed import check_licences, is_allowed
-from imagefactory.extras.sbom.bill import Bill, Component, Kind, Licence
+from imagefactory.extras.sbom.bill import Bill, Component, Kind, Licence, check_licences, is_allowed
 
 MIT, GNU = Licence(text="MIT", spdx=True), Licence(text="GPL-3.0-only", spdx=True)
 BSD = Licence(text="BSD License", spdx=False)

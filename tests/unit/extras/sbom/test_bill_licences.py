@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.lock.bill.licences import copyright_licences, metadata_licences, read_licence
-from imagefactory.extras.sbom.bill import Licence
+from imagefactory.extras.sbom.bill import Licence, copyright_licences, metadata_licences, read_licence
 
 DEP5 = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
 

@@ -13,10 +13,9 @@ from cyclonedx.validation.json import JsonStrictValidator
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from imagefactory.lock.bill.cyclonedx import format_cyclonedx
-from imagefactory.lock.bill.make import NOT_AT_HAND, lock_bill, told_by, untold
 from imagefactory.extras.sbom.bill import Bill, Component, Kind, Licence
-from imagefactory.extras.sbom.formats import format_spdx
+from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
+from imagefactory.extras.sbom.look import NOT_AT_HAND, lock_bill, told_by, untold
 from imagefactory.model import BaseLock, DebianPackage
 from tests.made.values import make_base, make_conda, make_lock
 

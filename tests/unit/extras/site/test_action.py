@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import UsageError
-from imagefactory.project import Factory
-from imagefactory.oci.manifests import digest_of
-from imagefactory.progress import Quiet
-from imagefactory.recipes.expand import select
 from imagefactory.actions.locked import require_lock
+from imagefactory.errors import UsageError
 from imagefactory.extras.site.action import read_report, write_report
 from imagefactory.extras.site.images import ReportImage
 from imagefactory.extras.site.tables import TablesAsked
+from imagefactory.oci.manifests import digest_of
+from imagefactory.progress import Quiet
+from imagefactory.project import Factory
+from imagefactory.recipes.expand import select
 from imagefactory.trust.audit import NAME as NAME_OF_LOG
 from imagefactory.trust.audit import AuditEntry, append_audit
 from tests.made.factory import NAME, put_image

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.verdicts import attach_signed, local_place
 from imagefactory.extras.site.action import read_report
-from imagefactory.stages.statements import attach_signed
 from imagefactory.extras.site.tables import TablesAsked
-from imagefactory.actions.verdicts import local_place
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.attached import read_subject
 from tests.made.command import Call, json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings

@@ -14,23 +14,30 @@ from typing import Any
 
 import pytest
 
-from imagefactory.trust.catalog import sign_catalogue
-from imagefactory.catalogue.model import CataloguedImage
+from imagefactory.actions.verdicts import attach_signed, local_place
 from imagefactory.errors import NothingSelectedError
+from imagefactory.extras.site.tables import HEADER, Tables, TablesAsked, read_catalogued, survey
 from imagefactory.matrix.combos import ComboState
 from imagefactory.model import Outcome
 from imagefactory.schedulers.inventory import write_inventory
-from imagefactory.schedulers.pool import ImageKind, Inventory, LeftOut, NodeResult, PoolGpu, PoolImage, PoolMachine, Sweep, SweepNode
-from imagefactory.report.tables import HEADER
+from imagefactory.schedulers.pool import (
+    ImageKind,
+    Inventory,
+    LeftOut,
+    NodeResult,
+    PoolGpu,
+    PoolImage,
+    PoolMachine,
+    Sweep,
+    SweepNode,
+)
+from imagefactory.schedulers.sweep_file import CollectedNode, write_collected, write_sweep_file
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.statements import attach_signed
-from imagefactory.extras.site.tables import Tables, TablesAsked, read_catalogued, survey
-from imagefactory.actions.verdicts import local_place
-from imagefactory.schedulers.sweep_file import CollectedNode, write_collected, write_sweep_file
-from imagefactory.verdicts.subject import read_subject
+from imagefactory.trust.attached import read_subject
+from imagefactory.trust.catalog import CataloguedImage, sign_catalogue
 from imagefactory.trust.policy import TrustedKey
-from imagefactory.verify.model import Subject
+from imagefactory.verify.report import Subject
 from tests.made.catalogue import make_catalogue, make_image, signed
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import EXIT_LIMIT, BuildError, FactoryError, LimitError, UsageError
-from imagefactory.project import Factory
+from imagefactory.extras.wheels import build as compiling
+from imagefactory.extras.wheels.build import CompileAsk, Compiled, compile_wheel
 from imagefactory.lock.pypi.sources import DEFAULT_REQUIRES
 from imagefactory.lock.pypi.unbuilt import has_nvcc
 from imagefactory.model import Completed, RunSpec, Target
-from imagefactory.oci.model import Image
+from imagefactory.oci.manifests import Image
 from imagefactory.progress import Quiet
-from imagefactory.extras.wheels import build as compiling
-from imagefactory.extras.wheels.build import CompileAsk, Compiled, compile_wheel
+from imagefactory.project import Factory
 from tests.made.factory import put_image
 from tests.made.git_tree import GitTree
 from tests.made.wheels import add_nested, locked, make_wheel

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
+from imagefactory.actions import lock as stages_lock
+from imagefactory.actions.lock import LockOptions
 from imagefactory.errors import UnbuiltError
-from imagefactory.project import read_factory
+from imagefactory.extras.wheels import lock
+from imagefactory.extras.wheels.lock import BuiltWheel, build_and_lock, in_order, with_wheel
 from imagefactory.lock import LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET
-from imagefactory.recipes.built import BuiltWheel
+from imagefactory.project import read_factory
 from imagefactory.settings.load import load_settings
-from imagefactory.actions import lock as stages_lock
-from imagefactory.extras.wheels import lock
-from imagefactory.actions.lock import LockOptions
-from imagefactory.extras.wheels.lock import build_and_lock, in_order, with_wheel
 from tests.made.values import make_target
 from tests.made.wheels import locked, make_wheel
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.errors import UsageError
+from imagefactory.extras.wheels.lock import BuiltWheel, write_wheels
 from imagefactory.model import Target
-from imagefactory.recipes.built import BuiltWheel, write_wheels
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.recipe import parse_recipe
 from tests.made.values import make_base

@@ -7,8 +7,8 @@ import re
 import pytest
 from packaging.utils import canonicalize_name
 
+from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import read_table
-from imagefactory.gpu.source_builds import source_build
 
 
 def test_every_row_names_its_source_and_what_exists() -> None:

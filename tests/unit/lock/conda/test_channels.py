@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
+from imagefactory.http import Patience, RefusedError, redact, without_login
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
-from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
+from imagefactory.recipes.values import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
-from imagefactory.http import Patience, RefusedError, redact, without_login
 from tests.made.solving import target
 from tests.made.trusted import write_settings
 from tests.services.channels import (

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from types import SimpleNamespace
 from typing import Any
 
-from imagefactory.lock.conda.behind import releases
+from imagefactory.lock.conda.explain import releases
 
 
 def record(version: str, day: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.lock.conda.builds import cudas_of, offered_to, parse_builds
+from imagefactory.lock.conda.explain import cudas_of, offered_to, parse_builds
 
 
 def record(version: str, build: str, *depends: str) -> Any:

@@ -19,7 +19,7 @@ from imagefactory.lock.conda.solver import virtual_packages
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
-from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.solving import BASE, SYSTEM, no_pip, pins, target
 from tests.services.channels import record, write_channel
 

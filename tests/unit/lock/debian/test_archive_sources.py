@@ -18,19 +18,26 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from imagefactory.build.base import fetch, look, make
+from imagefactory.build.base import make as tar
 from imagefactory.cli import cli
-from imagefactory.build.base import make, fetch, look
-from imagefactory.engines.base import tar
 from imagefactory.errors import BuildError, DownloadError, LockError, ToolError
-from imagefactory.lock.debian import archive, lock, sources
-from imagefactory.lock.debian.lock import base_content_hash, format_base_lock, parse_base_lock, read_base_lock, write_base_lock
-from imagefactory.lock.debian.solve import lock_base
-from imagefactory.lock.debian.sources import (
+from imagefactory.lock.debian import archive, lock
+from imagefactory.lock.debian import archive as sources
+from imagefactory.lock.debian.archive import (
     DebianMirror,
     choose_archives,
+    lock_base,
     parse_deb822_sources,
     parse_sources_list,
     read_sources,
+)
+from imagefactory.lock.debian.lock import (
+    base_content_hash,
+    format_base_lock,
+    parse_base_lock,
+    read_base_lock,
+    write_base_lock,
 )
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Quiet

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from imagefactory.lock.debian.order import debian_key
+from imagefactory.lock.debian.lock import debian_key
 
 ROWS = (
     ("1.0~~", "1.0~~a", "1.0~", "1.0", "1.0-1~bpo12+1", "1.0-1", "1.0-1+b1", "1.0-1+u2", "1.0-1+u10"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock.pypi.conflict import explain_conflict, find_conflict, find_fix
+from imagefactory.lock.pypi.explain import explain_conflict, find_conflict, find_fix
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from tests.made.values import make_lock
 

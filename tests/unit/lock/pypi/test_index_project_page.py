@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.project_page import IndexFile, _parse_json, project_files
 from imagefactory.http import RefusedError, Web
+from imagefactory.lock.pypi.index import IndexFile, PackageIndex, _parse_json, project_files
 
 PAGE = """<!DOCTYPE html><html><body>
 <a href="demo-1.0.tar.gz#sha256=AB12" data-requires-python="&gt;=3.9">demo-1.0.tar.gz</a>

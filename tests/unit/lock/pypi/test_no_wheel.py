@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.lock.pypi.explain import explain_failure, unreached
-from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.index import IndexFile, PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError, what_works, without_wheel
 from imagefactory.model import Lock
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from imagefactory.lock.pypi import metadata
-from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.http import Patience, RefusedError
+from imagefactory.lock.pypi import offers
+from imagefactory.lock.pypi.offers import read_metadata
 
 URL = "https://i.example/demo-1.0-py3-none-any.whl"
 TEXT = "Metadata-Version: 2.1\nName: demo\n"
@@ -55,7 +55,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def _plain_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "read_some", lambda raw, limit: raw.data[:limit])
+    monkeypatch.setattr(offers, "read_some", lambda raw, limit: raw.data[:limit])
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_no_more_is_fetched_than_must_be(server: Any, most: int) -> None:
 
 
 def test_a_big_wheel_is_never_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "_WHOLE", 1000)
+    monkeypatch.setattr(offers, "_WHOLE", 1000)
     server: Any = Server(ranges=False)
     with pytest.raises(RefusedError, match="sends no part"):
         read_metadata(server, URL)
     server = Server()
-    monkeypatch.setattr(metadata, "_WHOLE", 100_000)
+    monkeypatch.setattr(offers, "_WHOLE", 100_000)
     assert read_metadata(server, URL) == TEXT

@@ -6,8 +6,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from imagefactory.errors import LockError
-from imagefactory.lock.pypi.project_page import IndexFile
-from imagefactory.lock.pypi.sdist import choose_sdist
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.offers import choose_sdist
 
 
 def files(*names: str, yanked: str = "") -> list[IndexFile]:

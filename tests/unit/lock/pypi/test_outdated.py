@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import Behind
+from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.outdated import find_behind
-from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, Quiet

@@ -8,7 +8,8 @@ from datetime import date
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from imagefactory.lock.pypi.newest import (
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.outdated import (
     Release,
     bounds_of,
     far_newer,
@@ -19,7 +20,6 @@ from imagefactory.lock.pypi.newest import (
     releases,
     to_accept,
 )
-from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.model import Lock, LockedWheel
 
 LOCK = Lock(

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import LockError, UsageError
+from imagefactory.http import redact
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.facts import check_facts, cuda_version, rocm_builds
 from imagefactory.lock.pypi.index import PackageIndex, find_index
-from imagefactory.lock.pypi.requirements import format_lock, parse_lock, read_lock
-from imagefactory.lock.pypi.tags import fitting_tags
+from imagefactory.lock.pypi.requirements import fitting_tags, format_lock, parse_lock, read_lock
 from imagefactory.model import Base, Lock, LockedWheel, Target, Where
 from imagefactory.settings.choices import Setting
-from imagefactory.http import redact
 from tests.made.values import make_base, make_lock, make_target
 
 BASE = make_base()

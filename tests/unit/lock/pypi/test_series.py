@@ -8,8 +8,8 @@ from datetime import date
 import pytest
 from packaging.version import Version
 
-from imagefactory.lock.pypi.newest import Release
-from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.outdated import Release
 from imagefactory.lock.pypi.series import cuda_of, first_series_after, newer_series, newest_python
 
 PLATFORM = "manylinux_2_36_x86_64"

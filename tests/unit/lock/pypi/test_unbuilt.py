@@ -13,10 +13,10 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from imagefactory.errors import LockError, UnbuiltError, UsageError
-from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.unbuilt import _bounds_in, require_wheels, sdists_of, without
-from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.progress import Quiet
 from tests.made.values import make_lock, make_target
 

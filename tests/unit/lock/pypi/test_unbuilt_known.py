@@ -10,9 +10,9 @@ import pytest
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.gpu import knowledge
-from imagefactory.lock.pypi.known import NoCompanionError, known_needs, solve_companions, solve_known
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.requirements import read_lock
+from imagefactory.lock.pypi.unbuilt import NoCompanionError, known_needs, solve_companions, solve_known
 from imagefactory.model import LockedWheel
 from imagefactory.progress import Quiet
 from tests.made.values import make_lock

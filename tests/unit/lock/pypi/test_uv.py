@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.lock.pypi.no_wheel import NoWheelError
 from tests.made.values import make_lock
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.lock.pypi.asked import in_plain_words, read_via, write_asked
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.uv import in_plain_words, read_via, write_asked
 from tests.made.values import make_lock
 from tests.made.wheels import make_wheel
 

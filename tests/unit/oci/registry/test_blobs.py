@@ -9,10 +9,9 @@ import pytest
 import requests
 
 from imagefactory.errors import RegistryError
-from imagefactory.oci.manifests import digest_of
-from imagefactory.oci.model import Descriptor
+from imagefactory.oci.manifests import Descriptor, digest_of
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.session import Patience, RegistryOptions
 from tests.made.registry import Asked, Ways, registry_made_here
 
 

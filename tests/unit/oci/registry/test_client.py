@@ -17,13 +17,11 @@ from urllib.parse import urljoin
 import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageError
-from imagefactory.oci.credentials import Credential, anonymous
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
-from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
-from imagefactory.oci.registry.tokens import parse_challenge
 from imagefactory.http import Patience
+from imagefactory.oci.credentials import Credential, anonymous
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, canonical_json, digest_of
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.session import RegistryOptions, parse_challenge
 from tests.made.registry import (
     PASSWORD,
     USER,

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
+from imagefactory.http import PRIVATE, PUBLIC, Patience, RefusedError
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Ask, RegistryOptions
-from imagefactory.oci.registry.tokens import parse_challenge
-from imagefactory.http import PRIVATE, PUBLIC, Patience, RefusedError
+from imagefactory.oci.registry.session import Ask, RegistryOptions, parse_challenge
 from tests.made.service import Answer, Request, Service, make_certificate, service
 from tests.made.store_contract import blob, source
 

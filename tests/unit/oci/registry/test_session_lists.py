@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
-from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_LIMIT, MANIFEST_TYPE
-from imagefactory.oci.registry import lists
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.http import Patience
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_LIMIT, MANIFEST_TYPE
+from imagefactory.oci.registry import session
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.registry import Ways, registry_made_here
 from tests.made.service import Answer, Request, Service, service
 from tests.made.store_contract import artifact, image_manifest
@@ -33,7 +33,7 @@ def open_at(served: Service, **options: object) -> Registry:
 @contextmanager
 def limited(monkeypatch: pytest.MonkeyPatch, **limits: float) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(lists, "LIMITS", replace(lists.LIMITS, **limits))
+        patch.setattr(session, "LIMITS", replace(session.LIMITS, **limits))
         yield
 
 
@@ -133,7 +133,7 @@ def test_a_later_page_that_is_not_a_list_does_not_hide_the_first() -> None:
 
 
 def test_a_list_in_a_tag_is_not_looked_up_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imagefactory.oci.registry.referrers.MOST_IN_TAG", 10)
+    monkeypatch.setattr("imagefactory.oci.registry.client.MOST_IN_TAG", 10)
     rows = [row("wanted" if number % 2 else "other", number) for number in range(10)]
     index: dict[str, object] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
 

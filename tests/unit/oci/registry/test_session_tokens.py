@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.oci.credentials import Credential, anonymous
-from imagefactory.oci.registry.exchange import Ask, RegistryOptions
-from imagefactory.oci.registry.tokens import Tokens
 from imagefactory.http import RefusedError
+from imagefactory.oci.credentials import Credential, anonymous
+from imagefactory.oci.registry.session import Ask, RegistryOptions, Tokens
 
 KNOWN = Credential(user="ann", secret="s3cret", origin="config.json")
 

@@ -15,8 +15,14 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.folder import node_folder
-from imagefactory.schedulers.htcondor.dag import format_common, format_dag, make_suite_tar, site_lines, write_sweep
+from imagefactory.schedulers.faults import node_folder
+from imagefactory.schedulers.htcondor.dag import (
+    format_common,
+    format_dag,
+    make_suite_tar,
+    site_lines,
+    write_sweep,
+)
 from imagefactory.schedulers.htcondor.node.post import read_places
 from imagefactory.schedulers.pool import CapableMachines, ImageKind
 from imagefactory.verify.suite_files import digest_of, suite_digest

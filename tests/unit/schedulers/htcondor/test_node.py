@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.schedulers.htcondor import results, dag
-from imagefactory.schedulers.htcondor.results import read_node
+from imagefactory.schedulers.htcondor import dag, results
 from imagefactory.schedulers.htcondor.node import inside, post
 from imagefactory.schedulers.htcondor.pool import SweepFolder
+from imagefactory.schedulers.htcondor.results import read_node
 from imagefactory.schedulers.pool import CapableMachines, Ending, JobLimits
-from imagefactory.verify.kit_make import format_kit
+from imagefactory.verify.kits import format_kit
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.kit import ASKED, NONCE, ORDER
 from tests.made.pool import (

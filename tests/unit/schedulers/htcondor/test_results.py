@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.schedulers.htcondor.results import NodeFiles, Posted, classify
-from imagefactory.pools.htcondor.events import parse_attempts
 from imagefactory.schedulers.htcondor.node.post import ARRIVED, decide, follow, split_events
+from imagefactory.schedulers.htcondor.results import NodeFiles, Posted, classify, parse_attempts
 from imagefactory.schedulers.pool import Ending, JobAttempt, JobLimits
 from tests.made.pool import (
     GPU,

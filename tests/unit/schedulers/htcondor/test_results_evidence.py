@@ -10,11 +10,11 @@ import pytest
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
+from imagefactory.schedulers.htcondor.results import JobAnswer, job_report, parse_job_run
 from imagefactory.schedulers.pool import Ending, JobAttempt, PoolGpu
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.verdicts.statement import is_simulated, missing_evidence, sign
-from imagefactory.verify.model import GpuReport
+from imagefactory.trust.verdict import is_simulated, missing_evidence, sign
+from imagefactory.verify.report import GpuReport
 from tests.made.kit import ASKED, SUBJECT
 from tests.made.sweep import NOTHING_SEEN, UUID, pool_gpu, seen, suite_report
 from tests.made.verdicts import LAB

@@ -13,8 +13,27 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.schedulers.htcondor.node.post import Fault
-from imagefactory.schedulers.slurm.batch import JOBS, Batch, Job, Jobs, batches_of, excluded, fits, format_batch, jobs_of, next_number, note_tasks, read_jobs, read_row, read_tasks, run_limit, throttled, waiting, write_folder
-from imagefactory.pools.slurm.nodes import parse_nodes
+from imagefactory.schedulers.slurm.batch import (
+    JOBS,
+    Batch,
+    Job,
+    Jobs,
+    batches_of,
+    excluded,
+    fits,
+    format_batch,
+    jobs_of,
+    next_number,
+    note_tasks,
+    read_jobs,
+    read_row,
+    read_tasks,
+    run_limit,
+    throttled,
+    waiting,
+    write_folder,
+)
+from imagefactory.schedulers.slurm.nodes import parse_nodes
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, suite_digest
 from imagefactory.verify.suite_files import suite_digest as own_digest
 from tests.made.kit import SUBJECT

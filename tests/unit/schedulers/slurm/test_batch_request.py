@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.schedulers.pool import Inventory, PoolGpu
-from imagefactory.pools.slurm.nodes import parse_nodes
-from imagefactory.pools.slurm.request import ask_for, ask_for_one
+from imagefactory.schedulers.slurm.batch import ask_for, ask_for_one
+from imagefactory.schedulers.slurm.nodes import parse_nodes
 from tests.made.slurm import NOW, node
 
 

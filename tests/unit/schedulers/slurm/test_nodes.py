@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.pools.slurm.nodes import parse_nodes
-from imagefactory.schedulers.slurm.nodes import Kind, Known, ask_all, fill, kinds_of, parse_answer, place_of, recall, remember
+from imagefactory.schedulers.slurm.nodes import (
+    Kind,
+    Known,
+    ask_all,
+    fill,
+    kinds_of,
+    parse_answer,
+    parse_nodes,
+    place_of,
+    recall,
+    remember,
+)
 from tests.made.programs import Program, calls
 from tests.made.slurm import NOW, node
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import ToolError
-from imagefactory.pools.slurm.commands import run
+from imagefactory.schedulers.slurm.nodes import run
 from tests.made.programs import Program
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from imagefactory.errors import ToolError
 from imagefactory.schedulers.inventory import read_inventory, write_inventory
-from imagefactory.pools.slurm.nodes import FEATURES, ask_inventory, parse_nodes
+from imagefactory.schedulers.slurm.nodes import FEATURES, ask_inventory, parse_nodes
 from tests.made.slurm import NOW, node
 
 

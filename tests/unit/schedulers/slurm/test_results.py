@@ -13,8 +13,16 @@ from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import Ending, JobLimits
 from imagefactory.schedulers.slurm.batch import LOG, QUEUE, TASKS, Submitted, write_row
-from imagefactory.schedulers.slurm.results import HAS_RUN, Task, TaskFiles, classify, read_node
-from imagefactory.pools.slurm.log import Queue, Start, Told
+from imagefactory.schedulers.slurm.results import (
+    HAS_RUN,
+    Queue,
+    Start,
+    Task,
+    TaskFiles,
+    Told,
+    classify,
+    read_node,
+)
 from tests.made.slurm import run_json
 
 NOW = datetime(2026, 11, 25, 22, 40, tzinfo=UTC)

@@ -12,10 +12,10 @@ import pytest
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import Ending, JobAttempt, NodeFound, NodeResult, PoolGpu
-from imagefactory.pools.slurm.evidence import job_report
+from imagefactory.schedulers.slurm.results import job_report
 from imagefactory.settings.choices import SLURM
-from imagefactory.verdicts.statement import sign
-from imagefactory.verify.model import GpuReport
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import GpuReport
 from tests.made.kit import ASKED, SUBJECT
 from tests.made.slurm import SUITE, run_json
 from tests.made.sweep import UUID, pool_gpu, seen, suite_report

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from imagefactory.pools.slurm.log import (
+from imagefactory.schedulers.slurm.results import (
     MEMORY,
     REMOVED,
     TIME_LIMIT,

@@ -15,8 +15,7 @@ from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.node.post import parse_faults
 from imagefactory.schedulers.pool import JobLimits
 from imagefactory.schedulers.slurm.batch import HERE, Submitted, write_row
-from imagefactory.schedulers.slurm.results import read_node
-from imagefactory.pools.slurm.log import parse_log
+from imagefactory.schedulers.slurm.results import parse_log, read_node
 from tests.made.slurm import run_json
 
 SCONTROL = '#!/bin/sh\necho "$*" >>"$CALLS"\n'

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from imagefactory.extras.emulate.inside.roofline import Profile, copying, exchanging, parse_profile, read, seconds
+from imagefactory.extras.emulate.inside.roofline import (
+    Profile,
+    copying,
+    exchanging,
+    parse_profile,
+    read,
+    seconds,
+)
 
 RATES = {
     **{

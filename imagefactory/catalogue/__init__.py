@@ -1,1 +1,0 @@
-"""The signed catalogue: what a registry offers, for people who have no factory."""

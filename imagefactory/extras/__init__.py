@@ -1,0 +1,1 @@
+"""What the pipeline does not need: one folder each, which can be deleted."""

@@ -1,0 +1,1 @@
+"""A GPU that is not there: how a program would use it."""

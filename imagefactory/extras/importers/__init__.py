@@ -1,0 +1,1 @@
+"""Files that people have already (environments, Dockerfiles, locks) as recipes."""

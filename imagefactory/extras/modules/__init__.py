@@ -1,0 +1,1 @@
+"""An image as an environment module of a site."""

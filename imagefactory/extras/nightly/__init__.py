@@ -1,0 +1,1 @@
+"""What is outdated, and the nightly run that rebuilds and verifies."""

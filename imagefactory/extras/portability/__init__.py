@@ -1,0 +1,1 @@
+"""Whether a model gives the same results in other runtimes."""

@@ -1,0 +1,1 @@
+"""Wheels built from source, for packages that have none."""

@@ -1,1 +1,0 @@
-"""Sweeps as values and files: which cells are queued, what is in hand, what lies in the folder of one."""
